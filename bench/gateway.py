@@ -49,10 +49,9 @@ class Delays:
     """Log-normal delays of requests.
 
     The n-th request of the client (presigned) and the n-th request of the gateway (signed in a header) for the same
-    number
-    of bytes have the same delay. A read through the gateway and the direct read therefore wait equally long, and the
-    difference is the cost of the gateway. With 60 pairs of independent delays, the medians would differ by a fifth by
-    chance.
+    number of bytes have the same delay. A read through the gateway and the direct read therefore wait equally long, and
+    the difference is the cost of the gateway. With 60 pairs of independent delays, the medians would differ by a fifth
+    by chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:

@@ -35,8 +35,7 @@ class BenchTarget:
         pids: The process ids of the server.
         warehouse: A folder from which the server may read tables.
         separator: The text between the levels of a namespace in URLs. The standard's separator is %1F; the fixture's
-            HTTP
-            server refuses it, and its configuration names another separator.
+            HTTP server refuses it, and its configuration names another separator.
     """
 
     name: str

@@ -1,12 +1,12 @@
 """Which of 119 queries, and of the 99 queries of TPC-DS, read fewer files in DuckDB with Seamark?
 
-Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query,
-and both must return the same rows. The benchmark compares the numbers of data files that DuckDB's profile reports
-as read. DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all
-files" counts the files of the tables of a query, once for each reference. "needed" is the smallest number of
-files that any reader must read (`needed.py`). For each query that does not gain, and for each table of which all
-files are read, `explain` and `seamark.duckdb.rewrite_query` must state a reason. The benchmark measures no times.
-`--share` sets the share of the rows and files to write; results are saved only with the default.
+Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query, and both
+must return the same rows. The benchmark compares the numbers of data files that DuckDB's profile reports as read.
+DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all files" counts the
+files of the tables of a query, once for each reference. "needed" is the smallest number of files that any reader must
+read (`needed.py`). For each query that does not gain, and for each table of which all files are read, `explain` and
+`seamark.duckdb.rewrite_query` must state a reason. The benchmark measures no times. `--share` sets the share of the
+rows and files to write; results are saved only with the default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.services.seamark import Seamark
 PEER = "duckdb"
 ALL_FILES = "all files"
 NEEDED_FILES = "needed"
-SHARE = 0.3
+SAMPLE_SHARE = 0.3
 QUICK_SHARE = 0.03
 ANALYSIS_MS = 50.0
 _TPCH = Path(__file__).parents[2] / "tests" / "deploy" / "tpch.sql"
@@ -99,7 +99,7 @@ class CorpusMeasurement:
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
-async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Report:
+async def run(folder: Path, *, quick: bool = False, share: float = SAMPLE_SHARE) -> Report:
     share = QUICK_SHARE if quick else share
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
@@ -227,14 +227,14 @@ def _count_files_read(node: dict[str, Any]) -> int:
 
 def main() -> None:
     parser = choose_names("bench.corpus.run", __doc__, {"corpus": run})
-    parser.add_argument("--share", type=float, default=SHARE, help="share of the rows and files to write")
+    parser.add_argument("--share", type=float, default=SAMPLE_SHARE, help="share of the rows and files to write")
     arguments = parser.parse_args()
     benches = {"corpus": run}
     run_benches(
         benches,
         build_parser(parser, arguments, benches),
         quick=arguments.quick,
-        save=arguments.share == SHARE,
+        save=arguments.share == SAMPLE_SHARE,
         options=lambda _: {"share": arguments.share},
     )
 

@@ -4,8 +4,8 @@ The hashing is the server's own. The hit rates come from a simulation of least-r
 files and caches have a hundredth of their size; the tables are requested with a Zipf distribution. All random numbers
 come from one seed, so the figures are the same everywhere.
 
-    python -m bench.fleet.arithmetic            # prints the figures
-    python -m bench.fleet.arithmetic --write    # writes them into docs/explanation/fleet.md
+    python -m bench.fleet.arithmetic            # prints the figures python -m bench.fleet.arithmetic --write    #
+    writes them into docs/explanation/fleet.md
 """
 
 from __future__ import annotations

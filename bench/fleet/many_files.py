@@ -1,10 +1,10 @@
 """How much memory and planning time does a table of up to ten million files need on one machine?
 
-The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them. Two
-processes plan the table one after another with the same folder on the local disk. The first process decodes
-every manifest. The second process starts like a server after a restart. Each process plans with every filter
-of `bench.planning.filters` in turn. Then another manifest is committed. The benchmark plans the new snapshot
-at once, and again after the server has prepared it.
+The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them. Two processes
+plan the table one after another with the same folder on the local disk. The first process decodes every manifest. The
+second process starts like a server after a restart. Each process plans with every filter of `bench.planning.filters` in
+turn. Then another manifest is committed. The benchmark plans the new snapshot at once, and again after the server has
+prepared it.
 
 Memory is measured in two ways: the growth of the resident memory of the process, without memory that the
 allocator has freed, and the value that the planner reports in /metrics.

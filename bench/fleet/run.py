@@ -1,9 +1,8 @@
 """Measure what a fleet of replicas costs and saves.
 
-The benchmark compares reads through a peer with reads of the storage. It also measures planning with a
-storage that is sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy
-that delays each request as a store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile.
-The two kinds of reads alternate.
+The benchmark compares reads through a peer with reads of the storage. It also measures planning with a storage that is
+sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy that delays each request as a
+store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile. The two kinds of reads alternate.
 
     python -m bench.fleet.run
 """

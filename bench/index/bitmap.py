@@ -5,8 +5,7 @@
 The table has a million rows, and two columns of the same cardinality in random order. Every system returns the
 ascending positions of the matching rows, and all results must be equal. Seamark probes an open index. The Parquet
 readers have the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices
-of
-ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
+of ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations

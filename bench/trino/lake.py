@@ -44,7 +44,7 @@ JOINS = {
     "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
     "part": JoinedTable((BASE, "part"), {"lo_partkey": "p_partkey"}),
 }
-SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+SPARK_OPTIONS = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _build_server(home: Path, folder: Path) -> Seamark:
 def _create_lake(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[FactLayout]) -> None:
     with (
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
-        spark_session(scratch / "spark", SPARK) as spark,
+        spark_session(scratch / "spark", SPARK_OPTIONS) as spark,
     ):
         connect(spark, "sea", server.base_url)
         spark.sql(f"CREATE NAMESPACE sea.{BASE}")

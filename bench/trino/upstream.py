@@ -20,14 +20,14 @@ import uvloop
 from bench.targets import BenchTarget
 from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
-_SIZED = re.compile(rb"(\d+) (\d+)")
+_SIZE_PATTERN = re.compile(rb"(\d+) (\d+)")
 _SLUG = b"y89bc636fe67d4d541faf0383e57b2a5c88fe2427"
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nVary: Accept-Encoding\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 _COLUMNS = b'"columns":[{"name":"x","type":"varchar","typeSignature":{"rawType":"varchar","arguments":[]}}],'
 _FIGURES = b",".join(b'"figureOfAStatement%02d":%d' % (number, 1000 * number) for number in range(22))
-_PIECE = 1 << 18
+_PIECE_BYTES = 1 << 18
 
 
 class _Exchange(asyncio.Protocol):
@@ -69,14 +69,14 @@ class _Exchange(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
             return
         if path == b"/v1/statement":
-            size_match = _SIZED.fullmatch(body[:length])
+            size_match = _SIZE_PATTERN.fullmatch(body[:length])
             id_, step = b"%s_%s" % (size_match.groups() if size_match else (b"1", b"1")), 0
         else:
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
         page_head, tail = _encode_page(base, id_, step, pages)
-        if 2 <= step < 2 + pages and size > _PIECE:
+        if 2 <= step < 2 + pages and size > _PIECE_BYTES:
             self._request_task = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
@@ -85,8 +85,8 @@ class _Exchange(asyncio.Protocol):
 
     async def _write_rows(self, head: bytes, size: int, tail: bytes) -> None:
         self._transport.write(_HEAD + _encode_chunk(head))
-        piece = _encode_chunk(b"x" * _PIECE)
-        for _ in range(size // _PIECE):
+        piece = _encode_chunk(b"x" * _PIECE_BYTES)
+        for _ in range(size // _PIECE_BYTES):
             self._transport.write(piece)
             await self._writable.wait()
         self._transport.write(_encode_chunk(tail) + b"0\r\n\r\n")

@@ -1,9 +1,8 @@
 """Does a server keep a table in shape by the table's policy alone, while many small commits fill it?
 
 PyIceberg appends 500 small files to an unpartitioned table. As the table's properties request, the server clusters it
-by
-two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets
-the same commits, but has no table services. After every 25 commits the benchmark measures both tables: their files, the
+by two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets the
+same commits, but has no table services. After every 25 commits the benchmark measures both tables: their files, the
 number of files that may contain a row (the depth of the clustering), manifests and metadata, and the time of a plan. In
 the end it reads both tables: the rows must be the appended rows.
 """

@@ -60,7 +60,7 @@ COLUMNS = {
     "note": "string",
 }
 ARROW = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
-_CHUNK = 1 << 18
+_CHUNK_ROWS = 1 << 18
 _HEX = np.frombuffer("".join(f"{number:02x}" for number in range(256)).encode(), dtype="S2")
 _DASHES = (8, 13, 18, 23)
 _CITIES = pa.array([f"CITY OF {number:03d}" for number in range(250)])
@@ -247,8 +247,8 @@ def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
 
 
 def _build_batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
-    for offset in range(start, end, _CHUNK):
-        yield from build_rows(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
+    for offset in range(start, end, _CHUNK_ROWS):
+        yield from build_rows(np.arange(offset, min(end, offset + _CHUNK_ROWS)), 0).to_batches()
 
 
 def create_bench_table(

@@ -3,12 +3,10 @@
 The tables have 1, 10 and 50 million rows. Nine of ten keys of a batch are in the table, spread over all of its files.
 Seamark writes from plain Python and through PySpark in three ways: it locates rows by a record index; it reads the
 column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi writes
-logs
-of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
-The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table with the
-same
-data files, and gets the same batches. In the end the benchmark counts the rows of each table by version: they must be
-exactly those of the batches.
+logs of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own
+session. The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table
+with the same data files, and gets the same batches. In the end the benchmark counts the rows of each table by version:
+they must be exactly those of the batches.
 
 The number of read bytes counts what system calls brought to any process, from files, sockets and pipes. The number of
 written bytes counts the new files below the table's folder.

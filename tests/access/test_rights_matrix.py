@@ -79,7 +79,7 @@ NEEDED_ON_SERVER = {
     "putWarehouse": {"create", "write"},
     "dropWarehouse": {"drop"},
 }
-NEEDED_OF = {
+RIGHTS_AND_PLACES = {
     operation: (required_rights, place)
     for place, table in (
         ("object", NEEDED),
@@ -170,7 +170,7 @@ class RightsModel:
                 for right in self.rights
                 if right.securable.name and not right.deny and right.securable.namespace == securable.namespace
             )
-        required_rights, place = NEEDED_OF[operation]
+        required_rights, place = RIGHTS_AND_PLACES[operation]
         if place == "object":
             return required_rights <= self.privileges[securable]
         if place == "server":
@@ -222,7 +222,7 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
 
 
 def test_each_operation_has_its_privileges_in_the_model() -> None:
-    assert sorted([*NEEDED_OF, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
+    assert sorted([*RIGHTS_AND_PLACES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
 
 
 def test_listings_return_the_namespaces_that_the_model_allows() -> None:

@@ -29,7 +29,7 @@ from tests.planner.lakes.manifests import (
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
-OURS = f"/api/v1/tables/{EVIL}"
+ATTACKER_TABLES = f"/api/v1/tables/{EVIL}"
 STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
 CANARY = "https://canary.evil.example"
@@ -113,7 +113,7 @@ async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, numb
 
 async def request_everything(c: AttackCampaign, name: str) -> None:
     """Request everything that the server returns about one of the attacker's tables."""
-    table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
+    table_name, principal = f"{ATTACKER_TABLES}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
     scan = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
@@ -201,7 +201,7 @@ async def commit_foreign_data_file(c: AttackCampaign) -> None:
     join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
     for path in ("plan-tables", "explain"):
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
-        answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
+        answer = await c.ask("mallory", "POST", f"{ATTACKER_TABLES}/{fact}/{path}", body)
         joins = answer.json.get("joins", []) if answer.status == 200 else []
         if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in joins):
             c.report("a join evaluated rows of the victim's data file")
@@ -247,7 +247,7 @@ async def commit_natively(c: AttackCampaign) -> None:
         body = {"remove": [{"file-path": file["file-path"]}], "read-snapshot-id": None}
     if c.rng.random() < 0.3:
         body["index-files"] = [{"location": c.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
-    await c.ask("mallory", "POST", f"{OURS}/{name}/commit", body)
+    await c.ask("mallory", "POST", f"{ATTACKER_TABLES}/{name}/commit", body)
     await request_everything(c, name)
 
 
@@ -330,7 +330,7 @@ async def use_foreign_ids(c: AttackCampaign) -> None:
         await c.ask(principal, "POST", f"/api/v1/dropped/{dropped_hint}/undrop", target)
         await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped_hint}")
     name, _ = await create_own_table(c, "ids")
-    table_name = f"{OURS}/{name}"
+    table_name = f"{ATTACKER_TABLES}/{name}"
     await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
     build = c.choose_hint("build")
     for method, path, body in (
@@ -353,9 +353,9 @@ async def use_foreign_ids(c: AttackCampaign) -> None:
 async def use_moved_name(c: AttackCampaign) -> None:
     """Use the name and the location that a table had before it was moved into the victim's namespace."""
     for principal in ("mallory", "riley"):
-        await c.ask(principal, "GET", f"{OURS}/moved/timeline")
-        await c.ask(principal, "GET", f"{OURS}/moved/timeline?order=desc")
-        await c.ask(principal, "GET", f"{OURS}/moved/files")
+        await c.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/timeline")
+        await c.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/timeline?order=desc")
+        await c.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/files")
     name = c.rng.choice(("moved", c.create_name("recreated")))
     place = c.choose_hint("moved location", f"{c.world.warehouse}/no")
     await create_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
@@ -537,7 +537,7 @@ async def take_uuid_of_nameless_table(c: AttackCampaign) -> None:
     await purge_dropped_tables(c)
 
 
-CRAFTED = (
+CRAFTED_ATTACKS = (
     *(
         commit_foreign_manifest_list,
         commit_foreign_manifest,

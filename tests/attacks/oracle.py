@@ -175,14 +175,23 @@ def _decompress_zstd(blob: bytes) -> bytes:
         return bytes(stream.read(_BYTES_MAX))
 
 
-_DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.error, binascii.Error, pa.ArrowException)
+_DECODING_ERRORS = (
+    OSError,
+    ValueError,
+    EOFError,
+    LookupError,
+    StopIteration,
+    zlib.error,
+    binascii.Error,
+    pa.ArrowException,
+)
 
 
 def _read_or_return_nothing(read: Callable[[], bytes]) -> bytes:
     """Return the result of `read`, or no bytes if the data does not have the assumed format."""
     try:
         return bytes(read())
-    except _DAMAGED:
+    except _DECODING_ERRORS:
         return b""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.api.client import VIEW_VERSION
 from tests.attacks import routes
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.crafted import CRAFTED, create_table
+from tests.attacks.crafted import CRAFTED_ATTACKS, create_table
 from tests.attacks.through_gateway import fill_cache
 from tests.attacks.world import NAMES, SCHEMA, open_world
 from tests.services.s3 import S3
@@ -41,9 +41,9 @@ async def run_campaign(
         fingerprint = await world.compute_fingerprint()
         world.touched_locations.clear()
         await _create_attackers_objects(c)
-        steps: list[Any] = [*routes.list_routes(), *CRAFTED]
+        steps: list[Any] = [*routes.list_routes(), *CRAFTED_ATTACKS]
         while len(steps) < requests:
-            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
+            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED_ATTACKS))
         rng.shuffle(steps)
         for item in steps:
             if isinstance(item, tuple):

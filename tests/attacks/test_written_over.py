@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import VIEW_VERSION, Answer, build_property_commit
-from tests.attacks.crafted import OURS
+from tests.attacks.crafted import ATTACKER_TABLES
 from tests.attacks.world import EVIL, NAMES, SCHEMA, AttackWorld, open_world
 
 _BLOOM = {"kind": "bloom", "columns": ["id"]}
@@ -35,11 +35,11 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
         "/v1/transactions/commit",
         {"table-changes": [{"identifier": {"namespace": [EVIL], "name": "t"}, **build_property_commit(x="1")}]},
     ),
-    "a native commit": ("POST", f"{OURS}/t/commit", {"add": [_FILE]}),
-    "an index": ("PUT", f"{OURS}/t/indexes/j", {"kind": "bloom", "columns": ["data"]}),
-    "a build": ("POST", f"{OURS}/t/indexes/i/builds", None),
-    "a list of index files": ("POST", f"{OURS}/t/indexes/rebuild-registry", None),
-    "a plan table": ("POST", f"{OURS}/t/plan-tables", {"predicate": "id > 0"}),
+    "a native commit": ("POST", f"{ATTACKER_TABLES}/t/commit", {"add": [_FILE]}),
+    "an index": ("PUT", f"{ATTACKER_TABLES}/t/indexes/j", {"kind": "bloom", "columns": ["data"]}),
+    "a build": ("POST", f"{ATTACKER_TABLES}/t/indexes/i/builds", None),
+    "a list of index files": ("POST", f"{ATTACKER_TABLES}/t/indexes/rebuild-registry", None),
+    "a plan table": ("POST", f"{ATTACKER_TABLES}/t/plan-tables", {"predicate": "id > 0"}),
     "a view's commit": (
         "POST",
         f"{NAMES}/views/v",
@@ -51,7 +51,7 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
 async def _create_attackers_table(world: AttackWorld) -> str:
     """Create a table `t` with an index and a view `v`. Return the table's location."""
     answer = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
-    await world.ask_successfully("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
+    await world.ask_successfully("mallory", "PUT", f"{ATTACKER_TABLES}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await world.ask_successfully("mallory", "POST", f"{NAMES}/views", view)
     return str(answer["metadata"]["location"])

@@ -140,7 +140,7 @@ class ConcurrentChanges:
 
     def build_body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _describe_reads(self, change)
+        return _BODY_FUNCTIONS[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both changes are committed, or an empty list if both must
@@ -281,7 +281,7 @@ def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": added_files, "remove": removed_files}
 
 
-_REALISED: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
+_BODY_FUNCTIONS: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
     "append": _append,
     "count": _append_counted_rows,
     "overwrite": _overwrite,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BLOCKED = """
+BLOCKING_SCRIPT = """
 import sys
 sys.modules[{library!r}] = None
 for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
@@ -28,7 +28,7 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
     ],
 )
 def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra: str) -> None:
-    code = BLOCKED.format(library=library, statement=statement)
+    code = BLOCKING_SCRIPT.format(library=library, statement=statement)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     last_line = result.stderr.strip().splitlines()[-1]

@@ -1,7 +1,7 @@
 """Run a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
 
-Before a block runs, some texts are replaced: the ports 8181 and 8182 by free ports, and the example's
-bucket, store and database by those of the test. The rest of a block stays unchanged.
+Before a block runs, some texts are replaced: the ports 8181 and 8182 by free ports, and the example's bucket, store and
+database by those of the test. The rest of a block stays unchanged.
 """
 
 from __future__ import annotations

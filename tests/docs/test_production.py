@@ -1,8 +1,8 @@
 """The production set-up of the README runs as printed: PostgreSQL, S3, TLS, a token, two servers.
 
-Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private
-authority and names no address, but the host of the clients: the workers of table services connect to a
-server whose name they cannot verify.
+Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private authority and
+names no address, but the host of the clients: the workers of table services connect to a server whose name they cannot
+verify.
 """
 
 from __future__ import annotations

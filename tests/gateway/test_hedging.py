@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
+from tests.gateway.test_cache import BLOCK_BYTES, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -159,7 +159,7 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     store = FakeStore(rng)
     paths = [draw_name(rng) for _ in range(6)]
     for path in paths:
-        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
+        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK_BYTES)))
     no_cache = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **no_cache) as worker:
         for round_number in range(150):

@@ -12,7 +12,7 @@ from pyiceberg.table.sorting import SortOrder
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import NOW, UUID, build_field, build_order, build_schema, build_spec, build_table
+from tests.iceberg.samples import NOW_MS, UUID, build_field, build_order, build_schema, build_spec, build_table
 
 NESTED_SCHEMA = build_schema(
     build_field(10, "id", "int", True),
@@ -68,7 +68,7 @@ def test_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
     m = build_table(partition_spec=build_spec(), sort_order=build_order(order_id=0))
     assert (m.default_spec_id, m.last_partition_id, m.default_sort_order_id) == (0, 999, 0)
     assert m.default_spec.fields == ()
-    assert m.last_updated_ms == NOW
+    assert m.last_updated_ms == NOW_MS
     assert m.table_uuid == UUID
 
 

@@ -7,7 +7,7 @@ import pytest
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from tests.iceberg.samples import (
-    NOW,
+    NOW_MS,
     Json,
     add_snapshot,
     add_snapshots,
@@ -18,7 +18,7 @@ from tests.iceberg.samples import (
     set_ref,
 )
 
-LATER = NOW + 1_000_000
+LATER_MS = NOW_MS + 1_000_000
 
 # Snapshots and references
 
@@ -26,7 +26,7 @@ LATER = NOW + 1_000_000
 def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
     m = apply_json_updates(build_table(), add_snapshot(5, 1), set_ref(5))
     assert (m.current_snapshot_id, m.last_sequence_number) == (5, 1)
-    assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW + 1000)]
+    assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW_MS + 1000)]
     assert decode_table(encode_table(m), "f") == m
 
 
@@ -38,7 +38,7 @@ def test_staged_snapshot_does_not_change_main() -> None:
 def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
     m = apply_json_updates(add_snapshots(build_table(), 1, 2), set_ref(1))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
-    assert m.snapshot_log[-1].timestamp_ms == LATER
+    assert m.snapshot_log[-1].timestamp_ms == LATER_MS
 
 
 def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> None:
@@ -117,36 +117,36 @@ def test_enabling_row_lineage_does_nothing_and_is_allowed_only_on_version_3() ->
 
 @pytest.mark.parametrize("ahead_ms", [61_000, 10**9])
 def test_snapshot_from_the_future_is_rejected(ahead_ms: int) -> None:
-    update = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
+    update = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
     with pytest.raises(BadRequest, match="Invalid update timestamp"):
-        apply_json_updates(build_table(), update, set_ref(1), now_ms=NOW)
-    within_skew = add_snapshot(1, 1, **{"timestamp-ms": NOW + 59_000})
-    assert apply_json_updates(build_table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
+        apply_json_updates(build_table(), update, set_ref(1), now_ms=NOW_MS)
+    within_skew = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + 59_000})
+    assert apply_json_updates(build_table(), within_skew, set_ref(1), now_ms=NOW_MS).current_snapshot_id == 1
 
 
 def test_snapshot_long_before_the_current_one_is_rejected() -> None:
     m = add_snapshots(build_table(), 1)
     with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
-        apply_json_updates(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
+        apply_json_updates(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW_MS - 100_000}), set_ref(2))
 
 
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
 def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
-    first = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
-    m = apply_json_updates(build_table(), first, set_ref(1), now_ms=NOW + ahead_ms)
+    first = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
+    m = apply_json_updates(build_table(), first, set_ref(1), now_ms=NOW_MS + ahead_ms)
     for number in (2, 3):
-        update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW + number})
-        m = apply_json_updates(m, update, set_ref(number), now_ms=NOW + number)
+        update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW_MS + number})
+        m = apply_json_updates(m, update, set_ref(number), now_ms=NOW_MS + number)
     assert [item.snapshot_id for item in m.snapshot_log] == [1, 2, 3]
     times = [item.timestamp_ms for item in m.snapshot_log]
     assert times == sorted(times)
     assert m.last_updated_ms >= times[-1]
-    assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW + 2, NOW + 3]
-    m = apply_json_updates(m, set_ref(1), now_ms=NOW + 4)
+    assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW_MS + 2, NOW_MS + 3]
+    m = apply_json_updates(m, set_ref(1), now_ms=NOW_MS + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
-    late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
-    metadata_after_wait = apply_json_updates(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
-    assert metadata_after_wait.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
+    late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW_MS + 2 * ahead_ms + 61_000})
+    metadata_after_wait = apply_json_updates(m, late_update, set_ref(4), now_ms=NOW_MS + 2 * ahead_ms + 61_000)
+    assert metadata_after_wait.snapshot_log[-1].timestamp_ms == NOW_MS + 2 * ahead_ms + 61_000
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
 
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
-    updates = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
+    updates = [add_snapshot(n, n, **{"timestamp-ms": NOW_MS}) for n in ids]
     m = apply_json_updates(build_table(), *updates, set_ref(10_000))
     after_removal = apply_json_updates(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
     assert [s.snapshot_id for s in after_removal.snapshots] == [10_000]

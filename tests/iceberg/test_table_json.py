@@ -17,7 +17,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table, encode_ref
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     add_snapshot,
     add_snapshots,
@@ -65,7 +65,7 @@ def build_rich_table(version: int) -> TableMetadata:
         updates.append(
             {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
         )
-    m, _ = add_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
+    m, _ = add_previous_file(apply_json_updates(m, *updates), SOURCE, NOW_MS)
     return m
 
 
@@ -127,13 +127,13 @@ def test_version_1_snapshots_have_no_sequence_number() -> None:
 OLD_V1: dict[str, Any] = {
     "format-version": 1,
     "location": "s3://lake/old",
-    "last-updated-ms": NOW,
+    "last-updated-ms": NOW_MS,
     "last-column-id": 3,
     "schema": {"type": "struct", "fields": EVENTS["fields"]},
     "partition-spec": [{"name": "d", "transform": "day", "source-id": 2}],
     "properties": {"a": "b"},
     "current-snapshot-id": 7,
-    "snapshots": [{"snapshot-id": 7, "timestamp-ms": NOW, "manifests": ["s3://lake/m1.avro"]}],
+    "snapshots": [{"snapshot-id": 7, "timestamp-ms": NOW_MS, "manifests": ["s3://lake/m1.avro"]}],
 }
 
 
@@ -234,14 +234,14 @@ def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> 
     m = build_table(properties={"write.metadata.previous-versions-max": "3"})
     removed_names: list[str] = []
     for number in range(5):
-        m, expired_files = add_previous_file(m, f"f{number}", NOW + number)
+        m, expired_files = add_previous_file(m, f"f{number}", NOW_MS + number)
         removed_names += expired_files
-    assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
+    assert [(e.metadata_file, e.timestamp_ms - NOW_MS) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
     assert removed_names == ["f0", "f1"]
-    assert add_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(add_previous_file(build_table(), "f", NOW)[0].metadata_log) == 1
+    assert add_previous_file(m, "f5", NOW_MS, max_entries=0)[1] == ["f2", "f3", "f4"]
+    assert len(add_previous_file(build_table(), "f", NOW_MS)[0].metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
-        add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
+        add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW_MS)
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     Json,
     add_snapshot,
@@ -28,7 +28,7 @@ from tests.iceberg.samples import (
     set_ref,
 )
 
-LATER = NOW + 1_000_000
+LATER_MS = NOW_MS + 1_000_000
 WIDER = build_schema(*EVENTS["fields"], build_field(4, "extra", "int"))
 
 
@@ -76,7 +76,7 @@ def test_location_and_properties_change() -> None:
     )
     assert m.location == "s3://lake/moved"
     assert m.properties == {"b": "2", "write.parquet.compression-codec": "zstd"}
-    assert m.last_updated_ms == LATER
+    assert m.last_updated_ms == LATER_MS
 
 
 def test_early_field_names_of_property_updates_are_read() -> None:
@@ -341,7 +341,7 @@ def test_impossible_sort_order_update_is_rejected(update: Json, message: str) ->
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
 def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
-    m = apply_json(None, build_creation(version), now_ms=NOW)
+    m = apply_json(None, build_creation(version), now_ms=NOW_MS)
     assert m.format_version == (version or 2)
     assert m.properties == {"a": "b"}
     assert (m.last_column_id, m.last_partition_id, m.default_sort_order_id) == (3, 1000, 1)
@@ -358,14 +358,14 @@ def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
 
 def test_table_created_with_data_has_its_snapshot() -> None:
     snapshot = add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 3})
-    m = apply_json(None, [*build_creation(), snapshot, set_ref(1)], now_ms=NOW)
+    m = apply_json(None, [*build_creation(), snapshot, set_ref(1)], now_ms=NOW_MS)
     assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
 
 
 def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
-    assert apply_json(None, build_creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
+    assert apply_json(None, build_creation()[1:], now_ms=NOW_MS, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
-        apply_json(None, build_creation()[1:], now_ms=NOW)
+        apply_json(None, build_creation()[1:], now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -379,12 +379,12 @@ def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
 )
 def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW)
+        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW_MS)
 
 
 def test_snapshot_that_is_added_before_its_schema_is_rejected() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
-        apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW)
+        apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW_MS)
 
 
 # Invalid updates

@@ -14,7 +14,7 @@ from seamark.formats.iceberg.views.view_updates import apply_view_updates
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     Json,
     add_snapshot,
@@ -92,9 +92,9 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
             for n in range(count)
         ]
 
-    apply_view_updates(build_view(), build_updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    apply_view_updates(build_view(), build_updates(40), now_ms=NOW_MS + 1, new_uuid=UUID)
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_view_updates(build_view(), build_updates(80), now_ms=NOW + 1, new_uuid=UUID)
+        apply_view_updates(build_view(), build_updates(80), now_ms=NOW_MS + 1, new_uuid=UUID)
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:

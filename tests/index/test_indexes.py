@@ -1,5 +1,5 @@
-"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable
-is not used.
+"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable is not
+used.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_manifests import build_manifest
 
-ELEMENT = 4
+ELEMENT_ID = 4
 UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, compute_java_uuid_order)
 
 
 def build_schema(element: str) -> dict[str, Any]:
-    tags = {"type": "list", "element-id": ELEMENT, "element": element, "element-required": False}
+    tags = {"type": "list", "element-id": ELEMENT_ID, "element": element, "element-required": False}
     return {
         "type": "struct",
         "schema-id": 0,
@@ -42,7 +42,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     """Return a view with one file for each item of a list's statistics. File n has the ids from 10 n to 10 n + 9."""
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
-        file.metrics[ELEMENT] = metrics
+        file.metrics[ELEMENT_ID] = metrics
     data = build_manifest_bytes(
         [Entry(ADDED, 1, None, None, file) for file in files],
         version=2,
@@ -50,7 +50,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
         style=STYLE,
         spec_id=0,
         fields=(),
-        kinds={1: "long", 2: "string", ELEMENT: kind},
+        kinds={1: "long", 2: "string", ELEMENT_ID: kind},
         schema=build_schema(kind),
     )
     manifest_file: ManifestFile = build_manifest(None, spec_id=0)
@@ -73,7 +73,7 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
-        build_view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+        build_view(*column_metrics), Bound(op, ELEMENT_ID, "tags.element", "list", "identity", "string", values)
     ) == [
         0,
         1,
@@ -100,7 +100,7 @@ class Uuids:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
     def find_remaining(self, op: Op, *values: bytes) -> set[int]:
-        return set(find_remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
+        return set(find_remaining_files(self.view, Bound(op, ELEMENT_ID, "u", "uuid", "identity", "uuid", values)))
 
 
 @pytest.mark.parametrize("length", [3, IN_VALUES_MAX + 1])

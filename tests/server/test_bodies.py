@@ -156,14 +156,14 @@ MEDIUM = {
     ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
-LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
+LARGE_BODY_OPERATIONS = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
 def test_only_operations_in_large_and_medium_accept_more_than_a_mebibyte() -> None:
     settings = Settings()
     limits = {route.operation: get_body_limit(route.body_size, settings) for _, _, route in list_descriptions()}
-    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
-    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
+    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE_BODY_OPERATIONS
+    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE_BODY_OPERATIONS | MEDIUM
     assert limits["getToken"] == 16 << 10
 
 

@@ -48,7 +48,7 @@ from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.table_services import job_loop
 
-RANGE = 1_000_000
+IDS_PER_WRITER = 1_000_000
 STEP_ROWS = 3
 READABLE_S, READABLE_LONG_S = 10, 30
 """The seconds for which snapshots are kept, in short and in long storms. A reader needs less time for a snapshot."""
@@ -56,8 +56,7 @@ AGED_AFTER_S = 30.0
 """The age, in seconds, after which the test makes a file look a month old. A writer commits its files earlier."""
 LATE_S = 120.0
 WASTED_MAX = 0.2
-"""The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the
-server's jobs.
+"""The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the server's jobs.
 """
 REWRITES_MIN = 20
 """With fewer rewrites the fraction is not checked, because each lost one is a large part. A busy machine does few."""
@@ -85,7 +84,7 @@ class StormWriter:
 
     @property
     def first_id(self) -> int:
-        return self.number * RANGE
+        return self.number * IDS_PER_WRITER
 
     def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
         """Return the step that the rows of a snapshot show. It must be at least `least_count`.
@@ -262,7 +261,7 @@ class Storm:
         assert all(row["part"] == row["id"] % 3 for row in actual_rows)
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
-            rows[row["id"] // RANGE].append((row["id"], row["text"]))
+            rows[row["id"] // IDS_PER_WRITER].append((row["id"], row["text"]))
         for writer, acknowledged_appends in zip(self.writers, least_counts, strict=True):
             writer.check(rows.pop(writer.number, []), acknowledged_appends)
         assert not rows

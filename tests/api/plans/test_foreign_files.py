@@ -18,7 +18,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, build_property_commit
-from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
+from tests.api.plans.planned import JAVA_HEADERS, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
 from tests.server.rig import run_server
@@ -303,7 +303,7 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
             "refs": refs,
         }
         lake.overwrite_metadata(path, forged_table)
-        for client in (PYICEBERG, JAVA):
+        for client in (PYICEBERG, JAVA_HEADERS):
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {}, client)
             answers.add((answer.status, *answer.error[1:]))
     assert [(status, kind) for status, kind, _ in answers] == [(403, "ForbiddenException")], answers

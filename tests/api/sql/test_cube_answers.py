@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED, OPERANDS, CubeWorld
+from tests.connector.sql.test_cubes import COMPARED_COLUMNS, OPERANDS, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -77,7 +77,7 @@ class RandomRequests:
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 

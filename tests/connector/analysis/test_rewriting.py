@@ -517,14 +517,14 @@ async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> No
         assert rewrite.plans == [(("db", "t"), 101)]
 
 
-EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
+EXPLAIN_STATEMENT = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
 
 
 @pytest.mark.parametrize(
     ("statement", "explains"),
     [
-        (EXPLAINED, True),
-        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAINED}", True),
+        (EXPLAIN_STATEMENT, True),
+        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAIN_STATEMENT}", True),
         ("EXECUTE one", True),
         ("SELECT 1 FROM t WHERE id = 1", False),
         ("/* explain */ SELECT 1 AS explain FROM t WHERE id = 1", False),
@@ -532,7 +532,7 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
     ],
 )
 async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
-    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAIN_STATEMENT}))
     assert rewrite.statement is not None
     assert rewrite.used.explains is explains
 

@@ -39,7 +39,7 @@ KEYS = [
     "days.yr = extract(YEAR FROM f.d)",
     "f.d = days.day",
 ]
-SHORT = {
+LITERALS_BY_KIND = {
     "long": ["0", "1", "2"],
     "string": ["'a'", "'ab'", "'b'"],
     "date": [*VALUES["date"], "DATE '1969-12-31'"],
@@ -76,7 +76,7 @@ class Stars:
     def draw_value(self, column: str, kind: str) -> str:
         if self.draw_chance(0.15):
             return "NULL"
-        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
+        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else LITERALS_BY_KIND[kind])
 
     def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share

@@ -1,7 +1,7 @@
 """Random statements on a served catalog: `seamark.duckdb.sql` returns the rows that DuckDB returns for a copy.
 
-Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970,
-texts that are longer than their bounds, and added, renamed and dropped columns.
+Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970, texts that
+are longer than their bounds, and added, renamed and dropped columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Columns of random tables: all primitive types, and structs, lists and maps of them.
 
-Primitive values are as in `typed.py`. The value of a struct is a dict of its fields' values by id, the
-value of a list a list, and the value of a map a list of pairs.
+Primitive values are as in `typed.py`. The value of a struct is a dict of its fields' values by id, the value of a list
+a list, and the value of a map a list of pairs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.connector.read import typed
 from tests.planner.lakes.literal_forms import render
 
 STRUCT, LIST, MAP = "struct", "list", "map"
-NESTED = (STRUCT, LIST, MAP)
-PROMOTED = {
+NESTED_KINDS = (STRUCT, LIST, MAP)
+PROMOTIONS = {
     "int": ("long",),
     "float": ("double",),
     "decimal(9, 2)": ("decimal(18, 2)", "decimal(38, 2)"),
@@ -32,7 +32,7 @@ _UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
 _UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
 _ENDINGS = ("", "\0", "é", "\U0001f600", "z" * 20, " cliente llamó por teléfono", "é" * 12, "a" + "日本" * 6)
 """Endings of long texts. Their characters have one to four bytes, and writers cut the texts for bounds."""
-_LONG = 2**63
+_LONG_END = 2**63
 
 
 @dataclass(eq=False)
@@ -197,7 +197,9 @@ class RandomColumn:
 
     def can_promote(self, rows: Sequence[dict[int, Any]], kind: str) -> bool:
         unit = typed.DAY_US * 1000 if kind == "timestamp_ns" else 1
-        return all(abs(int(row[self.id]) * unit) < _LONG for row in rows if unit > 1 and row.get(self.id) is not None)
+        return all(
+            abs(int(row[self.id]) * unit) < _LONG_END for row in rows if unit > 1 and row.get(self.id) is not None
+        )
 
 
 def list_kinds(version: int) -> list[str]:

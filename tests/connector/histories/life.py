@@ -33,8 +33,8 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.histories.columns import (
     LIST,
     MAP,
-    NESTED,
-    PROMOTED,
+    NESTED_KINDS,
+    PROMOTIONS,
     STRUCT,
     RandomColumn,
     compute_key,
@@ -47,9 +47,19 @@ from tests.connector.histories.statements import can_be_written, draw_change, dr
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
 KEY_KINDS += ("binary", "fixed[3]", "time", "double", "boolean")
-_PRECOMBINED = ("int", "long", "string", "timestamp", "date", "decimal(9, 2)", "decimal(38, 10)", "uuid", "boolean")
-_BUCKETED = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
-_BUCKETED |= {"string", "uuid", "binary", "decimal", "fixed"}
+_PRECOMBINE_KINDS = (
+    "int",
+    "long",
+    "string",
+    "timestamp",
+    "date",
+    "decimal(9, 2)",
+    "decimal(38, 10)",
+    "uuid",
+    "boolean",
+)
+_BUCKET_KINDS = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
+_BUCKET_KINDS |= {"string", "uuid", "binary", "decimal", "fixed"}
 _FILTERS = 2
 """The number of random filters after each step."""
 
@@ -118,7 +128,7 @@ class TableHistory:
         return column
 
     def _create(self) -> None:
-        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED]
+        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED_KINDS]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
@@ -144,10 +154,10 @@ class TableHistory:
         return {"type": "struct", "schema-id": 0, "fields": [column.json for column in self._columns]}
 
     def _draw_spec(self) -> list[dict[str, Any]]:
-        column = self._rng.choice([column for column in self._columns if column.kind not in NESTED])
+        column = self._rng.choice([column for column in self._columns if column.kind not in NESTED_KINDS])
         base = column.kind.partition("(")[0].partition("[")[0]
         transforms = ["void"] if base in ("float", "double") else ["identity"]
-        transforms += [f"bucket[{self._rng.choice((2, 3))}]"] if base in _BUCKETED else []
+        transforms += [f"bucket[{self._rng.choice((2, 3))}]"] if base in _BUCKET_KINDS else []
         if base in ("int", "long", "decimal", "string", "binary"):
             transforms += [f"truncate[{self._rng.choice((1, 2, 10))}]"] * 2
         if base == "date" or base.startswith("timestamp"):
@@ -231,7 +241,7 @@ class TableHistory:
     def _upsert(self) -> str:
         rng, rows = self._rng, self._draw_batch()
         remaining_columns = [column for column in self._columns if column not in self._keys]
-        sorted_columns = [column for column in remaining_columns if column.kind in _PRECOMBINED]
+        sorted_columns = [column for column in remaining_columns if column.kind in _PRECOMBINE_KINDS]
         sort_column = rng.choice(sorted_columns) if sorted_columns and rng.random() < 0.4 else None
         input_remaining_columns = (
             rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
@@ -431,7 +441,7 @@ class TableHistory:
             (nested_column, kind)
             for column in columns
             for nested_column in column.walk()
-            for kind in PROMOTED.get(nested_column.kind, ())
+            for kind in PROMOTIONS.get(nested_column.kind, ())
             if id(nested_column) not in keys
             # Dates are promoted in version 3. Dates within structs, lists and maps are not promoted, so that the model
             # stays simple.

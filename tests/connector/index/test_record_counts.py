@@ -1,8 +1,8 @@
 """A record index has as many live entries as its table has rows, after every kind of write and merge.
 
-Keys are nearly random, and the test looks each of them up. DuckDB counts the rows of the files that
-PyIceberg lists, and the test counts the entries in the index files. Neither shares code with the writers or
-with the lookups. The expected rows follow from the keys alone.
+Keys are nearly random, and the test looks each of them up. DuckDB counts the rows of the files that PyIceberg lists,
+and the test counts the entries in the index files. Neither shares code with the writers or with the lookups. The
+expected rows follow from the keys alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIELDS: list[dict[str, Any]] = [
     {"id": 1, "name": "k", "required": True, "type": "long"},
     {"id": 2, "name": "v", "required": False, "type": "int"},
 ]
-KEYS_A_LOOKUP = 1_000_000
+KEYS_PER_LOOKUP = 1_000_000
 
 
 def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
@@ -159,8 +159,8 @@ class GrowingTable:
     def check_all_keys(self) -> None:
         """Check a lookup of every key that the table has ever had."""
         rows_found = 0
-        for start in range(0, len(self.live_rows), KEYS_A_LOOKUP):
-            numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live_rows)))
+        for start in range(0, len(self.live_rows), KEYS_PER_LOOKUP):
+            numbers = np.arange(start, min(start + KEYS_PER_LOOKUP, len(self.live_rows)))
             answer = self.client.lookup("db.t", {"k": mix_numbers(numbers)})
             assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), np.flatnonzero(self.live_rows[numbers]))
             rows_found += len(answer.rows)

@@ -180,8 +180,7 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
     actual = server.run(usage.list_table_reads(uuid))
-    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
-    # every age.
+    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of every age.
     assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {
         (1, 0): 2,
         (2, 0): 2,

@@ -49,7 +49,7 @@ from tests.api.indexes.test_bitmaps import (
 from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
-from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, draw_predicate, table
+from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED_FIELD, draw_predicate, table
 from tests.planner.lakes.lake import Row
 from tests.seeds import examples
 
@@ -80,7 +80,7 @@ def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
     }
     inner = pa.StructArray.from_arrays([columns[53]], ["y"])
-    return columns | {NESTED.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
+    return columns | {NESTED_FIELD.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 
 
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:

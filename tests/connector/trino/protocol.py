@@ -25,8 +25,8 @@ The server waits `wait` seconds before it sends the page. If `abort` is true, it
 
 ROWS: Page = {"columns": [{"name": "x", "type": "bigint"}], "data": [[1]], "stats": {"state": "RUNNING"}}
 END: Page = {"columns": [{"name": "x", "type": "bigint"}], "stats": {"state": "FINISHED"}}
-QUEUED: Page = {"stats": {"state": "QUEUED"}}
-PLANNING: Page = {"stats": {"state": "PLANNING"}}
+QUEUED_PAGE: Page = {"stats": {"state": "QUEUED"}}
+PLANNING_PAGE: Page = {"stats": {"state": "PLANNING"}}
 
 
 def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:

@@ -24,7 +24,7 @@ from seamark.connector.jobs.statements import (
 from seamark.connector.trino.protocol import table_statements
 from tests.connector.trino.protocol import (
     END,
-    PLANNING,
+    PLANNING_PAGE,
     Page,
     ScriptedTrino,
     build_failure_page,
@@ -72,8 +72,8 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
 
     def answer_statement(text: str) -> list[Page]:
         if refused_text and refused_text in text:
-            return [PLANNING, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
-        return [PLANNING, END]
+            return [PLANNING_PAGE, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
+        return [PLANNING_PAGE, END]
 
     async with (
         run_fake_trino(answer_statement) as trino,

@@ -1,7 +1,7 @@
 """Upserts and deletes by equality deletes, without lookups of the stored rows.
 
-The tests check the table after them, beside other writers, across partition specs, and in random histories
-with all other kinds of row changes.
+The tests check the table after them, beside other writers, across partition specs, and in random histories with all
+other kinds of row changes.
 """
 
 from __future__ import annotations

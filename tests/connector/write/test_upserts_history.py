@@ -1,8 +1,8 @@
 """Random histories of changes by concurrent writers, against a plain dict at every snapshot.
 
-The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the
-step that made it, and the model applies the steps in that order. The model knows rows and no files, and
-shares no code with the writers.
+The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the step that made
+it, and the model applies the steps in that order. The model knows rows and no files, and shares no code with the
+writers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class Step:
     """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
 
     Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
-    any
-    time.
+    any time.
     """
 
     number: int

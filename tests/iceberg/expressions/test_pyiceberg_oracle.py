@@ -20,7 +20,7 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from tests.iceberg.samples import (
-    NOW,
+    NOW_MS,
     Json,
     add_snapshot,
     apply_json,
@@ -179,4 +179,4 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
         assert to_comparable(own_metadata, expired=is_expiration) == to_comparable(
             expected_metadata, expired=is_expiration
         ), updates
-    assert m.last_updated_ms >= NOW
+    assert m.last_updated_ms >= NOW_MS

@@ -49,10 +49,10 @@ COLUMNS = {
     "Two Words": ("int", "INTEGER"),
 }
 FIELDS = tuple(Field(number, name, False, kind) for number, (name, (kind, _)) in enumerate(COLUMNS.items(), 1))
-NESTED = Field(
+NESTED_FIELD = Field(
     50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
 )
-SCHEMA = Schema(0, (*FIELDS, NESTED))
+SCHEMA = Schema(0, (*FIELDS, NESTED_FIELD))
 BOUND_TO = msgspec.convert(SCHEMA.build_json(), type=seamark_schema.Schema)
 NAMES = Names(SCHEMA, case_sensitive=False)
 UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
@@ -274,10 +274,10 @@ def draw_leaf(rng: random.Random) -> Sql:
     if shape < 0.93:
         cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
         return make_same(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
-    return make_same(rng.choice(UNUSED), used=False)
+    return make_same(rng.choice(UNUSED_CONDITIONS), used=False)
 
 
-UNUSED = (
+UNUSED_CONDITIONS = (
     "id = a",
     "abs(a) = 1",
     "length(s) > 1",

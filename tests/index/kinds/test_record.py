@@ -34,7 +34,7 @@ from seamark.formats.index.kinds.record import (
 )
 from tests.seeds import mark_fast
 
-PAGE = 4096
+PAGE_BYTES = 4096
 Rows = list[tuple[Any, ...]]
 DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "boolean": (pa.bool_(), lambda draw: draw.random() < 0.5),
@@ -233,8 +233,8 @@ def test_remote_lookup_reads_one_or_two_pages() -> None:
         record.fences.list_page_ranges(hi[start : start + 1], lo[start : start + 1]) for start in range(0, len(hi), 50)
     ]
     assert {len(page_reads) for page_reads in reads} == {1}
-    assert {page_reads[0][1] for page_reads in reads} == {PAGE, 2 * PAGE}
-    assert sum(page_reads[0][1] for page_reads in reads) < 1.02 * PAGE * len(reads)
+    assert {page_reads[0][1] for page_reads in reads} == {PAGE_BYTES, 2 * PAGE_BYTES}
+    assert sum(page_reads[0][1] for page_reads in reads) < 1.02 * PAGE_BYTES * len(reads)
     absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
     assert {len(record.fences.list_page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
     all_ranges = record.fences.list_page_ranges(hi, lo)
@@ -373,7 +373,7 @@ def test_damage_at_any_byte_is_detected() -> None:
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = draw_uniform_hashes(1000)
     blob = bytearray(b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))])))
-    blob[2 * PAGE + 100] ^= 1
+    blob[2 * PAGE_BYTES + 100] ^= 1
     record = RecordBlob(memoryview(blob))
     is_before_damage = hi < record.fences.first[2]
     assert len(record.lookup(hi[is_before_damage], lo[is_before_damage])[0]) == np.count_nonzero(is_before_damage)
@@ -391,10 +391,10 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
 def change_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
     changed_blob = bytearray(blob)
-    page_bytes = changed_blob[page * PAGE : (page + 1) * PAGE]
+    page_bytes = changed_blob[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
     change(page_bytes)
     struct.pack_into("<Q", page_bytes, 0, compute_checksum(bytes(page_bytes[8:]), page))
-    changed_blob[page * PAGE : (page + 1) * PAGE] = page_bytes
+    changed_blob[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = page_bytes
     return memoryview(changed_blob)
 
 
@@ -428,7 +428,7 @@ def test_entry_of_a_missing_file_is_rejected() -> None:
 def test_pages_in_wrong_positions_are_rejected() -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
-    swapped_blob = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
+    swapped_blob = memoryview(blob[PAGE_BYTES : 2 * PAGE_BYTES] + blob[:PAGE_BYTES] + blob[2 * PAGE_BYTES :])
     with pytest.raises(ValueError, match="does not match its checksum"):
         RecordBlob(swapped_blob).verify()
 

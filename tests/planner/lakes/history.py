@@ -30,7 +30,7 @@ from tests.planner.lakes.manifests import (
 from tests.planner.lakes.schemas import SchemaMaker
 
 NOW_MS = 1_760_000_000_000
-MAIN = "main"
+MAIN_BRANCH = "main"
 
 
 def write_random_lake(seed: int, folder: Path) -> Lake:
@@ -67,7 +67,7 @@ class _History:
 
     def build_lake(self) -> Lake:
         rng = self.rng
-        self._append(MAIN)
+        self._append(MAIN_BRANCH)
         for _ in range(rng.randint(1, 7)):
             self._evolve()
             branch = rng.choice(list(self.heads))
@@ -96,7 +96,7 @@ class _History:
             schema=self.schema,
             specs=self.specs,
             snapshots=self.snapshots,
-            current_snapshot=self.heads[MAIN],
+            current_snapshot=self.heads[MAIN_BRANCH],
             refs=self.refs,
             pools=self.pools,
         )
@@ -323,7 +323,7 @@ class _History:
             snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
-        if branch == MAIN:
+        if branch == MAIN_BRANCH:
             self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
@@ -392,7 +392,7 @@ class _History:
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
             "properties": {},
-            "current-snapshot-id": self.heads[MAIN].id,
+            "current-snapshot-id": self.heads[MAIN_BRANCH].id,
             "refs": {name: {"snapshot-id": index, "type": kind} for name, (kind, index) in self.refs.items()},
             "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
             "snapshot-log": self.log,

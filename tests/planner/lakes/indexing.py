@@ -438,8 +438,7 @@ class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
     File n contains the even numbers from 10 n to 10 n + 8, each in two rows. An index can therefore exclude the file
-    for an
-    odd number, but statistics cannot.
+    for an odd number, but statistics cannot.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:

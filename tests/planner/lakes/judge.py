@@ -54,7 +54,7 @@ from tests.planner.lakes.predicates import (
 )
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
-LAKES_AT_ONCE = 20
+LAKES_PER_BATCH = 20
 CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
@@ -254,9 +254,8 @@ def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that Seamark cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, although the schema of a
-    later
-    manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And it uses
-    the one bound that Seamark's columns cannot represent.
+    later manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And
+    it uses the one bound that Seamark's columns cannot represent.
     """
     columns, current_columns = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
@@ -280,8 +279,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
-        for start in range(0, len(seeds), LAKES_AT_ONCE):
-            chunk = seeds[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_PER_BATCH):
+            chunk = seeds[start : start + LAKES_PER_BATCH]
             random_cases = [case for seed in chunk for case in draw_cases(seed, folder, per_lake)]
             java_task = asyncio.create_task(asyncio.to_thread(plan_with_java, java_planner, random_cases))
             seamark_plans = [await plan_with_seamark(planner, case) for case in random_cases]

@@ -199,7 +199,7 @@ def build_entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: 
             "split_offsets": file.split_offsets,
             "equality_ids": file.equality_ids,
             "sort_order_id": 0 if file.content == 0 else None,
-            "referenced_data_file": file.referenced,
+            "referenced_data_file": file.referenced_path,
             "content_offset": file.content_offset,
             "content_size_in_bytes": file.content_size,
             "first_row_id": getattr(file, "first_row_id", None),

@@ -280,8 +280,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     Java compares UUIDs as pairs of signed numbers. For an identity partition of a column, it tests a predicate on a
     transform of the column with the untransformed partition value. It truncates a literal near the least number to a
     number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it parses the
-    text
-    of a timestamp for a nanosecond column, and binds the result again as if it were in microseconds.
+    text of a timestamp for a nanosecond column, and binds the result again as if it were in microseconds.
     """
     if any(names[name].kind == "uuid" for name in list_columns(expression)):
         return True
