@@ -35,7 +35,10 @@ def generate_okp_key(kid: str = "okp") -> OKPKey:
 
 
 class LocalIssuer:
-    """An OpenID issuer whose keys, discovery document and faults a test sets. It counts the requests for its documents."""
+    """An OpenID issuer whose keys, discovery document and faults a test sets.
+
+    It counts the requests for its documents.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""Tests that the registry reads from the store once for each change, and never serves data older than the given entry."""
+"""Tests that the registry reads from the store once per change, and never serves data older than the given entry."""
 
 from __future__ import annotations
 

@@ -135,7 +135,10 @@ class FleetFaults:
             os.kill(pid, signal.SIGCONT)
 
     def isolate(self, number: int) -> None:
-        """Cut a replica off from requests of the other replicas. It still reaches them, the database and the storage."""
+        """Cut a replica off from requests of the other replicas.
+
+        It still reaches them, the database and the storage.
+        """
         self._fleet.links[number].is_cut = True
         time.sleep(self._rng.uniform(0.1, 5))
         self._fleet.links[number].is_cut = False

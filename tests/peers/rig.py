@@ -25,7 +25,7 @@ from tests.services.seamark import SHARED_KEY
 
 
 class WatchedObjects(ForwardingObjects):
-    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails them while `is_away`."""
+    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails while `is_away`."""
 
     def __init__(self, object_store: ObjectStore) -> None:
         super().__init__(object_store)

@@ -1,4 +1,7 @@
-"""Tests of the caches in /metrics. Each cache is listed by name, with a size within a tenth of the memory that it uses."""
+"""Tests of the caches in /metrics.
+
+Each cache is listed by name, with a size within a tenth of the memory that it uses.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ class Nats:
 
 @contextmanager
 def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
-    """Start a server, and yield it. Its files are below `folder`. `arguments` are additional arguments of the command."""
+    """Start a server, and yield it.
+
+    Its files are below `folder`. `arguments` are additional arguments of the command.
+    """
     port = choose_free_port()
     argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]
     server = Nats(ManagedProcess(argv, log=folder / "nats.log", cwd=folder), port)

@@ -42,7 +42,10 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 @cache
 def _get_session() -> botocore.session.Session:
-    """Return the session that all clients share. Reading the description of S3 takes a tenth of a second of CPU time."""
+    """Return the session that all clients share.
+
+    Reading the description of S3 takes a tenth of a second of CPU time.
+    """
     return botocore.session.Session()
 
 

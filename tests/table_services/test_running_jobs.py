@@ -20,7 +20,10 @@ from tests.server.rig import build_settings, run_server
 
 
 def build_state(*waiting_job: tuple[str, int]) -> str:
-    """Return the state that a replica publishes. It has this number of waiting jobs in each namespace, in this order."""
+    """Return the state that a replica publishes.
+
+    It has this number of waiting jobs in each namespace, in this order.
+    """
     queue = JobQueue(lambda: 0.0, limit=20_000)
     for namespace, count in waiting_job:
         for number in range(count):

@@ -283,7 +283,10 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another table has its name. A failed job is also not repeated."""
+    """The policy has changed, the table was dropped, or another table has its name.
+
+    A failed job is also not repeated.
+    """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "disabled", "dropped", "replaced", "wanted")

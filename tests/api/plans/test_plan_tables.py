@@ -142,7 +142,7 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped their names since the reader loaded the table, so each name belongs to the other column."""
+    """Two columns have swapped names since the reader loaded the table, so each name belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [

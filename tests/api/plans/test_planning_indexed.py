@@ -1,4 +1,7 @@
-"""Tests of plan pages while indexes change. Each page is planned separately, and together they lose no matching file."""
+"""Tests of plan pages while indexes change.
+
+Each page is planned separately, and together they lose no matching file.
+"""
 
 from __future__ import annotations
 

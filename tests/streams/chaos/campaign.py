@@ -1,4 +1,7 @@
-"""Campaigns over each log: random faults for some minutes under load. At the end, every reader must return the model."""
+"""Campaigns over each log: random faults for some minutes under load.
+
+At the end, every reader must return the model.
+"""
 
 from __future__ import annotations
 

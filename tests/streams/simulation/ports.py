@@ -272,7 +272,10 @@ class Cluster:
 
 
 class RemoteBroker:
-    """The `Broker` of one server. It reaches the cluster over the network, and a pause of the server stops its reads."""
+    """The `Broker` of one server.
+
+    It reaches the cluster over the network, and a pause of the server stops its reads.
+    """
 
     identity = "kafka/simulated"
 
