@@ -109,7 +109,7 @@ def change_each(names: list[str]) -> Worker:
             lookup = build_request(
                 "GET",
                 f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
-                counted_ids=(),
+                counted_statuses=(),
                 tolerated_statuses=(200,),
             )
             locations[name] = (yield lookup).json()["metadata"]["location"]
@@ -136,7 +136,7 @@ def append_each(names: list[str]) -> Worker:
             lookup = build_request(
                 "GET",
                 f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
-                counted_ids=(),
+                counted_statuses=(),
                 tolerated_statuses=(200,),
             )
             metadata = (yield lookup).json()["metadata"]

@@ -59,7 +59,7 @@ def build_request(
     body: Any = None,
     *,
     headers: Mapping[str, str] | None = None,
-    counted_ids: tuple[int, ...] = (200, 204),
+    counted_statuses: tuple[int, ...] = (200, 204),
     tolerated_statuses: tuple[int, ...] = (),
     label: str = "",
 ) -> Request:
@@ -72,7 +72,7 @@ def build_request(
         lines.append("Content-Length: 0")
     lines += [f"{key}: {value}" for key, value in (headers or {}).items()]
     raw = ("\r\n".join(lines) + "\r\n\r\n").encode() + payload
-    return Request(raw, method == "HEAD", frozenset(counted_ids), frozenset(tolerated_statuses), label or method)
+    return Request(raw, method == "HEAD", frozenset(counted_statuses), frozenset(tolerated_statuses), label or method)
 
 
 class Connection(asyncio.BufferedProtocol):

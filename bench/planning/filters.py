@@ -42,8 +42,8 @@ def build_comparison(op: str, column: str, value: Any) -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
-def build_conjunction(left: Any, right_value: Any) -> dict[str, Any]:
-    return {"type": "and", "left": left, "right": right_value}
+def build_conjunction(left: Any, right: Any) -> dict[str, Any]:
+    return {"type": "and", "left": left, "right": right}
 
 
 def build_range_filter(column: str, low: Any, high: Any) -> dict[str, Any]:

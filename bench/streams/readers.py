@@ -84,14 +84,14 @@ async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -
     without_readers, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
-            neighbour_rates, scans = await _measure_readers(servers, readers, seconds)
+            with_readers, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
-            rates = {OURS: neighbour_rates.rate * BATCH_ROWS, WITHOUT_READERS: without_readers.rate * BATCH_ROWS}
+            rates = {OURS: with_readers.rate * BATCH_ROWS, WITHOUT_READERS: without_readers.rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[WITHOUT_READERS]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, WITHOUT_READERS, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 values = {
-                    OURS: neighbour_rates.compute_quantile_ms(share),
+                    OURS: with_readers.compute_quantile_ms(share),
                     WITHOUT_READERS: without_readers.compute_quantile_ms(share),
                 }
                 report.rows.append(Row(case, name, "ms", values, peer=WITHOUT_READERS))

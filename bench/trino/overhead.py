@@ -40,18 +40,18 @@ CASES = {
 RESULT_BYTES, PAGE_BYTES = 1 << 30, 16 << 20
 
 
-async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked_seconds: int = 100_000) -> Report:
+async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked: int = 100_000) -> Report:
     report = Report("trino_overhead", "What does the adapter cost a statement that it cannot help?", peer="Trino alone")
     runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
     if quick:
-        statements, talked_seconds = 40, 200
+        statements, talked = 40, 200
     with run_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare_with_trino(report, case, sql, targets, runs)
             await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
-        await _measure_protocol(report, folder, server, talked_seconds, size)
+        await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
         f"{runs} runs of each statement in turns, after {WARM_REQUESTS}, over a table of {FILES} files; coordinator,"
         " worker, adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."

@@ -97,10 +97,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     ):
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
-            jobs, stored_bytes = _prepare(client, kind, name, writers, times + 1)
+            jobs, stored_rows = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
             commit_count = sum(item.commits for item in outcomes)
-            _check_rows(client, name, stored_bytes + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            _check_rows(client, name, stored_rows + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
             rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began for item in outcomes))
             failed_counts[kind] = 100 * sum(item.failures for item in outcomes) / (writers * times)
             if kind == UPSERTS:

@@ -261,11 +261,15 @@ class EngineAppender:
             row[files], row[rows] = len(of_status), sum(of_status)
         return row | self.manifest_row
 
-    def _request(self, files: dict[str, int], removed_ids: list[int], added_rows: int, *, is_append: bool) -> Commit:
+    def _request(self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
-        fewer = {"data-files": len(removed_ids), "records": sum(removed_ids), "files-size": 100 * len(removed_ids)}
+        fewer = {
+            "data-files": len(removed_counts),
+            "records": sum(removed_counts),
+            "files-size": 100 * len(removed_counts),
+        }
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for kind, count in counts.items():
             summary[f"added-{kind}"] = str(count)

@@ -154,11 +154,11 @@ class ConcurrentChanges:
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.list_rows())
         counts, second_count = Counter(self.first.apply(self.list_rows())), Counter(self.second.apply(self.list_rows()))
-        first_leftover, gone_two = base - counts, base - second_count
-        both_write = first_leftover & gone_two
+        first_removals, second_removals = base - counts, base - second_count
+        both_write = first_removals & second_removals
         if both_write and (counts - base or second_count - base):
             return []
-        return [base - (first_leftover | gone_two) + (counts - base) + (second_count - base)]
+        return [base - (first_removals | second_removals) + (counts - base) + (second_count - base)]
 
     def must_commit(self) -> bool:
         """Return True if the server must accept the second change."""

@@ -257,8 +257,8 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot_names, pinned_names, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
-    for name in (hot_names, pinned_names, metadata):
+    hot_name, pinned_name, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
+    for name in (hot_name, pinned_name, metadata):
         store.put(to_location(name), rng.randbytes(BLOCK_BYTES))
     loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
     for number, name in enumerate(loud):
@@ -266,15 +266,15 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
     async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
-            await worker.get(hot_names)
-            await worker.get(pinned_names, test_pinned="yes")
+            await worker.get(hot_name)
+            await worker.get(pinned_name, test_pinned="yes")
             await worker.get(metadata)
         for number, name in enumerate(loud):
             pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
             await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
         served_count = worker.count_served()
-        for name, pin_metadata in ((hot_names, {}), (pinned_names, {"test_pinned": "yes"}), (metadata, {})):
+        for name, pin_metadata in ((hot_name, {}), (pinned_name, {"test_pinned": "yes"}), (metadata, {})):
             assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
         assert worker.count_served()["memory"] == served_count["memory"] + 3 * BLOCK_BYTES

@@ -188,12 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged_headers.items():
-        client_with_forged_token = keys.make_client()
-        assert _call_for_code(client_with_forged_token.get_object, **victim_object) in (
+        client_with_forged_keys = keys.make_client()
+        assert _call_for_code(client_with_forged_keys.get_object, **victim_object) in (
             "AccessDenied",
             "SignatureDoesNotMatch",
         ), name
-        client_with_forged_token.close()
+        client_with_forged_keys.close()
     tokenless_client = replace(victim_keys, token="").make_client()
     assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()

@@ -205,14 +205,14 @@ def test_view_can_be_built_from_updates_alone() -> None:
         *replace("SELECT 1", **{"schema-id": -1}),
     ]
     assert apply_view_updates(None, updates, now_ms=NOW_MS) == build_view()
-    for removed_updates, message in (
+    for removed_index, message in (
         (0, "no uuid"),
         (1, "location"),
         (2, "no schema has been added"),
         (4, "no versions"),
     ):
         with pytest.raises(BadRequest, match=message):
-            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_updates], now_ms=NOW_MS)
+            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_index], now_ms=NOW_MS)
 
 
 def test_view_actions_equal_the_actions_of_the_specification() -> None:

@@ -166,10 +166,10 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused_groups, accepted_batches = state.apply(build_group(build_append(3), build_append(6)))
+    refused_groups, acknowledgement = state.apply(build_group(build_append(3), build_append(6)))
     assert isinstance(refused_groups, LogUnavailable)
-    assert isinstance(accepted_batches, Acknowledgement)
-    assert accepted_batches.positions[0].offset == 1
+    assert isinstance(acknowledgement, Acknowledgement)
+    assert acknowledgement.positions[0].offset == 1
 
 
 def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:

@@ -195,7 +195,7 @@ class _SilentProducer(_ForgetfulProducer):
 
 
 async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten=1))
+    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten_batches=1))
     monkeypatch.setattr(client, "_ANSWER_S_MAX", 1.0)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:

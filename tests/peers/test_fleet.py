@@ -91,10 +91,10 @@ class BalancedLoad:
         """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
         rng = random.Random(seed)
         while not self._stop_event.is_set():
-            if not (ready_calls := list(self._ready_addresses)):
+            if not (ready_addresses := list(self._ready_addresses)):
                 time.sleep(0.01)
                 continue
-            client, is_commit = HttpClient(rng.choice(ready_calls)), rng.random() < 0.2
+            client, is_commit = HttpClient(rng.choice(ready_addresses)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
             except OutcomeUnknown as unknown_outcome:

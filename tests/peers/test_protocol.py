@@ -80,7 +80,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     raw = base64.urlsafe_b64decode(ticket)
     other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
-    for bad_ticket in (
+    for bad_headers in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
         {**headers, LOCATION_HEADER: other_location},
@@ -94,9 +94,9 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
             for start in range(0, len(raw), 5)
         ),
     ):
-        if len(bad_ticket.get(TICKET_HEADER, "")) > 8000:
-            bad_ticket = {**bad_ticket, TICKET_HEADER: "x" * 8000}
-        assert (await rig.ask(bad_ticket))[0] == 401, bad_ticket
+        if len(bad_headers.get(TICKET_HEADER, "")) > 8000:
+            bad_headers = {**bad_headers, TICKET_HEADER: "x" * 8000}
+        assert (await rig.ask(bad_headers))[0] == 401, bad_headers
     assert rig.node.stored_objects.reads.total() == reads
 
 

@@ -275,7 +275,7 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 ) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
-    blank = {"kinds": {1: KINDS}, "required": set()}
+    blank = {"kinds": {1: KINDS}, "required_ids": set()}
     judge = Situation.__new__(Situation)
     judge.__dict__.update(blank)
 
@@ -324,14 +324,14 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
-    required_ids = build_schema(0, KINDS, {A}, late=True)
+    schema = build_schema(0, KINDS, {A}, late=True)
     excluded_metrics, included_metrics = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
     delete = build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded_metrics), 2)
     data = [build_entry(build_data_file(metrics=included_metrics), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
-    assert find_applying_deletes(data, [delete], schema=required_ids) == [()]
+    assert find_applying_deletes(data, [delete], schema=schema) == [()]
 
 
 def test_bounds_in_a_former_unit_of_time_exclude_no_delete() -> None:

@@ -287,7 +287,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await plan_file_numbers(planner, table.metadata, build_day_filter(0))
-        counts, evicted_names = [], 0
+        counts, evicted_count = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked_views.clear()
@@ -297,10 +297,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
                 )
                 assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
                 counts.append(len({id(cached_view) for cached_view in looked_views}))
-                evicted_names += len(planner._views) <= views
+                evicted_count += len(planner._views) <= views
                 if number % 100 == 0:
                     planner.check_invariants()
-        assert evicted_names > 100
+        assert evicted_count > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]

@@ -79,8 +79,8 @@ class RandomCatalog:
             self._call_and_check("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
         self.created_objects[document["function-uuid"]] = ("function", ".".join((*path, name)))
 
-    def _remember(self, live_names: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
-        live_names[uuid] = (path, name)
+    def _remember(self, live_objects: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
+        live_objects[uuid] = (path, name)
         self.created_objects[uuid] = (kind, ".".join((*path, name)))
 
     def commit(self) -> None:
@@ -117,16 +117,16 @@ class RandomCatalog:
             )
 
     def rename(self) -> None:
-        kind, names_of_kind = self._rng.choice((("tables", self.tables), ("views", self.views)))
-        if names_of_kind:
-            uuid = self._rng.choice(list(names_of_kind))
-            (path, name), target = names_of_kind[uuid], (self._rng.choice(self.namespaces), self._draw_name())
+        kind, live_objects = self._rng.choice((("tables", self.tables), ("views", self.views)))
+        if live_objects:
+            uuid = self._rng.choice(list(live_objects))
+            (path, name), target = live_objects[uuid], (self._rng.choice(self.namespaces), self._draw_name())
             body = {
                 "source": {"namespace": list(path), "name": name},
                 "destination": {"namespace": list(target[0]), "name": target[1]},
             }
             self._call_and_check("POST", f"/v1/{kind}/rename", body)
-            names_of_kind[uuid] = target
+            live_objects[uuid] = target
 
     def drop(self) -> None:
         if self.tables:

@@ -197,14 +197,14 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, has_ended, running_task = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, has_ended, running_counts = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def return_one() -> int:
-        running_task[0] += 1
-        running_task[1] = max(running_task)
+        running_counts[0] += 1
+        running_counts[1] = max(running_counts)
         has_started.set()
         assert has_ended.wait(60)
-        running_task[0] -= 1
+        running_counts[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
@@ -219,7 +219,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     assert not turns.is_free
     has_ended.set()
     assert await other_task == 1
-    assert running_task == [0, 1]
+    assert running_counts == [0, 1]
     assert turns.is_free
     with pytest.raises(ZeroDivisionError):
         await turns.run("eve", lambda: 1 // 0)

@@ -65,7 +65,7 @@ class S3:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def client(self) -> Any:
-        """Return a botocore client with path-style addresses and without retries, because tests check the first answer."""
+        """Return a botocore client with path-style addresses and without retries: tests check the first answer."""
         return _get_session().create_client(
             "s3",
             endpoint_url=self.endpoint,

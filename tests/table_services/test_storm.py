@@ -262,8 +262,8 @@ class Storm:
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
             rows[row["id"] // IDS_PER_WRITER].append((row["id"], row["text"]))
-        for writer, acknowledged_appends in zip(self.writers, least_counts, strict=True):
-            writer.check(rows.pop(writer.number, []), acknowledged_appends)
+        for writer, acknowledged_number in zip(self.writers, least_counts, strict=True):
+            writer.check(rows.pop(writer.number, []), acknowledged_number)
         assert not rows
         self.checked_count += 1
 

@@ -251,13 +251,13 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
     history = api_with_files.server.components.history
     long_filter = {"filter": {"type": "in", "term": "id", "values": list(range(300))}}
     cases = ((long_filter, 20_000, "bound"), ({}, 5, "entry_ids"))
-    for count, (body, files_max, missing_files) in enumerate(cases, 1):
+    for count, (body, files_max, missing_name) in enumerate(cases, 1):
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", files_max)
         await api_with_files("POST", f"{T}/plan", body)
         samplers = [sampler for counts in history._counts.values() for sampler in counts.samplers]
         assert len(samplers) == count
         nonlocals = inspect.getclosurevars(samplers[-1]).nonlocals
-        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_files]
+        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_name]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 

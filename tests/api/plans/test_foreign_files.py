@@ -414,10 +414,8 @@ async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(la
     assert lake.planner.read_stats().views == views_before + 1
 
 
-@pytest.mark.parametrize("file_count_of_commit", [1, 100])
-async def test_path_with_dots_after_the_tables_prefix_is_not_planned(
-    lake: TwoNamespaces, file_count_of_commit: int
-) -> None:
+@pytest.mark.parametrize("file_count", [1, 100])
+async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNamespaces, file_count: int) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     list_location = write_manifest_list(
         own_folder / "metadata" / "l.avro",
@@ -428,9 +426,7 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(
         ],
     )
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    files = [
-        build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(file_count_of_commit)
-    ]
+    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(file_count)]
     file_with_dots = build_data_file(
         f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9
     )

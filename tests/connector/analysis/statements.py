@@ -69,17 +69,17 @@ class RandomStatements(Comparisons):
         visible_tables, clauses, words = list(relations), [], "WITH"
         if depth > 1 and self.draw_chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
-                renamed_columns, recursive = (
+                column_list, recursive = (
                     "",
                     self.draw_recursive(visible_tables, name) if self.draw_chance(self.recursive_share) else None,
                 )
                 text, columns = recursive or self.draw_with_query(visible_tables, depth - 1, outer)
                 if recursive:
-                    words, renamed_columns = "WITH RECURSIVE", " (rn)"
+                    words, column_list = "WITH RECURSIVE", " (rn)"
                 elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed_columns = f" ({', '.join(self.spell(column) for column, _ in columns)})"
-                clauses.append(f"{self.spell(name)}{renamed_columns} AS{self.draw_space()}({text})")
+                    column_list = f" ({', '.join(self.spell(column) for column, _ in columns)})"
+                clauses.append(f"{self.spell(name)}{column_list} AS{self.draw_space()}({text})")
                 visible_tables = [table for table in visible_tables if table.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.draw_body(visible_tables, depth, outer)

@@ -261,9 +261,9 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
         assert len(parsed_residual.literals) == len(set(finite))
 
 
-def read_bound_value(bound_expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
-    assert isinstance(bound_expression, iceberg.LessThanOrEqual)
-    bound = bound_expression.bind(TheirSchema(NestedField(1, "c", kind)))
+def read_bound_value(expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
+    assert isinstance(expression, iceberg.LessThanOrEqual)
+    bound = expression.bind(TheirSchema(NestedField(1, "c", kind)))
     assert isinstance(bound, iceberg.BoundLessThanOrEqual)
     return bound.literal.value
 

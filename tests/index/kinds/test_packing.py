@@ -143,9 +143,9 @@ def test_doubles_that_are_floats_take_four_bytes() -> None:
     _, packed_span = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
     assert packed_span is not None
     assert packed_span.width == 4
-    _, are_floats = pack_bounds("double", [0.1, 1.25], absent_low=True)
-    assert are_floats is not None
-    assert are_floats.width == 8
+    _, wide_span = pack_bounds("double", [0.1, 1.25], absent_low=True)
+    assert wide_span is not None
+    assert wide_span.width == 8
 
 
 def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:

@@ -176,11 +176,11 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
         if is_trusted and path not in java_plan.tasks and not is_excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         _check_deletes(case, file, tasks[path], expected, unfiltered_plan, counts)
-        for meaning, matching_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
+        for meaning, meant_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
             residual_matches = case.match_rows(file, tasks[path].residual, meaning)
             if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
-                matching_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert residual_matches == matching_rows or (case.names_infinity and residual_matches == sparks), (
+                meant_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
+            assert residual_matches == meant_rows or (case.names_infinity and residual_matches == sparks), (
                 f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts

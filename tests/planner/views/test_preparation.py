@@ -309,8 +309,8 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: RunningServer, prepared_manifests: int) -> int:
-    await until(lambda: server.components.planner.read_stats().prepared == prepared_manifests)
+async def count_decoded_after(server: RunningServer, prepared_count: int) -> int:
+    await until(lambda: server.components.planner.read_stats().prepared == prepared_count)
     return server.components.planner.read_stats().decoded
 
 

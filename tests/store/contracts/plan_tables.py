@@ -166,10 +166,10 @@ class PlanTablesContract(StorePair):
         for step in range(10):
             name = f"t~plan~{step:032x}"
             await store_plan_table(store, build_plan(f"p{step}", name, expires_ms=100))
-            (is_renewed,), retired_plans = await asyncio.gather(
+            (is_renewed,), retired_count = await asyncio.gather(
                 store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire_plans(other_store, 1000)
             )
-            assert is_renewed == (retired_plans == 0)
+            assert is_renewed == (retired_count == 0)
             assert (await store.plan_table(NS, name) is not None) == is_renewed
 
     async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(

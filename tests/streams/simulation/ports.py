@@ -314,13 +314,13 @@ class RemoteBroker:
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         """Write a record after all earlier records of this server, as an idempotent producer does."""
-        previous_record, loop = self._last_write, asyncio.get_running_loop()
+        previous_write, loop = self._last_write, asyncio.get_running_loop()
         stored_event: asyncio.Future[None] = loop.create_future()
         self._last_write = stored_event
 
         async def receive() -> None:
-            if previous_record is not None:
-                await asyncio.wait([previous_record])
+            if previous_write is not None:
+                await asyncio.wait([previous_write])
             if not stored_event.done():  # The broker recognises a repeated message.
                 self._cluster.journal.append(value)
                 stored_event.set_result(None)
