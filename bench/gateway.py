@@ -187,8 +187,8 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
         s3: The store at the address that direct reads use.
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
-    at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.make_client()) as client, closing(at_store.make_client()) as store_client:
+    store_s3 = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    with closing(keys.make_client()) as client, closing(store_s3.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         if rig.direct_store is None:
@@ -201,7 +201,7 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
             read_range, cpu_ms = build_reader(client, keys, size), {}
             for server, pid, work in (
                 ("seamark", rig.seamark.pid, read_range),
-                (peer, s3.process.pid, build_reader(store_client, at_store, size)),
+                (peer, s3.process.pid, build_reader(store_client, store_s3, size)),
             ):
                 cpu_ms_before = _read_cpu_ms(pid)
                 for number in range(rounds):

@@ -106,14 +106,14 @@ class AttackedServer:
     async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
-        hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
+        hostile_process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
             await asyncio.sleep(1)
             return await self.look(seconds)
         finally:
-            if hostile.returncode is None:
-                hostile.kill()
-            await hostile.wait()
+            if hostile_process.returncode is None:
+                hostile_process.kill()
+            await hostile_process.wait()
 
 
 @asynccontextmanager
@@ -123,7 +123,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
         good_token = await create_token(store, clock, "good", None, [Grant("good", "admin")])
-        hostile = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
+        hostile_token = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
     with Seamark(home, flags=("--auth", "token")) as server:
         timeout = aiohttp.ClientTimeout(_PATIENCE_S)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good_token}"}, timeout=timeout) as http:
@@ -132,7 +132,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
             for name in ("t", "mine"):
                 await api.table(name)
             await append_files(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
-            yield AttackedServer(server, http, hostile)
+            yield AttackedServer(server, http, hostile_token)
 
 
 async def run(

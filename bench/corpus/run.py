@@ -104,7 +104,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SAMPLE_SHARE)
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
     generator = None if quick else tpcds.open_generator()
-    of_tpcds: list[CorpusMeasurement] = []
+    tpcds_results: list[CorpusMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         create_star_schemas(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
@@ -117,14 +117,14 @@ async def run(folder: Path, *, quick: bool = False, share: float = SAMPLE_SHARE)
                 query_queries = [
                     CorpusQuery(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()
                 ]
-                of_tpcds = [_measure_query(con, client, query) for query in query_queries]
+                tpcds_results = [_measure_query(con, client, query) for query in query_queries]
     parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
     for name, part in {"all": results, **parts}.items():
         report.rows += _sum_rows(f"{name}: {len(part)} queries", part)
     if generator is not None:
-        report.rows += _list_tpcds_rows(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
+        report.rows += _list_tpcds_rows(f"tpcds: {len(tpcds_results)} queries", tpcds_results, generator)
         generator.close()
-    bench_results = [*results, *of_tpcds]
+    bench_results = [*results, *tpcds_results]
     report.rows += [item.row for item in bench_results]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
     report.notes += [f"{item.query.title}: {item.outcome}" for item in bench_results if item.kept_files >= item.duckdb]
@@ -133,13 +133,13 @@ async def run(folder: Path, *, quick: bool = False, share: float = SAMPLE_SHARE)
 
 def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
     """Yield the rows with the totals of the queries in `part`."""
-    pruned_count, fewer = (
+    pruned_count, fewer_count = (
         sum(item.kept_files < item.all_files for item in part),
         sum(item.kept_files < item.duckdb for item in part),
     )
     pruned_by_duckdb = sum(item.duckdb < item.all_files for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned_count, PEER: pruned_by_duckdb}, False, PEER)
-    yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
+    yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer_count}, False, PEER)
     sums = {OURS: sum(item.kept_files for item in part), PEER: sum(item.duckdb for item in part)}
     sums[ALL_FILES] = sum(item.all_files for item in part)
     if any(item.needed_files is None for item in part):

@@ -133,14 +133,14 @@ def compare_servers(report: Report, engine: str, ways: Mapping[str, Ask], oracle
 
 
 def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
-    at_gateway = replace(
+    gateway_s3 = replace(
         slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
     )
     vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
-            (OURS, slow_servers.gateway, at_gateway, vended_properties),
+            (OURS, slow_servers.gateway, gateway_s3, vended_properties),
             (DIRECT_SERVER, slow_servers.direct_server, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(

@@ -176,11 +176,11 @@ def _run_job(barrier: Barrier, job: Job) -> ContentionOutcome:
         first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
-        began = time.monotonic()
+        began_s = time.monotonic()
         tries = [_try_commit(item) for item in other_writes]
         commit_count = sum(item > 0 for item in tries)
         rows += ROWS * commit_count
-        return ContentionOutcome(began, time.monotonic(), commit_count, len(tries) - commit_count, sum(tries), rows)
+        return ContentionOutcome(began_s, time.monotonic(), commit_count, len(tries) - commit_count, sum(tries), rows)
 
 
 def _try_commit(commit: Callable[[], int]) -> int:

@@ -131,11 +131,13 @@ def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
 
     The fraction counts the rows on pages that contain a selected row.
     """
-    slower = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
-    faster = max((fraction for fraction, ratio in measurements if ratio >= 1 and fraction < slower), default=0.0)
+    smallest_loss = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
+    largest_win = max(
+        (fraction for fraction, ratio in measurements if ratio >= 1 and fraction < smallest_loss), default=0.0
+    )
     return (
-        f"Seamark is faster if at most {faster:.0%} of the rows of the remaining files are on pages with a selected "
-        f"row. It is slower from {slower:.0%}."
+        f"Seamark is faster if at most {largest_win:.0%} of the rows of the remaining files are on pages with a"
+        f" selected row. It is slower from {smallest_loss:.0%}."
     )
 
 

@@ -386,8 +386,8 @@ def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them(
     for needs_groups in (True, False):
         tokens = StatementTokens(keyring, clock, needs_groups=needs_groups)
         assert tokens.verify_token(tokens.issue(small_principal, 60))[0].groups == groups[:20]
-    without_policy = StatementTokens(keyring, clock, needs_groups=False)
-    assert without_policy.verify_token(without_policy.issue(caller, 60))[0].groups == ()
+    tokens_without_policy = StatementTokens(keyring, clock, needs_groups=False)
+    assert tokens_without_policy.verify_token(tokens_without_policy.issue(caller, 60))[0].groups == ()
     with pytest.raises(BadRequest, match="belongs to 100 groups and roles"):
         StatementTokens(keyring, clock).issue(caller, 60)
 

@@ -257,15 +257,15 @@ class EngineAppender:
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):
-            of_status = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
-            row[files], row[rows] = len(of_status), sum(of_status)
+            record_counts = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
+            row[files], row[rows] = len(record_counts), sum(record_counts)
         return row | self.manifest_row
 
     def _request(self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
-        fewer = {
+        removed_totals = {
             "data-files": len(removed_counts),
             "records": sum(removed_counts),
             "files-size": 100 * len(removed_counts),
@@ -273,9 +273,9 @@ class EngineAppender:
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for kind, count in counts.items():
             summary[f"added-{kind}"] = str(count)
-            if fewer[kind]:
-                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
-            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - fewer[kind])
+            if removed_totals[kind]:
+                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(removed_totals[kind])
+            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - removed_totals[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,

@@ -96,7 +96,7 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
             engines = PlanningEngines(server, spark, catalog, by_itself, pyiceberg_catalog, python_by_itself)
-            before_rename = _create_wide_table(engines)
+            snapshot_before_rename = _create_wide_table(engines)
             index_properties = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({index_properties})")
             jobs = SparkWorkers(spark)
@@ -105,7 +105,7 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             reports += tuple(
                 build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS_INDEXES
             )
-            yield IndexedLakeTables(engines, client, before_rename, reports)
+            yield IndexedLakeTables(engines, client, snapshot_before_rename, reports)
         client.close()
 
 
@@ -119,17 +119,17 @@ def _create_wide_table(engines: PlanningEngines) -> int:
         "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "
         "bin binary) USING iceberg PARTITIONED BY (p)"
     )
-    before_rename = 0
+    snapshot_before_rename = 0
     for part in range(3):
         if part == 2:
-            before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
+            snapshot_before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
             engines.run_sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
             engines.run_sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
         engines.run_sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
     engines.run_sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
     engines.run_sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
     assert engines.run_sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
-    return before_rename
+    return snapshot_before_rename
 
 
 def _build_rows_query(part: int) -> str:
@@ -266,9 +266,9 @@ def test_filter_for_two_values_that_never_occur_in_one_row_reads_no_file(wide_la
 @pytest.mark.slow
 def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: IndexedLakeTables) -> None:
     engines = wide_lake.engines
-    older = {"snapshot-id": wide_lake.before_rename}
-    assert len(engines.plan("wide", _build_equality("country", "M3"), **older)) == 1
-    plan = engines.plan("wide", _build_equality("id", 151), **older)
+    old_options = {"snapshot-id": wide_lake.before_rename}
+    assert len(engines.plan("wide", _build_equality("country", "M3"), **old_options)) == 1
+    plan = engines.plan("wide", _build_equality("id", 151), **old_options)
     with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.run_sql(query) == [("M1",)]

@@ -491,13 +491,13 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
     for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
         engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
-    by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
+    query_by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.run_sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
+        assert engines.run_sql(query_by_partition) == engines.run_unplanned_sql(query_by_partition) != []
     assert "planTableScan" not in requests, "a client that loads the table after the change must plan itself"
     engines.run_sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
-        engines.run_sql(by_partition)
+        engines.run_sql(query_by_partition)
     assert engines.run_sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
     engines.run_sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []

@@ -80,14 +80,14 @@ async def read_object(store: HedgedStore) -> tuple[str, bytes]:
 
 
 async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
-    for faster in (0, 1):
+    for faster_answer in (0, 1):
         answers = ScriptedAnswer(), ScriptedAnswer()
         scripted_store = ScriptedStore(*answers)
         reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
         await until(lambda scripted_store=scripted_store: scripted_store.sent_count == 2)
-        answers[faster].release_event.set()
-        assert await reading == (str(faster), b"a")
-        assert (answers[faster].outcome, answers[1 - faster].outcome) == ("read", "cancelled")
+        answers[faster_answer].release_event.set()
+        assert await reading == (str(faster_answer), b"a")
+        assert (answers[faster_answer].outcome, answers[1 - faster_answer].outcome) == ("read", "cancelled")
 
 
 @pytest.mark.parametrize(

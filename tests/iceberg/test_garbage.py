@@ -131,10 +131,10 @@ BASES: list[TableMetadata | None] = [None, *(add_snapshots(build_table(number), 
 
 def check_round_trip(base: TableMetadata | None, updates: list[Any]) -> None:
     try:
-        m = apply_json(base, updates, now_ms=NOW_MS + 10**6, new_uuid=UUID)
+        metadata = apply_json(base, updates, now_ms=NOW_MS + 10**6, new_uuid=UUID)
     except (BadRequest, CommitConflict):
         return
-    assert decode_table(encode_table(m), "f") == m
+    assert decode_table(encode_table(metadata), "f") == metadata
 
 
 def test_valid_updates_of_the_fuzzer_are_accepted() -> None:
@@ -218,7 +218,7 @@ def test_mutated_create_requests_are_served_or_rejected(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
 ) -> None:
     try:
-        m = build_table_metadata(
+        metadata = build_table_metadata(
             uuid=UUID,
             location="s3://x",
             schema=schema,
@@ -230,7 +230,7 @@ def test_mutated_create_requests_are_served_or_rejected(
     except BadRequest:
         pass
     else:
-        assert decode_table(encode_table(m), "f") == m
+        assert decode_table(encode_table(metadata), "f") == metadata
     try:
         v = build_view_metadata(
             uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW_MS
@@ -249,9 +249,9 @@ def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
     except ValueError:
         reject()
     try:
-        m = decode_table(data, "f")
+        metadata = decode_table(data, "f")
     except Corrupt:
         return
-    assert decode_table(encode_table(m), "f") == m
+    assert decode_table(encode_table(metadata), "f") == metadata
     # Readable metadata can also be changed by a commit, or the commit is rejected with a clear error.
-    check_round_trip(m, VALID_UPDATES[10:12])
+    check_round_trip(metadata, VALID_UPDATES[10:12])

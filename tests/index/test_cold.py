@@ -234,7 +234,7 @@ async def test_probe_with_too_many_reads_or_bytes_is_skipped(monkeypatch: pytest
 def test_bytes_of_overlapping_reads_are_stored_once() -> None:
     rng = random.Random(8)
     for _ in range(200):
-        sparse = SparseMemory(300)
+        sparse_memory = SparseMemory(300)
         expected = bytearray(300)
         is_present = [False] * 300
         for round_number in range(1, 12):
@@ -242,13 +242,13 @@ def test_bytes_of_overlapping_reads_are_stored_once() -> None:
             length = rng.randint(0, 300 - start)
             missing_positions = {
                 position
-                for offset, size in sparse.list_missing([(start, length)])
+                for offset, size in sparse_memory.list_missing([(start, length)])
                 for position in range(offset, offset + size)
             }
             assert missing_positions == {
                 position for position in range(start, start + length) if not is_present[position]
             }
-            sparse.fill(start, bytes([round_number]) * length)
+            sparse_memory.fill(start, bytes([round_number]) * length)
             for position in missing_positions:
                 expected[position], is_present[position] = round_number, True
-            assert bytes(sparse.memory) == expected
+            assert bytes(sparse_memory.memory) == expected

@@ -66,10 +66,10 @@ class StuckBroker:
         await self._answer("range for ever")
         return JournalRange(0, len(self._journal))
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, offsets_before: Mapping[Shard, int]) -> None:
         pass
 
-    async def delete_journal(self, before: int) -> None:
+    async def delete_journal(self, offset_before: int) -> None:
         pass
 
     async def delete_stream(self, stream: str) -> None:

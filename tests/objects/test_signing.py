@@ -85,11 +85,11 @@ class SigningClient:
         return sign_s3_request(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
 
     async def send(
-        self, method: str, answer: dict[str, Any], body: bytes = b"", extra: Mapping[str, str] | None = None
+        self, method: str, answer: dict[str, Any], body: bytes = b"", extra_headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         headers = {name: ", ".join(values) for name, values in answer["headers"].items()}
         async with self.session.request(
-            method, URL(answer["uri"], encoded=True), headers={**headers, **(extra or {})}, data=body or None
+            method, URL(answer["uri"], encoded=True), headers={**headers, **(extra_headers or {})}, data=body or None
         ) as response:
             return response.status, await response.read()
 
@@ -124,7 +124,7 @@ async def test_signature_of_a_read_is_valid_for_every_range(client: SigningClien
     await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
     answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
     for first_byte in (0, 4, 8):
-        status, part = await client.send("GET", answer, extra={"Range": f"bytes={first_byte}-{first_byte + 1}"})
+        status, part = await client.send("GET", answer, extra_headers={"Range": f"bytes={first_byte}-{first_byte + 1}"})
         assert (status, part) == (206, b"0123456789"[first_byte : first_byte + 2])
 
 

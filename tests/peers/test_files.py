@@ -73,18 +73,21 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
 
 
 async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
-        await wait_for_all_nodes(a, b)
-        set_long_timeouts(a), set_long_timeouts(b)
-        small_file = await create_files([a], 6, 3 << 20)
-        large_files = await create_files([a], 6, (3 << 20) + 1, seed=2)
+    async with (
+        open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as first_node,
+        open_node(tmp_path, "b") as second_node,
+    ):
+        await wait_for_all_nodes(first_node, second_node)
+        set_long_timeouts(first_node), set_long_timeouts(second_node)
+        small_file = await create_files([first_node], 6, 3 << 20)
+        large_files = await create_files([first_node], 6, (3 << 20) + 1, seed=2)
         for files in (small_file, large_files):
             for location, content in files.items():
-                assert await b.read(location) == content
-                assert await a.read(location) == content
-        assert {count_reads([a, b], location) for location in small_file} == {1}
+                assert await second_node.read(location) == content
+                assert await first_node.read(location) == content
+        assert {count_reads([first_node, second_node], location) for location in small_file} == {1}
         for location in large_files:
-            assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
+            assert count_reads([first_node, second_node], location) >= (2 if first_node.owns(location) else 1)
 
 
 async def test_errors_for_limits_and_missing_files_equal_the_errors_of_the_storage(nodes: list[Node]) -> None:
@@ -120,7 +123,7 @@ async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(node
 
 
 async def test_single_replica_reads_the_storage(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a") as a:
-        files = await create_files([a], 3, 100)
-        assert [await a.read(location) for location in files] == list(files.values())
-        assert a.peers.objects.counts.direct == 3
+    async with open_node(tmp_path, "a") as first_node:
+        files = await create_files([first_node], 3, 100)
+        assert [await first_node.read(location) for location in files] == list(files.values())
+        assert first_node.peers.objects.counts.direct == 3

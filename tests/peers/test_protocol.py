@@ -77,7 +77,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     reads = rig.node.stored_objects.reads.total()
 
     ticket = headers[TICKET_HEADER]
-    raw = base64.urlsafe_b64decode(ticket)
+    raw_ticket = base64.urlsafe_b64decode(ticket)
     other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad_headers in (
@@ -90,8 +90,8 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
         forged_tickets.issue(rig.node.address, rig.location)[0],
         *(
-            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, start)).decode()}
-            for start in range(0, len(raw), 5)
+            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw_ticket, start)).decode()}
+            for start in range(0, len(raw_ticket), 5)
         ),
     ):
         if len(bad_headers.get(TICKET_HEADER, "")) > 8000:
@@ -192,12 +192,12 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         monkeypatch.setenv(CA_VARIABLE, str(trusted_path))
         folder = tmp_path / trusted_path.stem
         folder.mkdir()
-        async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
-            await wait_for_all_nodes(a, b)
-            set_long_timeouts(a)
-            files = await create_files([a], 20, 100)
-            assert [await a.read(location) for location in files] == list(files.values())
-            counts = a.peers.objects.counts
+        async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
+            await wait_for_all_nodes(first_node, second_node)
+            set_long_timeouts(first_node)
+            files = await create_files([first_node], 20, 100)
+            assert [await first_node.read(location) for location in files] == list(files.values())
+            counts = first_node.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed
 
     assert (await read_through(authority.file))[0] > 0

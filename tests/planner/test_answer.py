@@ -509,9 +509,9 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     for column, kind in KINDS.items():
         lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
         metrics[column] = build_metrics_of(kind, lower, upper)
-    bare = build_data_file("bare")
+    bare_file = build_data_file("bare")
     full_file = build_data_file("full", metrics=metrics)
-    plan = build_scan(build_metadata(()), [build_block([full_file, bare])])
+    plan = build_scan(build_metadata(()), [build_block([full_file, bare_file])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
     data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}

@@ -291,10 +291,10 @@ class Situation:
         """
         removal, file = delete[1].file, data[1].file
         has_same_partition = removal.partition_key == file.partition_key
-        older, newest = self.compute_sequence(data), self.compute_sequence(delete)
+        data_sequence, delete_sequence = self.compute_sequence(data), self.compute_sequence(delete)
         if removal.content == EQUALITY_DELETES:
-            return older < newest and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
-        if older > newest:
+            return data_sequence < delete_sequence and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
+        if data_sequence > delete_sequence:
             return False
         referenced = removal.referenced
         bounds = removal.metrics.get(PATH_ID)

@@ -264,16 +264,16 @@ def draw_joins(
         if rng.random() < 0.8:
             join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)
-        likes, condition, sure = draw_likes(rng, other)
+        likes, condition, is_sure = draw_likes(rng, other)
         if likes:
             join["likes"] = likes
             conditions.append(condition)
-            exact = exact and sure
+            exact = exact and is_sure
             counts["joins with LIKE"] += 1
-        nested_joins, further, all_joins = draw_joins(rng, other, counts)
+        nested_joins, further_joins, all_joins = draw_joins(rng, other, counts)
         if nested_joins:
             join["joins"] = nested_joins
-            conditions += further
+            conditions += further_joins
             counts["snowflakes"] += 1
         request.append(join)
         tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")

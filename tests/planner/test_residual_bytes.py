@@ -68,7 +68,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         assert weak != TRUE
         residual_json = JSON.validate_python(encode_expression(weak))
         assert residual_json != AlwaysTrue()
-        strict = expression_evaluator(PYICEBERG_SCHEMA, JSON.validate_python(where), case_sensitive=True)
+        strict_evaluator = expression_evaluator(PYICEBERG_SCHEMA, JSON.validate_python(where), case_sensitive=True)
         evaluator = expression_evaluator(PYICEBERG_SCHEMA, residual_json, case_sensitive=True)
         true_filter = expression_evaluator(
             PYICEBERG_SCHEMA,
@@ -78,7 +78,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         for _ in range(40):
             row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
             assert true_filter(row)
-            assert evaluator(row) or not strict(row)
+            assert evaluator(row) or not strict_evaluator(row)
 
 
 def encode_plan(

@@ -188,9 +188,9 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
             order.append(holder)
             await asyncio.sleep(0)
 
-    hostile = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
+    hostile_tasks = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
-    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile)
+    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile_tasks)
     assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(order) == 52
 

@@ -42,13 +42,13 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
     async with run_server(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old_connection = await connect_and_request(stack, port, authority)
-        silent = [
+        silent_connections = [
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}"))
             for n in range(SILENT_COUNT)
         ]
         new_connection = await connect_and_request(stack, port, authority)
         # The test has cancelled the task at its end, or the server has reset the connection.
-        reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
+        reading = [asyncio.create_task(wire.reader.read()) for wire in silent_connections]
         try:
             await until(lambda: sum(task.done() for task in reading) >= SILENT_COUNT - 8)
         finally:

@@ -187,8 +187,8 @@ async def test_concurrent_openings_create_one_schema(path: Path, clock: Simulate
 async def test_database_of_an_older_version_is_upgraded(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
+    with monkeypatch.context() as old_version:
+        old_version.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
         async with open_sqlite(path, clock=clock):
             pass
     connection = sqlite3.connect(path, isolation_level=None)

@@ -63,14 +63,14 @@ async def test_pause_after_a_job_without_work_is_shorter() -> None:
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE_LIMIT)
     manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
-    for idle, pause_s in ((True, 60.0), (False, 600.0)):
+    for is_idle, pause_s in ((True, 60.0), (False, 600.0)):
         queue.put(manifest_job)
-        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        assert queue.finish(await queue.take(), failed=False, idle=is_idle) == pause_s
         queue.put(manifest_job)
         now.s += pause_s - 1
         assert await take_job(queue) is None
         now.s += 1
-        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        assert queue.finish(await queue.take(), failed=False, idle=is_idle) == pause_s
         now.s += pause_s
     queue.put(build_job("t"))
     assert queue.finish(await queue.take(), failed=False, idle=True) == 1.0

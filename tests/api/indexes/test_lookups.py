@@ -412,8 +412,8 @@ def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
     assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
-    with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
-    assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
+    array_with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
+    assert compute_expanded_bytes(array_with_nulls) - 8 * 3 == 3
 
 
 @pytest.mark.slow

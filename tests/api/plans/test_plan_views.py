@@ -324,8 +324,8 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
         assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
+        error_by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert error_by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
         assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200

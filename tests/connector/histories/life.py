@@ -293,12 +293,12 @@ class TableHistory:
                 else other_value is not None and bool(own_value < other_value)
             )
 
-        stored_keys, latest = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
+        stored_keys, latest_rows = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
-            earlier_row = latest.get(self._compute_key(row))
+            earlier_row = latest_rows.get(self._compute_key(row))
             if earlier_row is None or not is_older(row, earlier_row):
-                latest[self._compute_key(row)] = row
-        for key, row in latest.items():
+                latest_rows[self._compute_key(row)] = row
+        for key, row in latest_rows.items():
             old_row = stored_keys.get(key)
             if old_row is not None and is_older(row, old_row):
                 continue

@@ -318,8 +318,8 @@ def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: 
 
 
 def _check_counts(counts: Counter[str]) -> None:
-    from_cubes = sum(count for source, count in counts.items() if source.startswith("cube"))
-    assert from_cubes > counts.total() / 4, counts
+    cube_answers = sum(count for source, count in counts.items() if source.startswith("cube"))
+    assert cube_answers > counts.total() / 4, counts
     assert counts["cube, attributes"] > 0, counts
 
 

@@ -67,9 +67,9 @@ class NumberedPlans:
         if self._view(request.table) is not None:
             raise NoSuchResource("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
-        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
+        usual_fields = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return TablePlanResponse(**{**usual, **sizes, **self.plan(request)})
+        return TablePlanResponse(**{**usual_fields, **sizes, **self.plan(request)})
 
     async def load_table(self, table: tuple[str, ...]) -> KnownTable | None:
         self.loaded_tables.append(table)

@@ -164,9 +164,9 @@ async def run_fake_seamark(
         if isinstance(new_plan, int):
             error = {"message": "no", "type": "NoSuchTableException" if new_plan == 404 else "Fake", "code": new_plan}
             return web.json_response({"error": error}, status=new_plan)
-        usual = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
+        usual_fields = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
-        return web.json_response({**usual, **sizes, **new_plan})
+        return web.json_response({**usual_fields, **sizes, **new_plan})
 
     async with run_fake_server(answer) as fake_server:
         seamark = ScriptedSeamark(fake_server)

@@ -64,15 +64,15 @@ def find_violations(chain: list[int], events: list[Event], initial_value: int | 
 def _find_real_time_violations(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
     """Return the violations of real time: an append that ended before another began must precede it in the chain."""
     results = []
-    latest_began, principal = float("-inf"), 0
+    latest_start, latest_value = float("-inf"), 0
     for value in chain:
         event = appends.get(value)
         if event is None:
             continue
-        if event.outcome == "ok" and event.end_s < latest_began:
-            results.append(f"{value} ended before {principal} began, but stands after it in the chain")
-        if event.began > latest_began:
-            latest_began, principal = event.began, value
+        if event.outcome == "ok" and event.end_s < latest_start:
+            results.append(f"append {value} ended before append {latest_value} began, but is after it in the chain")
+        if event.began > latest_start:
+            latest_start, latest_value = event.began, value
     return results
 
 

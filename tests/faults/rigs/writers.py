@@ -75,7 +75,7 @@ def append_until(
     attempt = 0
     while not stop.is_set():
         client = source.choice(clients)
-        began = time.monotonic()
+        began_s = time.monotonic()
         try:
             status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         except OutcomeUnknown:
@@ -89,10 +89,10 @@ def append_until(
             return
         head, sequence = body["metadata"].get("current-snapshot-id"), body["metadata"]["last-sequence-number"]
         head = None if head == -1 else head
-        notes.events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        notes.events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
         snapshot_id = number * 1_000_000 + attempt
-        began = time.monotonic()
+        began_s = time.monotonic()
         try:
             status, body = source.choice(clients).append(snapshot_id, head, sequence + 1, name)
         except OutcomeUnknown:
@@ -107,7 +107,7 @@ def append_until(
         if (
             outcome != "refused"
         ):  # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
-            notes.events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
+            notes.events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
 

@@ -482,11 +482,11 @@ def test_chain_of_thousands_of_predicates_is_read() -> None:
 
 
 def test_dropped_column_is_found_in_an_older_schema() -> None:
-    older = msgspec.convert(
+    old_schema = msgspec.convert(
         {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
         type=seamark_schema.Schema,
     )
-    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()
+    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, old_schema)).unused == ()
 
 
 @pytest.mark.parametrize(

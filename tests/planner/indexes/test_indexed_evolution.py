@@ -222,8 +222,8 @@ async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path:
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
     schemas = table.metadata.schemas
-    older = IndexDefinition("i", "bitmap", (resolve_term_by_id("identity", 3, schemas[0]),))
-    await table.index(older, [0])
+    old_definition = IndexDefinition("i", "bitmap", (resolve_term_by_id("identity", 3, schemas[0]),))
+    await table.index(old_definition, [0])
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
         assert list_file_numbers(

@@ -218,8 +218,10 @@ class _History:
         data = self.files.make_data_file(
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
-        oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest)]])
+        oldest_sequence = max(file.sequence for file in group) if self.version > 1 else None
+        return self._replace(
+            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
+        )
 
     def _replace(
         self, branch: str, operation: str, removed_numbers: set[int], added_entries: list[list[Entry]]
@@ -358,8 +360,8 @@ class _History:
         live_sequences = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
         counts = {}
         for status in (ADDED, EXISTING, DELETED):
-            of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
-            counts[status] = (len(of_status), sum(of_status))
+            counts_of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
+            counts[status] = (len(counts_of_status), sum(counts_of_status))
         summaries = [_compute_summary(rng, part, index, files, kinds) for index, part in enumerate(fields)]
         return Manifest(
             path=path.as_uri(),

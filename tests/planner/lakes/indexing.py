@@ -195,8 +195,8 @@ def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
 
 def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
-    older = [item for item in metadata.schemas if item.id <= schema.id]
-    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, older) for term in definition.terms)
+    old_schemas = [item for item in metadata.schemas if item.id <= schema.id]
+    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, old_schemas) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
 
 
@@ -341,13 +341,13 @@ async def _index_some_files(
     rng: random.Random, indexed_lake: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
     """Write an index file, and return the definition under its schema and the location of the file."""
-    metadata, newest = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
+    metadata, newest_schema_id = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
         known_numbers |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
-        if known_numbers == ids and schema.id >= newest:
+        if known_numbers == ids and schema.id >= newest_schema_id:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema

@@ -242,12 +242,12 @@ async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_pa
     async with open_test_planner(tmp_path) as planner:
         old_metadata = lake.states[-1][0]
         await plan_table(planner, old_metadata, make_between(1, 2))
-        latest = make_planned_table(old_metadata)
+        latest_table = make_planned_table(old_metadata)
         for _ in range(6):
             lake.append()
-            key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT_BYTES)
+            key = await planner.prepare(lake.commit(), latest_table, limit_bytes=LIMIT_BYTES)
             assert key is not None
-            latest = PlannedTable(key, 0.0, prepared=True)
+            latest_table = PlannedTable(key, 0.0, prepared=True)
             assert planner.read_stats().views == 2
         decoded_count = planner.read_stats().decoded
         assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
@@ -289,14 +289,19 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     first_note = tables.get("a")
     assert first_note is not None
     tables.prepare("a", first_note, ("2",), 7.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, first_note.planned_s)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s, latest_table.planned_s) == (
+        ("2",),
+        True,
+        7.0,
+        first_note.planned_s,
+    )
     tables.note("a", ("2",))
-    tables.prepare("a", latest, ("3",), 9.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s) == (("2",), False, 0.0)
+    tables.prepare("a", latest_table, ("3",), 9.0)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s) == (("2",), False, 0.0)
     clock.ahead_s = RECENTLY_PLANNED_S
     assert tables.is_empty
     assert tables.get("a") is None

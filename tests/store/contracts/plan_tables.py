@@ -201,8 +201,8 @@ class PlanTablesContract(StorePair):
         ]
         assert await list_plan_ids(other_store, uuid="another") == []
         assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
-        latest = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [item.id - 2**61 for item in latest] == [2, 3]
+        latest_plans = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert [item.id - 2**61 for item in latest_plans] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):

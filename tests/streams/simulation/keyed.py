@@ -137,17 +137,17 @@ class KeyedFiles(LineFiles):
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyLines]:
-        latest: dict[bytes, bytes] = {}
+        latest_lines: dict[bytes, bytes] = {}
         for part in rows:
             for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
-                latest[parse_key(line)] = line
-        lines = [line for line in latest.values() if not line.startswith(b"-")]
+                latest_lines[parse_key(line)] = line
+        lines = [line for line in latest_lines.values() if not line.startswith(b"-")]
         files = []
         if lines:
             self._count += 1
             files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
         keys = [parse_key(line) for line in lines]
-        return files, KeyLines(frozenset(latest), {file.location: keys for file in files})
+        return files, KeyLines(frozenset(latest_lines), {file.location: keys for file in files})
 
     def encode_deletes(
         self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored_table: Any, folder: str | None

@@ -348,14 +348,14 @@ class RemoteBroker:
         await self._network.delay()
         return answer
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, limit_offsets: Mapping[Shard, int]) -> None:
         await self._network.delay()
-        for shard, record in before.items():
+        for shard, record in limit_offsets.items():
             self._cluster.starts[shard] = max(record, self._cluster.starts.get(shard, 0))
 
-    async def delete_journal(self, before: int) -> None:
+    async def delete_journal(self, offset_before: int) -> None:
         await self._network.delay()
-        self._cluster.journal_start = max(before, self._cluster.journal_start)
+        self._cluster.journal_start = max(offset_before, self._cluster.journal_start)
 
     async def delete_stream(self, stream: str) -> None:
         await self._network.delay()
