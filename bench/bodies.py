@@ -15,9 +15,7 @@ from bench.wire import Request, build_request
 
 COLUMNS = 10
 PROPERTIES = 10
-"""The number of columns of a table or view, and of initial properties. The defaults of
-apache/polaris-tools.
-"""
+"""The number of columns of a table or view, and of initial properties. The defaults of apache/polaris-tools."""
 
 
 def build_schema() -> dict[str, Any]:

@@ -77,9 +77,9 @@ async def _run_worker(connection: Connection, worker: Worker, deadline: float, s
             answer = await connection.ask(expected)
             elapsed_s = clock() - query_clock
             sample.statuses[answer.status] += 1
-            if answer.status in expected.counted:
+            if answer.status in expected.counted_statuses:
                 sample.latencies_ms.append(elapsed_s * 1000)
-            elif answer.status not in expected.tolerated:
+            elif answer.status not in expected.tolerated_statuses:
                 sample.failed += 1
                 if len(sample.failures) < 5:
                     sample.failures.append(f"{expected.label}: {answer.status} {answer.body[:200]!r}")

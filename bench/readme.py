@@ -380,8 +380,12 @@ def _format_machine(reports: dict[str, Report]) -> str:
 
 
 def _describe_load(reports: dict[str, Report]) -> list[str]:
-    busy = max(report.machine.get("load_before", 0) for report in reports.values())
-    return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
+    load_max = max(report.machine.get("load_before", 0) for report in reports.values())
+    return (
+        [f"Other work ran on the machine (load average up to {load_max}), so times are high."]
+        if load_max > BUSY
+        else []
+    )
 
 
 def fill_section(text: str, content: str) -> str:

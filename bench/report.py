@@ -117,8 +117,8 @@ class Report:
 
     @staticmethod
     def load(bench: str, folder: Path = RESULTS) -> Report:
-        raw = json.loads((folder / f"{bench}.json").read_text())
-        return Report(**{**raw, "rows": [Row(**row) for row in raw["rows"]]})
+        raw_report = json.loads((folder / f"{bench}.json").read_text())
+        return Report(**{**raw_report, "rows": [Row(**row) for row in raw_report["rows"]]})
 
     def list_servers(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row.values))

@@ -19,7 +19,7 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
+IS_EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
 DEFAULT_EXAMPLES = 10
 """The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
@@ -31,8 +31,8 @@ def first_seed(variable: str = "TEST_SEED") -> int:
     """
     seed = os.environ.get(variable) or os.environ.get("TEST_SEED")
     if not seed:
-        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
-        if EXPLORING:
+        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if IS_EXPLORING else "1"
+        if IS_EXPLORING:
             os.environ["TEST_SEED"] = seed
     return int(seed)
 
@@ -60,7 +60,7 @@ def examples(number: int, judged_number: int | None = None) -> int:
 
     An ordinary run uses the same examples each time, so it uses only `judged_number` of them, by default a tenth.
     """
-    if EXPLORING:
+    if IS_EXPLORING:
         return number
     return -(-number // 10) if judged_number is None else judged_number
 
@@ -83,9 +83,9 @@ def configure_hypothesis() -> None:
     modules.
     """
     first_seed()
-    if not EXPLORING:
+    if not IS_EXPLORING:
         providers._get_local_constants = lambda: providers._local_constants
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
     settings.register_profile("explore", print_blob=True, **patient)
-    settings.load_profile("explore" if EXPLORING else "judge")
+    settings.load_profile("explore" if IS_EXPLORING else "judge")

@@ -25,7 +25,7 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 NAMESPACE = "tpcds"
-SCALE = 0.1
+SCALE_FACTOR = 0.1
 _SCALE_MIN = 0.01
 """The smallest scale. With 0.005 the generator of DuckDB 1.5.5 does not end."""
 _ROUNDS = 5
@@ -77,7 +77,7 @@ def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
 
 def create_tpcds_tables(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
     """Generate the tables of TPC-DS, and write them to the server."""
-    con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE * share):g})")
+    con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE_FACTOR * share):g})")
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:

@@ -50,7 +50,7 @@ JOINS = {
     "supplier": JoinedTable((NAMESPACE, "supplier"), {"lo_suppkey": "s_suppkey"}),
     "part": JoinedTable((NAMESPACE, "part"), {"lo_partkey": "p_partkey"}),
 }
-CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
+CLUSTERING_COLUMNS = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
 """The settings with which Spark plans queries itself, as it does with any other catalog."""
 STALLED_S_MAX = 300.0
@@ -104,9 +104,8 @@ def write_demo_tables(uri: str, data: Path, options: Options, progress: Progress
     """Write the tables with PyIceberg, the facts in the order of the source, which is by date.
 
     The two other fact tables begin as copies of the source file. The server builds the indexes of a table as soon as
-    the
-    table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before the
-    server reaches the table.
+    the table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before
+    the server reaches the table.
     """
     facts = get_table_path(data, FACT)
     task = progress.add_task("PyIceberg writes the tables", total=len(TABLES) + 2)
@@ -178,7 +177,7 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
     """Rewrite the second fact table into Seamark's layout, and make `ssb` the namespace of the session."""
     spark.sql(f"USE {connect.CATALOG}.{NAMESPACE}")
     task = progress.add_task("Seamark clusters the facts", total=1)
-    cluster(spark, CLUSTERED, CLUSTERED_BY, joins=JOINS, files=options.fact_files, client=client)
+    cluster(spark, CLUSTERED, CLUSTERING_COLUMNS, joins=JOINS, files=options.fact_files, client=client)
     progress.update(task, completed=1)
 
 

@@ -126,7 +126,7 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], DemoMeasurement]:
             answer = run_spark_query(run, text)
-            facts = answer.read.get(FACT, NOTHING_READ)
+            facts = answer.read_files.get(FACT, NOTHING_READ)
             return answer.rows, DemoMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark

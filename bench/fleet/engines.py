@@ -42,9 +42,9 @@ from tests.services.trino import trino_server
 SCALE, FACT_FILES = 0.5, 60
 WARM_SCALE, WARM_FILES = 0.01, 2
 ROUNDS = 3
-DIRECT = "direct"
+DIRECT_SERVER = "direct"
 LAKE, WARM = "ssb", "warm"
-_SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+_SPARK_OPTIONS = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
 """PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads."""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
@@ -58,7 +58,7 @@ class ServersOnSlowStore:
     store: S3
     gateway_url: str
     gateway: Seamark
-    direct: Seamark
+    direct_server: Seamark
 
 
 @contextmanager
@@ -123,25 +123,25 @@ def compare_servers(report: Report, engine: str, ways: Mapping[str, Ask], oracle
 
     def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
         values = {way: value(durations) for way, durations in times.items()}
-        report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
+        report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT_SERVER))
 
     add_row("first round", lambda durations: sum(durations[0]))
     add_row("later rounds, median", lambda durations: statistics.median(map(sum, durations[1:])))
     for number, name in enumerate(QUERIES):
         values = {way: statistics.median(durations[number] for durations in time[1:]) for way, time in times.items()}
-        report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
+        report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT_SERVER))
 
 
 def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
-    at_gateway = replace(
+    gateway_s3 = replace(
         slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
     )
     vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
-            (OURS, slow_servers.gateway, at_gateway, vended_properties),
-            (DIRECT, slow_servers.direct, slow_servers.store, {}),
+            (OURS, slow_servers.gateway, gateway_s3, vended_properties),
+            (DIRECT_SERVER, slow_servers.direct_server, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(
                 folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
@@ -154,13 +154,15 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
 
 def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": slow_servers.store.region}
-    with spark_session(folder / "spark", _SPARK) as session:
+    with spark_session(folder / "spark", _SPARK_OPTIONS) as session:
         ways = {
             OURS: _build_spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
-            DIRECT: _build_spark_ask(
+            DIRECT_SERVER: _build_spark_ask(
                 session,
                 new_catalog(
-                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.build_client_properties()
+                    session,
+                    slow_servers.direct_server.base_url,
+                    extra=s3_io | slow_servers.store.build_client_properties(),
                 ),
             ),
         }

@@ -1,11 +1,11 @@
 """How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind
-a proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
-each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of
-the same ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also
-compared with a process that sends files by sendfile, which is the limit of the loopback interface. The client
-is a plain socket, because a Python client library takes longer than the server.
+Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind a
+proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
+each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of the same
+ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also compared with a
+process that sends files by sendfile, which is the limit of the loopback interface. The client is a plain socket,
+because a Python client library takes longer than the server.
 
     python -m bench.fleet.gateway_cache
 """

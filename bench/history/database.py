@@ -109,8 +109,8 @@ async def _merge_hours(store: PointerStore, hour: int) -> None:
     The server's housekeeping is not used, because it does not trust a clock that jumps.
     """
     for period_hours, age_hours in MERGED_PERIODS:
-        before_hour = (hour - age_hours) // period_hours * period_hours
-        while await store.merge_query_hours(before_hour, 1000, period_hours):
+        hour_limit = (hour - age_hours) // period_hours * period_hours
+        while await store.merge_query_hours(hour_limit, 1000, period_hours):
             pass
 
 

@@ -62,8 +62,7 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
 
     Returns:
         The title of the proposal, and the seconds of an average statement: before the change, as predicted, and as
-        recorded
-        after the change.
+        recorded after the change.
     """
     home.mkdir(parents=True)
     clock = OffsetClock()

@@ -5,9 +5,8 @@
 Seamark probes one merged blob, once in memory and once in a file, of which it reads only the ranges that a probe needs.
 A reader of Parquet without an index must open every file, because the position of the Bloom filter is in the footer.
 The benchmark measures this reader on a sample of real files with the same keys, and multiplies the time by the number
-of
-files per sampled file. Both run alternately with keys that were not probed before, and both must find the file with the
-key.
+of files per sampled file. Both run alternately with keys that were not probed before, and both must find the file with
+the key.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ The keys are drawn from 2^62 values, so the minimum and maximum of a file exclud
 """
 SAMPLE, QUICK_SAMPLE = 500, 50
 ROUNDS = 5
-PROBES_A_ROUND = 200
+PROBES_PER_ROUND = 200
 FOOTERS, DUCKDB = "parquet footers", "duckdb"
 GOAL_MS, GOAL_READS, GOAL_TIMES, GOAL_BUILD, GOAL_FPP = 0.2, 7, 50, 10, 1.5
 
@@ -150,7 +149,7 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
 
     scale = files / len(paths)
     for round_number in range(ROUNDS):
-        for _ in range(PROBES_A_ROUND):
+        for _ in range(PROBES_PER_ROUND):
             file = int(rng.integers(files))
             hashes = _compute_hash(int(draw_values(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):

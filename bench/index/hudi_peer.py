@@ -42,7 +42,7 @@ class HudiIndexPeer:
         self._spark = spark
         self._jvm: Any = spark.sparkContext._jvm
         self._location = f"{folder.as_uri()}/t"
-        self._given = folder / "keys"
+        self._keys_folder = folder / "keys"
 
     def create(self, rows: str, files: int) -> dict[str, Any]:
         options = {
@@ -103,8 +103,8 @@ class HudiIndexPeer:
 
         They are passed in a file, because the gateway would send them one by one.
         """
-        self._given.write_text("\n".join(keys))
-        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
+        self._keys_folder.write_text("\n".join(keys))
+        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._keys_folder)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
 
     def _open_reader(self) -> Any:

@@ -1,11 +1,10 @@
 """How much faster is a merge of encrypted Parquet files, with new keys, than one that decodes them?
 
 The files are those of `copies.py`, encrypted by pyarrow with a key for each column. The peer is pyarrow, which
-decrypts,
-decodes, encodes and encrypts, on one core like Seamark; the goal is 5 times its speed. There are two lower bounds. In
-the first, the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page by page.
-The second also writes the bytes to a file and makes it durable, as Seamark does. Times are CPU seconds of the process.
-All files are in the page cache.
+decrypts, decodes, encodes and encrypts, on one core like Seamark; the goal is 5 times its speed. There are two lower
+bounds. In the first, the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page
+by page. The second also writes the bytes to a file and makes it durable, as Seamark does. Times are CPU seconds of the
+process. All files are in the page cache.
 """
 
 from __future__ import annotations

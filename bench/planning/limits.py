@@ -16,15 +16,15 @@ PROBE_BYTES = 512 << 20
 class Bandwidth:
     """The speed of memory: gigabytes (10⁹) per second that one core reads, and copies (each byte counted once)."""
 
-    read: float
-    copied: float
+    read_rate: float
+    copy_rate: float
 
     def compute_floor_ms(self, size: int) -> float:
         """Return the minimum milliseconds to read `size` bytes from memory."""
-        return size / self.read / 1e6
+        return size / self.read_rate / 1e6
 
     def write_text(self) -> str:
-        return f"reads {self.read:.1f} GB/s, copies {self.copied:.1f} GB/s"
+        return f"reads {self.read_rate:.1f} GB/s, copies {self.copy_rate:.1f} GB/s"
 
 
 def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:

@@ -49,11 +49,11 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 
 COLUMN = "quantity"
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
-READ = (*COUNTS, "lower", "upper")
+READ_COLUMNS = (*COUNTS, "lower", "upper")
 FIELDS = ("value-count", "null-value-count", "nan-value-count", "lower-bound", "upper-bound")
 GOAL, HTTP_GOAL = 100, 20
 """The goals: how many times faster than the best peer, before encoding and over HTTP."""
-OURS_A_ROUND = 20
+PLANS_PER_ROUND = 20
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -117,9 +117,9 @@ async def _measure_before_encoding(
     for number in range(rounds):
         day = days[number % len(days)]
         expected = compute_facts(look_up(day))
-        for second_number in range(OURS_A_ROUND):
+        for second_number in range(PLANS_PER_ROUND):
             second_day = days[(number + second_number) % len(days)]
-            question_number = number * OURS_A_ROUND + second_number
+            question_number = number * PLANS_PER_ROUND + second_number
             durations[OURS].append(
                 _measure_ms(partial(look_up, slashes=1 + question_number // len(days)), second_day)[0]
             )
@@ -173,7 +173,7 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
 def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return all statistics of the column in the files found, as arrays by name."""
     stats = found_files.find_statistics(column)
-    answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
+    answer: dict[str, Any] = dict(zip(READ_COLUMNS, stats.read(READ_COLUMNS), strict=True))
     answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
     return answer
 

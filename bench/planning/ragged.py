@@ -27,20 +27,20 @@ class Cells:
     """
 
     matrix: Bytes
-    used: Mask | None = None
+    used_mask: Mask | None = None
 
     def mask(self) -> Mask:
-        return np.ones(self.matrix.shape, np.bool_) if self.used is None else self.used
+        return np.ones(self.matrix.shape, np.bool_) if self.used_mask is None else self.used_mask
 
     def list_lengths(self) -> Ints:
         rows, width = self.matrix.shape
-        return np.full(rows, width, np.int64) if self.used is None else self.used.sum(axis=1, dtype=np.int64)
+        return np.full(rows, width, np.int64) if self.used_mask is None else self.used_mask.sum(axis=1, dtype=np.int64)
 
 
 def join_cells(*parts: Cells) -> Cells:
     """Return the concatenation of the parts in each row."""
     matrix = np.hstack([part.matrix for part in parts])
-    if all(part.used is None for part in parts):
+    if all(part.used_mask is None for part in parts):
         return Cells(matrix)
     return Cells(matrix, np.hstack([part.mask() for part in parts]))
 
@@ -120,7 +120,7 @@ def choose_words(words: list[bytes], index: Ints) -> Cells:
 
 def add_lengths(part: Cells) -> Cells:
     """Encode Avro's bytes and string: the length as a varint, then the bytes."""
-    if part.used is None:
+    if part.used_mask is None:
         rows, width = part.matrix.shape
         return join_cells(fill_cells(encode_varint(width), rows), part)
     return join_cells(encode_varints(part.list_lengths()), part)

@@ -59,7 +59,7 @@ BLOCK_BYTES = 64_000
 DEFLATE_LEVEL = 9
 FILES_PER_DAY = 1600
 SYNC = bytes(range(16))
-ROW_GROUP = 128 << 20
+ROW_GROUP_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -409,9 +409,9 @@ def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], va
 
 def _split_offsets(size: Ints) -> list[Cells]:
     """Return one offset for each row group of 128 MB. The first offset is after the magic bytes."""
-    groups = -(-size // ROW_GROUP)
+    groups = -(-size // ROW_GROUP_BYTES)
     offsets = (
-        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
+        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP_BYTES)), groups > group)
         for group in range(int(groups.max()))
     )
     return [encode_varints(groups), *offsets, fill_cells(b"\x00", len(size))]

@@ -26,9 +26,9 @@ ORDERED_GOAL_MS = {1_000_000: 0.1}
 """The goal in ms for one range of an ordered column, by the number of files."""
 GROWTH_GOAL = 2.0
 """The largest factor by which the time may grow from 100,000 to 1,000,000 files, for an ordered column."""
-OURS_A_TURN = 40
+PLANS_PER_TURN = 40
 SIZES = (10_000, 100_000, 1_000_000)
-BYTE_OF_MASK = 1
+MASK_BYTES_PER_FILE = 1
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
@@ -54,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
                 await _compare_with_memory(report, generated_table, seamark_planner, memory)
     _report_growth(report, figures_by_size)
-    report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
+    report.notes += [f"{item.name}: {item.description}." for item in FILTERS.values()]
     report.notes.append(
         f"Java {java_peer.read_version()} and PyIceberg {pyiceberg_peer.get_version()} decode the"
         f" manifests for every plan, from"
@@ -82,9 +82,9 @@ async def _measure_filter(
         plan.check_same(
             await seamark_planner.plan(query_filter.build_expression(table, round_number)), query_filter.name
         )
-        for number in range(OURS_A_TURN):
+        for number in range(PLANS_PER_TURN):
             elapsed_ms, _ = await seamark_planner.scan(
-                query_filter.build_expression(table, 100 + round_number * OURS_A_TURN + number)
+                query_filter.build_expression(table, 100 + round_number * PLANS_PER_TURN + number)
             )
             seamark_ms.append(elapsed_ms)
     results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
@@ -127,12 +127,12 @@ async def _compare_with_memory(
     for name in RANGES:
         expected = FILTERS[name]
         spent_seconds = []
-        for round_number in range(OURS_A_TURN):
+        for round_number in range(PLANS_PER_TURN):
             _, scan = await seamark_planner.scan(expected.build_expression(table, 5000 + round_number))
             spent_seconds.append(
                 next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000
             )
-        touched_bytes = table.files * BYTE_OF_MASK
+        touched_bytes = table.files * MASK_BYTES_PER_FILE
         for column_name, side in expected.columns:
             column = schema.column(schema.index.by_name[column_name])
             assert column is not None

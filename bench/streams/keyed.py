@@ -1,9 +1,8 @@
 """How fast are updates, deletes and batch corrections of a keyed stream table, and do readers see the right rows?
 
 A writer sends Arrow batches with change kinds, a batch writer corrects rows by upserts, and PyIceberg, without
-Seamark's
-code, reads at the same time. The model is an array with the last value of each key. In the end PyIceberg, DuckDB over
-the files of the last flush, and the model must agree; otherwise the run fails.
+Seamark's code, reads at the same time. The model is an array with the last value of each key. In the end PyIceberg,
+DuckDB over the files of the last flush, and the model must agree; otherwise the run fails.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A server and a Trino proxy run in this process over SQLite and local files; Trino is replaced by a program that only
 answers. `sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the
-event
-loop and in its threads. The benchmark counts the functions that run in each of several equal requests with pauses
+event loop and in its threads. The benchmark counts the functions that run in each of several equal requests with pauses
 between them, so background work does not count. Comprehensions and generator expressions are functions in Python 3.11
 and are counted; a separate row has their number. Compiled kernels are not counted. `--list` prints the functions in the
 order of their first call.

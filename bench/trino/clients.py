@@ -25,7 +25,7 @@ class StatementMeasurement:
     requests: int
     body_bytes: int
     plan: str
-    last: bytes
+    last_page: bytes
     """The last page with rows, as JSON, or empty if no page had rows."""
 
 

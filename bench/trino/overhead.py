@@ -30,7 +30,7 @@ GOAL_MS, GOAL_SHARE = 5.0, 1.03
 MEMORY_RATIO_MAX = 1.03
 """The maximum memory at the end, relative to the memory after half of the statements."""
 FILES, RUNS, CLIENTS = 20, 250, 1000
-WARM = 30
+WARM_REQUESTS = 30
 CASES = {
     "SELECT 1": "SELECT 1",
     "a table, no condition": "SELECT count(*), max(price) FROM points",
@@ -40,21 +40,21 @@ CASES = {
 RESULT_BYTES, PAGE_BYTES = 1 << 30, 16 << 20
 
 
-async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked_seconds: int = 100_000) -> Report:
+async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked: int = 100_000) -> Report:
     report = Report("trino_overhead", "What does the adapter cost a statement that it cannot help?", peer="Trino alone")
     runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
     if quick:
-        statements, talked_seconds = 40, 200
+        statements, talked = 40, 200
     with run_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare_with_trino(report, case, sql, targets, runs)
             await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
-        await _measure_protocol(report, folder, server, talked_seconds, size)
+        await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
-        f"{runs} runs of each statement in turns, after {WARM}, over a table of {FILES} files; coordinator, worker,"
-        " adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
+        f"{runs} runs of each statement in turns, after {WARM_REQUESTS}, over a table of {FILES} files; coordinator,"
+        " worker, adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
     )
     return report
 
@@ -68,7 +68,7 @@ async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequ
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     statement_request, cpu_s = build_statement(sql), 0.0
-    for number in range(-min(WARM, runs), runs):
+    for number in range(-min(WARM_REQUESTS, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = seamark_target.read_cpu_s()
             measurement = await run_statement_to_end(connections[target.name], statement_request)

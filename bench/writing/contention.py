@@ -74,10 +74,10 @@ class ContentionOutcome:
     """
 
     began: float
-    ended: float
-    committed: int
+    end_s: float
+    commits: int
     """The number of commits after the first commit, which is not counted."""
-    failed: int
+    failures: int
     attempts: int
     rows: int
     """The number of rows of all commits."""
@@ -97,12 +97,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     ):
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
-            jobs, stored_bytes = _prepare(client, kind, name, writers, times + 1)
+            jobs, stored_rows = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
-            commit_count = sum(item.committed for item in outcomes)
-            _check_rows(client, name, stored_bytes + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
-            rates[kind] = commit_count / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
-            failed_counts[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
+            commit_count = sum(item.commits for item in outcomes)
+            _check_rows(client, name, stored_rows + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began for item in outcomes))
+            failed_counts[kind] = 100 * sum(item.failures for item in outcomes) / (writers * times)
             if kind == UPSERTS:
                 attempts = sum(item.attempts for item in outcomes) / max(1, commit_count)
     case = f"{writers} writers × {times} commits"
@@ -176,11 +176,11 @@ def _run_job(barrier: Barrier, job: Job) -> ContentionOutcome:
         first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
-        began = time.monotonic()
+        began_s = time.monotonic()
         tries = [_try_commit(item) for item in other_writes]
         commit_count = sum(item > 0 for item in tries)
         rows += ROWS * commit_count
-        return ContentionOutcome(began, time.monotonic(), commit_count, len(tries) - commit_count, sum(tries), rows)
+        return ContentionOutcome(began_s, time.monotonic(), commit_count, len(tries) - commit_count, sum(tries), rows)
 
 
 def _try_commit(commit: Callable[[], int]) -> int:

@@ -1,10 +1,9 @@
 """How many bytes do queries open after Seamark clusters a table, and after Iceberg's `rewrite_data_files`?
 
 There are four sets of rows, each in several tables with the same files. Seamark's table service clusters one table
-along
-its curve, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server plans
-the same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two columns.
-All tables must keep their rows.
+along its curve, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server
+plans the same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two
+columns. All tables must keep their rows.
 """
 
 from __future__ import annotations

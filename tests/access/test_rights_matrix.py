@@ -79,7 +79,7 @@ NEEDED_ON_SERVER = {
     "putWarehouse": {"create", "write"},
     "dropWarehouse": {"drop"},
 }
-NEEDED_OF = {
+RIGHTS_AND_PLACES = {
     operation: (required_rights, place)
     for place, table in (
         ("object", NEEDED),
@@ -124,7 +124,7 @@ class RightsModel:
 
     def __init__(self, rights: Iterable[Right]) -> None:
         self.rights = list(rights)
-        self.held = {securable: self._find_held(securable) for securable in OBJECTS}
+        self.privileges = {securable: self._find_held(securable) for securable in OBJECTS}
 
     def _find_held(self, securable: Securable) -> set[str]:
         allowed_names: set[str] = set()
@@ -152,8 +152,8 @@ class RightsModel:
 
     def sees(self, path: NamespacePath) -> bool:
         """Return True if the principal may browse the namespace, or an object of a grant in it."""
-        return "browse" in self.held[Securable(path)] or any(
-            "browse" in self.held[right.securable]
+        return "browse" in self.privileges[Securable(path)] or any(
+            "browse" in self.privileges[right.securable]
             for right in self.rights
             if not right.deny and right.securable != SERVER and right.securable.namespace[: len(path)] == path
         )
@@ -165,19 +165,19 @@ class RightsModel:
         if operation in SEEN_OPERATIONS:
             return not securable.namespace or self.sees(securable.namespace)
         if operation in LISTINGS:
-            return "browse" in self.held[securable] or any(
-                "browse" in self.held[right.securable]
+            return "browse" in self.privileges[securable] or any(
+                "browse" in self.privileges[right.securable]
                 for right in self.rights
                 if right.securable.name and not right.deny and right.securable.namespace == securable.namespace
             )
-        required_rights, place = NEEDED_OF[operation]
+        required_rights, place = RIGHTS_AND_PLACES[operation]
         if place == "object":
-            return required_rights <= self.held[securable]
+            return required_rights <= self.privileges[securable]
         if place == "server":
-            return required_rights <= self.held[SERVER]
-        if not (required_rights <= self.held[CATALOG] and required_rights <= self.held[securable]):
+            return required_rights <= self.privileges[SERVER]
+        if not (required_rights <= self.privileges[CATALOG] and required_rights <= self.privileges[securable]):
             return False
-        if place == "catalog" or "manage-grants" in self.held[CATALOG]:
+        if place == "catalog" or "manage-grants" in self.privileges[CATALOG]:
             return True
         return not required_rights & self.find_denied_in(securable.namespace)
 
@@ -222,7 +222,7 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
 
 
 def test_each_operation_has_its_privileges_in_the_model() -> None:
-    assert sorted([*NEEDED_OF, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
+    assert sorted([*RIGHTS_AND_PLACES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
 
 
 def test_listings_return_the_namespaces_that_the_model_allows() -> None:
@@ -242,12 +242,12 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
     for rights in PRINCIPALS:
         model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for path in list_namespaces_with(grants, CREATE | WRITE):
-            assert required_rights <= model.held[Securable(path)], (rights, path)
+            assert required_rights <= model.privileges[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
-            assert required_rights <= model.held[CATALOG], rights
-            is_manager = "manage-grants" in model.held[CATALOG]
+            assert required_rights <= model.privileges[CATALOG], rights
+            is_manager = "manage-grants" in model.privileges[CATALOG]
             assert is_manager or all(
-                required_rights <= privileges for place, privileges in model.held.items() if place != SERVER
+                required_rights <= privileges for place, privileges in model.privileges.items() if place != SERVER
             ), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
@@ -386,8 +386,8 @@ def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them(
     for needs_groups in (True, False):
         tokens = StatementTokens(keyring, clock, needs_groups=needs_groups)
         assert tokens.verify_token(tokens.issue(small_principal, 60))[0].groups == groups[:20]
-    without_policy = StatementTokens(keyring, clock, needs_groups=False)
-    assert without_policy.verify_token(without_policy.issue(caller, 60))[0].groups == ()
+    tokens_without_policy = StatementTokens(keyring, clock, needs_groups=False)
+    assert tokens_without_policy.verify_token(tokens_without_policy.issue(caller, 60))[0].groups == ()
     with pytest.raises(BadRequest, match="belongs to 100 groups and roles"):
         StatementTokens(keyring, clock).issue(caller, 60)
 

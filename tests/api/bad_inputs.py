@@ -53,7 +53,7 @@ class PreparedServer:
     """A server with the table `db.t` and the view `db.v`, and the values of the placeholders in bodies."""
 
     api: Api
-    stands_for: dict[str, str]
+    values_by_placeholder: dict[str, str]
 
     async def send(self, bad_input: BadInput) -> Answer:
         body = self._fill_placeholders(bad_input.body)
@@ -61,7 +61,7 @@ class PreparedServer:
 
     def _fill_placeholders(self, value: Any) -> Any:
         if isinstance(value, str):
-            for name, meaning in self.stands_for.items():
+            for name, meaning in self.values_by_placeholder.items():
                 value = value.replace(f"{{{name}}}", meaning)
             return value
         if isinstance(value, dict):
@@ -129,7 +129,7 @@ async def collect_answers(home: Path) -> tuple[list[tuple[BadInput, Answer]], st
     async with run_server(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared_api = await prepare_server(Api(server))
         answers = [(bad_input, await prepared_api.send(bad_input)) for bad_input in BAD_INPUTS]
-    return answers, prepared_api.stands_for["warehouse"]
+    return answers, prepared_api.values_by_placeholder["warehouse"]
 
 
 def main() -> None:

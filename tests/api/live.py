@@ -24,7 +24,7 @@ from tests.planner.lakes.manifests import (
     list_bytes,
 )
 
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
 @dataclass

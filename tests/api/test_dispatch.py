@@ -37,11 +37,11 @@ def _build_request(*grants: Grant) -> web.Request:
     return request
 
 
-def _build_endpoint(check: Check, allowed_methods: tuple[str, ...] | None) -> Endpoint:
+def _build_endpoint(check: Check, allowed_namespace: tuple[str, ...] | None) -> Endpoint:
     @_build_route(check)
     async def handler(call: Call) -> web.Response:
-        if allowed_methods is not None:
-            await call.allow(Securable(allowed_methods))
+        if allowed_namespace is not None:
+            await call.allow(Securable(allowed_namespace))
         return web.Response(status=204)
 
     return handler

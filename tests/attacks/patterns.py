@@ -54,7 +54,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 class PatternUse:
     """A regular expression, its place in the code, and the methods that are called on it."""
 
-    where: str
+    place: str
     pattern: re.Pattern[Any]
     methods: frozenset[str]
 
@@ -345,7 +345,7 @@ def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
         for method in sorted(use.methods):
             growth = measure_excessive_growth(partial(_apply, use.pattern, method), texts)
             if growth is not None:
-                yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
+                yield f"{use.place}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
                 return
 
 
@@ -355,7 +355,7 @@ def main() -> None:
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for use in find_uses():
         count += 1
-        print(f"begins {use.where}", file=sys.stderr, flush=True)
+        print(f"begins {use.place}", file=sys.stderr, flush=True)
         for fault in find_superlinear_texts(use):
             print(fault, flush=True)
     print(f"{count} expressions")

@@ -24,11 +24,11 @@ from tests.waits import until
 NAMES, OURS = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
 LONG_FILTER = {"filter": {"type": "in", "term": "id", "values": list(range(60_000))}}
 PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
-WHERE = " OR ".join(["id = 1"] * 200)
+LONG_CONDITION = " OR ".join(["id = 1"] * 200)
 REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
     ("rita", "POST", f"{NAMES}/t/plan", {}),
     ("rita", "POST", f"{NAMES}/t/plan", LONG_FILTER),
-    ("rita", "POST", f"{OURS}/explain", {"where": WHERE}),
+    ("rita", "POST", f"{OURS}/explain", {"where": LONG_CONDITION}),
     ("rita", "POST", f"{OURS}/plan-tables", LONG_FILTER),
     ("rita", "GET", f"{OURS}/timeline?since=latest&wait=1", None),
     ("rita", "GET", f"{NAMES}/t", None),

@@ -78,8 +78,8 @@ def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twi
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, results = _Fakes(random.Random(1)), []
-    c = AttackCampaign(world, random.Random(1), 1)
-    c.give_hints(KINDS)
+    campaign = AttackCampaign(world, random.Random(1), 1)
+    campaign.give_hints(KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:
             continue

@@ -57,7 +57,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-STORED = "a short commit of a table with many properties"
+STORED_CASE = "a short commit of a table with many properties"
 SHORT_COMMIT = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
 
 
@@ -73,7 +73,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("name", [*REQUESTS, STORED])
+@pytest.mark.parametrize("name", [*REQUESTS, STORED_CASE])
 async def test_other_tenants_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ async def test_other_tenants_are_answered_while_a_large_request_is_checked(
 
     monkeypatch.setattr(fair_lock, "_in_thread", run_after_answer)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT_COMMIT))
-    assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
+    assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED_CASE)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
         await has_started.wait()

@@ -50,9 +50,9 @@ class Swapper:
     """
 
     def __init__(self, own_table: Path, other_folder: Path, seed: int) -> None:
-        self._own, self._other = own_table, other_folder
+        self._own_table, self._other_folder = own_table, other_folder
         self._rng = random.Random(seed)
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.swaps = 0
 
@@ -61,31 +61,31 @@ class Swapper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._end_event.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._end_event.is_set():
             with suppress(OSError):
                 self._swap(self._choose_victim())
                 self.swaps += 1
 
     def _choose_victim(self) -> Path:
-        choices = [self._own, self._own / "data", self._own / "metadata"]
+        choices = [self._own_table, self._own_table / "data", self._own_table / "metadata"]
         choices += [path for folder in choices[1:] for path in folder.iterdir()]
         return self._rng.choice(choices)
 
     def _swap(self, path: Path) -> None:
         away_path = path.with_name(f"{path.name}-away")
-        counterpart = self._other / path.relative_to(self._own)
+        counterpart = self._other_folder / path.relative_to(self._own_table)
         link = path.with_name(f"{path.name}-link")
         link.symlink_to(os.path.relpath(counterpart, path.parent) if self._rng.random() < 0.5 else counterpart)
         path.rename(away_path)
         link.rename(path)
-        self._ended.wait(self._rng.random() * 0.004)
+        self._end_event.wait(self._rng.random() * 0.004)
         path.unlink()
         away_path.rename(path)
-        self._ended.wait(self._rng.random() * 0.004)
+        self._end_event.wait(self._rng.random() * 0.004)
 
 
 def list_plain_files(folder: Path) -> list[Path]:

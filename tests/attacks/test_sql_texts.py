@@ -16,19 +16,19 @@ from tests.attacks.world import SCHEMA
 from tests.server.rig import RunningServer, run_server
 
 TABLE = "/api/v1/tables/db/t"
-WHERE = " OR ".join(["id = 1"] * 200)
+LONG_CONDITION = " OR ".join(["id = 1"] * 200)
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a predicate": (f"{TABLE}/explain", {"where": WHERE}),
+    "a predicate": (f"{TABLE}/explain", {"where": LONG_CONDITION}),
     "a predicate of a join": (
         f"{TABLE}/explain",
-        {"joins": [{"table": ["db", "t"], "on": {"id": "id"}, "predicate": WHERE}]},
+        {"joins": [{"table": ["db", "t"], "on": {"id": "id"}, "predicate": LONG_CONDITION}]},
     ),
-    "a predicate of rows": (f"{TABLE}/bitmap", {"where": WHERE}),
-    "a predicate of a plan table": (f"{TABLE}/plan-tables", {"predicate": WHERE}),
-    "a query": ("/api/v1/explain-query", {"query": f"SELECT 1 FROM db.t WHERE {WHERE}"}),
+    "a predicate of rows": (f"{TABLE}/bitmap", {"where": LONG_CONDITION}),
+    "a predicate of a plan table": (f"{TABLE}/plan-tables", {"predicate": LONG_CONDITION}),
+    "a query": ("/api/v1/explain-query", {"query": f"SELECT 1 FROM db.t WHERE {LONG_CONDITION}"}),
     "a query of DuckDB": (
         "/api/v1/explain-query",
-        {"query": f"SELECT 1 FROM db.t WHERE {WHERE}", "dialect": "duckdb"},
+        {"query": f"SELECT 1 FROM db.t WHERE {LONG_CONDITION}", "dialect": "duckdb"},
     ),
 }
 

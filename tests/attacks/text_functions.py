@@ -39,7 +39,7 @@ NOT_CALLED = (
 _VALUES: dict[str, Any] = {"int": 1, "bool": False, "float": 1.0, "str | None": None}
 TEXT_CHARACTERS = 6_000
 # fmt: off
-_REPEATED = (
+_REPEATED_TEXTS = (
     *("1", "a", "A", " ", "\n", "\0", "\\", "/", ".", ",", ";", ":", "=", "&", "%", "+", "-", "_", "@", "#", "?", "$"),
     *("'", '"', "`", "(", "[", "{", "<", ")", "]", "}", "''", '""', "é", "\u0300\u0316", "\u0f73", "\ufdfa", "\u0130"),
     *("--", "/*", "*/", "//", "../", "%25", "%2F", "a.", "a,", "1,", "a=", "a=1,", "a=1&", "\\.", "1.", "1e", "0x"),
@@ -124,7 +124,7 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
     for prefix, suffix in _AROUND:
-        for part in _REPEATED:
+        for part in _REPEATED_TEXTS:
             yield prefix + part * (characters // len(part)) + suffix
 
 

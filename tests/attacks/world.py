@@ -67,7 +67,7 @@ class AttackWorld:
     """Handles that an attacker may know, by kind."""
     gateway: str = ""
     """URL of the objects gateway, or empty if there is none."""
-    touched: list[str] = field(default_factory=list)
+    touched_locations: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
     async def ask(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Answer:
@@ -129,7 +129,7 @@ class AttackWorld:
         return any(location.startswith(root + "/") for root in self.hints["location"])
 
     def list_touched_of_victim(self) -> list[str]:
-        return [place for place in self.touched if self.is_victims(place)]
+        return [place for place in self.touched_locations if self.is_victims(place)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
         """Return digests of the victim's files, and of everything about the victim that an admin gets from the
@@ -230,7 +230,7 @@ async def open_world(
     with _record_locations(S3Objects if s3 else LocalObjects, touched_locations):
         async with run_server(home, **settings) as server, AsyncExitStack() as stack:
             world = AttackWorld(
-                server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched_locations
+                server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched_locations=touched_locations
             )
             if with_gateway:
                 await stack.enter_async_context(serve_gateway(server.components))

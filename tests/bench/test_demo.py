@@ -141,9 +141,9 @@ def check_table(output: str) -> None:
     matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 7 + r" *$", output, re.MULTILINE)
     rows = {name: tuple(map(int, counts)) for name, *counts in matches}
     assert list(rows) == list(QUERIES), output
-    for name, (iceberg, untouched_layout, clustered_layout, bound) in rows.items():
-        assert iceberg == 30 >= untouched_layout, name
-        assert bound <= clustered_layout <= 1.05 * max(1, bound), name
+    for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
+        assert iceberg == 30 >= untouched_files, name
+        assert bound <= clustered_files <= 1.05 * max(1, bound), name
     assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, (
         "plans must prune the files by the dates of joins"
     )

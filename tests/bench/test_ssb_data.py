@@ -15,14 +15,14 @@ from bench.ssb.generate import TABLES, compute_dimension_rows, generate_ssb, get
 from bench.ssb.queries import QUERIES, Oracle
 
 pytestmark = pytest.mark.slow  # Only benches use these rows.
-SCALE = 0.02
+SCALE_FACTOR = 0.02
 NATIONS = 25
 REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate_ssb(tmp_path_factory.mktemp("ssb"), SCALE)
+    return generate_ssb(tmp_path_factory.mktemp("ssb"), SCALE_FACTOR)
 
 
 class Data:
@@ -55,7 +55,7 @@ def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
     assert rows["supplier"] == 40
     assert rows["part"] == 4000
     assert rows["date"] == 7 * 365 + 2
-    assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE, rel=0.02)
+    assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE_FACTOR, rel=0.02)
 
 
 def test_number_of_parts_grows_with_the_logarithm_of_scales_above_one() -> None:
@@ -196,11 +196,11 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 
 @pytest.mark.slow
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
-    generate_result = generate_ssb(tmp_path, SCALE)
+    generate_result = generate_ssb(tmp_path, SCALE_FACTOR)
     for table in TABLES:
         assert get_table_path(generate_result, table).read_bytes() == get_table_path(folder, table).read_bytes()
     steps: list[str] = []
-    assert generate_ssb(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
+    assert generate_ssb(tmp_path, SCALE_FACTOR, lambda step, *_: steps.append(step)) == generate_result
     assert steps == []
 
 

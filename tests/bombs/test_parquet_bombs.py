@@ -41,11 +41,11 @@ MIB = 1 << 20
 LIMIT = 64 * MIB
 ROWS = 20_000
 VALUE = "x" * 100_000
-KEY = 1
+KEY_COLUMN_ID = 1
 
 
 def write_column(path: Path, column: pa.Array, **options: object) -> Path:
-    field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY)})
+    field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
     pq.write_table(pa.table([column], schema=pa.schema([field])), path, compression="zstd", **options)
     assert path.stat().st_size < MIB
     return path
@@ -115,8 +115,10 @@ def read_as_dimension(path: str, kind: str) -> str:
 
     def describe_keys(reader: DataRows) -> str:
         try:
-            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY]) as result:
-                column = FileColumn.from_array(result[KEY], kind)
+            with reader.read_all(
+                Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY_COLUMN_ID]
+            ) as result:
+                column = FileColumn.from_array(result[KEY_COLUMN_ID], kind)
         except Unreadable as error:
             return error.reason
         return f"{len(column.collect_keys(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
@@ -136,8 +138,10 @@ def read_as_rows(path: str) -> str:
     def read_row_column(reader: DataRows) -> str:
         count = count_rows(path)
         try:
-            with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as result:
-                return f"{len(result[KEY])} rows"
+            with reader.read(
+                Path(path).as_uri(), Path(path).stat().st_size, count, [KEY_COLUMN_ID], np.arange(count)
+            ) as result:
+                return f"{len(result[KEY_COLUMN_ID])} rows"
         except Unreadable as error:
             return error.reason
 
@@ -146,9 +150,9 @@ def read_as_rows(path: str) -> str:
 
 def read_as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
-    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY,))
+    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY_COLUMN_ID,))
     try:
-        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
+        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY_COLUMN_ID, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
@@ -188,7 +192,7 @@ def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bo
 def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     """Write a file with one column and one row, and with a footer that `change` has modified. Return its path."""
     out = io.BytesIO()
-    field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
+    field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
     data = out.getvalue()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -378,8 +382,8 @@ def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
-    field = Field(KEY, "c", False, "string", initial_default=VALUE)
-    column = FileColumn.make_absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
+    field = Field(KEY_COLUMN_ID, "c", False, "string", initial_default=VALUE)
+    column = FileColumn.make_absent([Schema((field,))], DimensionColumn(KEY_COLUMN_ID, "string"), 1_000_000, "f")
     assert column.rows == 1_000_000
     assert len(column.collect_keys(None)) == 1
     assert column.size_bytes < 10 * MIB
@@ -387,12 +391,14 @@ def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
 
 def index_column(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
-    schema = Schema((Field(KEY, "c", False, "string"),))
+    schema = Schema((Field(KEY_COLUMN_ID, "c", False, "string"),))
     try:
-        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=count_rows(path))
+        columns = read_columns(
+            path, [KEY_COLUMN_ID], Projection(schema), filesystem=fs.LocalFileSystem(), rows=count_rows(path)
+        )
     except Unreadable as error:
         return error.reason
-    return str(columns[KEY].nbytes)
+    return str(columns[KEY_COLUMN_ID].nbytes)
 
 
 @pytest.mark.few_cases(2)

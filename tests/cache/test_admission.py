@@ -75,10 +75,10 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     cache = _build_cache(entries)
     measure_hit_rate(cache, [])
     base_rate = measure_hit_rate(cache, [])
-    with_scan = measure_hit_rate(cache, list(range(10 * entries)))
+    hit_rate_with_scan = measure_hit_rate(cache, list(range(10 * entries)))
     hit_rate_after = measure_hit_rate(cache, [])
     assert base_rate > 0.8
-    assert base_rate - with_scan < 0.05, (base_rate, with_scan)
+    assert base_rate - hit_rate_with_scan < 0.05, (base_rate, hit_rate_with_scan)
     assert base_rate - hit_rate_after < 0.05, (base_rate, hit_rate_after)
     cache.check_invariants()
 

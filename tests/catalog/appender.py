@@ -131,18 +131,18 @@ class EngineAppender:
     branch: str = "main"
     merge: int = 0
     """The number of the parent's manifests that the appender merges with its own manifest."""
-    apart: bool = False
+    writes_merged_entries_apart: bool = False
     """If True, merged entries are in a separate manifest."""
     retention: Row = field(default_factory=dict)
     entry: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest entries."""
     file: Row = field(default_factory=dict)
-    listed: Row = field(default_factory=dict)
+    manifest_row: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest in the manifest list."""
     snapshot: Row = field(default_factory=dict)
-    forget: str = ""
+    omitted_path: str = ""
     """The path of a file that the appender omits in a merge, as a faulty engine would."""
-    more: Sequence[Row] = ()
+    more_entries: Sequence[Row] = ()
     """Additional manifest entries."""
     manifests: list[str] = field(default_factory=list)
     """The locations of the manifests that the appender wrote."""
@@ -153,8 +153,8 @@ class EngineAppender:
         self.snapshot_id = 10_000 + next(_NUMBERS)
         self.sequence = self.metadata["last-sequence-number"] + 1
         ref = self.metadata.get("refs", {}).get(self.branch)
-        self.expected = None if ref is None else ref["snapshot-id"]
-        parent = self.expected if ref is not None else self.metadata.get("current-snapshot-id")
+        self.expected_snapshot_id = None if ref is None else ref["snapshot-id"]
+        parent = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
         self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
         self.folder = f"{self.metadata['location']}/metadata"
 
@@ -186,13 +186,13 @@ class EngineAppender:
                     "first_row_id": old_entry.first_row_id,
                 }
                 data["content"] = row["content"]
-                if old_entry.path != self.forget:
+                if old_entry.path != self.omitted_path:
                     entries.append(
                         self._build_entry(DELETED if old_entry.path in removed_files else EXISTING, data, old_entry)
                     )
         entries += [self._build_entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
-        if self.apart:
+        if self.writes_merged_entries_apart:
             apart = (True, False)
             groups = [
                 [item for item in group if (item["status"] == ADDED) is is_new] for group in groups for is_new in apart
@@ -234,7 +234,7 @@ class EngineAppender:
     def _build_manifest_row(self, entries: list[Row]) -> Row:
         """Write a manifest, and return its row of the manifest list."""
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
-        entries = [*entries, *self.more]
+        entries = [*entries, *self.more_entries]
         self.manifests.append(place)
         schema = json.dumps(self.metadata["schemas"][-1])
         header = {
@@ -257,21 +257,25 @@ class EngineAppender:
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):
-            of_status = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
-            row[files], row[rows] = len(of_status), sum(of_status)
-        return row | self.listed
+            record_counts = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
+            row[files], row[rows] = len(record_counts), sum(record_counts)
+        return row | self.manifest_row
 
-    def _request(self, files: dict[str, int], removed_ids: list[int], added_rows: int, *, is_append: bool) -> Commit:
+    def _request(self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
-        fewer = {"data-files": len(removed_ids), "records": sum(removed_ids), "files-size": 100 * len(removed_ids)}
+        removed_totals = {
+            "data-files": len(removed_counts),
+            "records": sum(removed_counts),
+            "files-size": 100 * len(removed_counts),
+        }
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for kind, count in counts.items():
             summary[f"added-{kind}"] = str(count)
-            if fewer[kind]:
-                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
-            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - fewer[kind])
+            if removed_totals[kind]:
+                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(removed_totals[kind])
+            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - removed_totals[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,
@@ -286,7 +290,7 @@ class EngineAppender:
             snapshot |= {"first-row-id": self.metadata["next-row-id"], "added-rows": added_rows}
         requirements = [
             {"type": "assert-table-uuid", "uuid": self.metadata["table-uuid"]},
-            {"type": "assert-ref-snapshot-id", "ref": self.branch, "snapshot-id": self.expected},
+            {"type": "assert-ref-snapshot-id", "ref": self.branch, "snapshot-id": self.expected_snapshot_id},
         ]
         updates = [
             {"action": "add-snapshot", "snapshot": snapshot | self.snapshot},

@@ -179,9 +179,7 @@ async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, An
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """A writer of the former namespace can overwrite the file and spell the location so that no files are
-    found there.
-    """
+    """A writer of the former namespace can overwrite the file with a spelling of the location that has no files."""
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)

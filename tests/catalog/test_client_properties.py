@@ -147,14 +147,14 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_reject
         table = await rig.catalog.tables.unregister(CALLER, ("db",), "t")
         view = (await rig.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
-        of_table, of_view = (
+        table_location, view_location = (
             _add_properties(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"})
             for entry in (table.entry, view)
         )
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await rig.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("db",), "r", table_location, overwrite=False)
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await rig.catalog.views.register(CALLER, ("db",), "s", of_view)
+            await rig.catalog.views.register(CALLER, ("db",), "s", view_location)
 
 
 async def test_stored_properties_that_steer_clients_are_neither_served_nor_written_again(tmp_path: Path) -> None:

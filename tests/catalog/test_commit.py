@@ -432,17 +432,17 @@ class LostReplyStore:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.loses = ""
-        self.falls_silent = self.silent = False
+        self.falls_silent = self.is_silent = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        if self.silent:
+        if self.is_silent:
             raise RetryLater("injected: no answer")
         if not self.loses:
             return await self._store.transact(operations)  # type: ignore[no-any-return]
-        lost_message, self.loses, self.silent = self.loses, "", self.falls_silent
+        lost_message, self.loses, self.is_silent = self.loses, "", self.falls_silent
         if lost_message == "reply":
             await self._store.transact(operations)
         raise CommitUnknown(f"injected: the {lost_message} was lost")

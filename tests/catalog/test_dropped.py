@@ -139,15 +139,15 @@ async def test_interrupted_purge_is_finished_by_the_next_purge(tmp_path: Path) -
 
         def __init__(self, objects: Any) -> None:
             self._objects = objects
-            self.left = 2
+            self.remaining_calls = 2
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._objects, name)
 
         async def delete(self, location: str) -> None:
-            if self.left == 0:
+            if self.remaining_calls == 0:
                 raise KeyboardInterrupt("injected: the process dies here")
-            self.left -= 1
+            self.remaining_calls -= 1
             await self._objects.delete(location)
 
     with pytest.raises(KeyboardInterrupt):

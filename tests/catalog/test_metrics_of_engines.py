@@ -236,6 +236,6 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 2)
-        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
+        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], manifest_row={"manifest_length": 7})
         await commit_table(rig, client.commit({"file:///data/a": 3}))
         assert find_head_snapshot(await load_metadata(rig))["manifest-list"] == client.manifest_list

@@ -66,14 +66,14 @@ class _LosesFirst:
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
-        self.lost = 0
+        self.lost_count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        if not self.lost and any(isinstance(operation, CreateEntry) for operation in operations):
-            self.lost += 1
+        if not self.lost_count and any(isinstance(operation, CreateEntry) for operation in operations):
+            self.lost_count += 1
             raise CommitUnknown("the connection broke before the commit arrived")
         return await self._store.transact(operations)
 

@@ -27,25 +27,25 @@ class StoredFile:
     path: str
     part: int
     rows: list[Row]
-    deleted: set[int] = field(default_factory=set)
+    deleted_positions: set[int] = field(default_factory=set)
     vector: dict[str, Any] | None = None
 
     @property
     def live(self) -> list[tuple[int, Row]]:
-        return [(index, row) for index, row in enumerate(self.rows) if index not in self.deleted]
+        return [(index, row) for index, row in enumerate(self.rows) if index not in self.deleted_positions]
 
 
 @dataclass(frozen=True)
 class Change:
     """A change of `kind` to the rows of `part` whose id is in `ids`.
 
-    `how` is the way in which an engine writes it, and `scope` is what it states about its reads.
+    `effect` is the way in which an engine writes it, and `scope` is what it states about its reads.
     """
 
     kind: str
     part: int
     ids: frozenset[int]
-    how: str
+    effect: str
     scope: str
     isolation: str
     number: int
@@ -87,7 +87,7 @@ def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int,
         kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
         part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
-        how=rng.choice(hows),
+        effect=rng.choice(hows),
         scope=rng.choice(["partitions", "filter", "ids", "all"]),
         isolation=rng.choice(["serializable", "snapshot"]),
         number=number,
@@ -140,7 +140,7 @@ class ConcurrentChanges:
 
     def build_body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _describe_reads(self, change)
+        return _BODY_FUNCTIONS[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both changes are committed, or an empty list if both must
@@ -154,11 +154,11 @@ class ConcurrentChanges:
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.list_rows())
         counts, second_count = Counter(self.first.apply(self.list_rows())), Counter(self.second.apply(self.list_rows()))
-        first_leftover, gone_two = base - counts, base - second_count
-        both_write = first_leftover & gone_two
+        first_removals, second_removals = base - counts, base - second_count
+        both_write = first_removals & second_removals
         if both_write and (counts - base or second_count - base):
             return []
-        return [base - (first_leftover | gone_two) + (counts - base) + (second_count - base)]
+        return [base - (first_removals | second_removals) + (counts - base) + (second_count - base)]
 
     def must_commit(self) -> bool:
         """Return True if the server must accept the second change."""
@@ -184,12 +184,14 @@ async def _delete_random_rows(
     lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
     choice = rng.choice(list(base.values()))
-    choice.deleted = {rng.randrange(len(choice.rows))}
+    choice.deleted_positions = {rng.randrange(len(choice.rows))}
     if version == 3:
-        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted}, choice.part)
+        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted_positions}, choice.part)
         added_files = [choice.vector]
     else:
-        added_files = [lake.write_position_deletes([(choice.path, index) for index in choice.deleted], choice.part)]
+        added_files = [
+            lake.write_position_deletes([(choice.path, index) for index in choice.deleted_positions], choice.part)
+        ]
     answer = await lake.commit({"add": added_files, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id
@@ -242,7 +244,7 @@ def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return the request of a delete or update: copy-on-write, or position deletes."""
     touched_files = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
-    if change.how == "rewrite":
+    if change.effect == "rewrite":
         kept_rows = [
             change.update_row(row) if change.matches(row) else row
             for item in touched_files
@@ -261,14 +263,14 @@ def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     )
     added_files: list[Any] = [case.lake.write_data_file(new_rows)] if new_rows else []
     removed_files: list[Any] = []
-    if change.how == "vectors":
-        merged_positions = {item.path: hit_positions[item.path] | item.deleted for item in touched_files}
+    if change.effect == "vectors":
+        merged_positions = {item.path: hit_positions[item.path] | item.deleted_positions for item in touched_files}
         added_files += case.lake.write_vectors(merged_positions, change.part)
         for item in touched_files:
             if item.vector is not None:
                 offset = item.vector["content-offset"]
                 removed_files.append({"file-path": item.vector["file-path"], "content-offset": offset})
-    elif change.how == "named":
+    elif change.effect == "named":
         added_files += [
             case.lake.write_position_deletes([(path, index) for index in spots], change.part, has_path_bounds=True)
             for path, spots in hit_positions.items()
@@ -279,7 +281,7 @@ def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": added_files, "remove": removed_files}
 
 
-_REALISED: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
+_BODY_FUNCTIONS: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
     "append": _append,
     "count": _append_counted_rows,
     "overwrite": _overwrite,

@@ -33,7 +33,7 @@ class PlannedFile:
     records: int
     size: int
     first_row_id: int | None
-    referenced: str | None
+    referenced_path: str | None
     offset: int | None
     length: int | None
     equality_ids: tuple[int, ...]
@@ -85,7 +85,7 @@ def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
                 records=file["record_count"],
                 size=file["file_size_in_bytes"],
                 first_row_id=row_id,
-                referenced=file.get("referenced_data_file"),
+                referenced_path=file.get("referenced_data_file"),
                 offset=file.get("content_offset"),
                 length=file.get("content_size_in_bytes"),
                 equality_ids=tuple(file.get("equality_ids") or ()),
@@ -113,7 +113,7 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
         table = pq.read_table(to_local_path(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         removed_ids: set[int] = set()
-        vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
+        vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced_path == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
             removed_ids |= _find_deleted(delete, file, file_rows, bool(vectors))
@@ -126,7 +126,7 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
     has_same_partition = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:
-        if delete.referenced != file.path or delete.sequence < file.sequence:
+        if delete.referenced_path != file.path or delete.sequence < file.sequence:
             return set()
         assert delete.length is not None
         blob = path.read_bytes()[delete.offset : delete.offset + delete.length]

@@ -211,12 +211,12 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     unknown_result = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
     assert "No dropped table or view shop.orders with the id none reserves its location" in unknown_result.output
     folder = str(foreign_file.parent)
-    (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
-    (older_entry,) = (entry for entry in entries if entry is not latest)
+    (latest_entry,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
+    (older_entry,) = (entry for entry in entries if entry is not latest_entry)
     run_command(shop, "retained", "release", "shop.orders", "--id", older_entry["id"], "--yes")
     foreign_file.unlink()
     purged_answer = run_json(shop, "retained", "purge", "shop.orders", "--yes")
-    assert purged_answer == {"purged": latest, "retained": False}
+    assert purged_answer == {"purged": latest_entry, "retained": False}
     assert run_json(shop, "retained", "list") == []
 
 

@@ -75,12 +75,12 @@ def test_pages_with_different_dictionaries_are_joined_to_one_table(server: Serve
     lake = write_random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
-    with_client = SeamarkClient(server.url)
-    all_paths = with_client.files("db.lake")
-    pages = list(with_client.iter_files("db.lake", page_files=1))
+    rows_with_client = SeamarkClient(server.url)
+    all_paths = rows_with_client.files("db.lake")
+    pages = list(rows_with_client.iter_files("db.lake", page_files=1))
     assert len(pages) == all_paths.num_rows > 5
     assert [row for page in pages for row in page.to_pylist()] == all_paths.to_pylist()
-    with_client.close()
+    rows_with_client.close()
 
 
 def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: SeamarkClient) -> None:

@@ -67,10 +67,10 @@ def test_printed_spark_configuration_equals_that_of_the_test_session() -> None:
     text = format_connection("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
     assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf("sea", URI)}
-    with_token = format_connection("spark", "sea", URI, has_token=True)
-    assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
+    text_with_token = format_connection("spark", "sea", URI, has_token=True)
+    assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in text_with_token
     output = subprocess.run(
-        ["sh", "-c", with_token.replace("spark-sql", "printf '%s\\n'", 1)],
+        ["sh", "-c", text_with_token.replace("spark-sql", "printf '%s\\n'", 1)],
         capture_output=True,
         text=True,
         env={**os.environ, "SEAMARK_TOKEN": "smk_x"},

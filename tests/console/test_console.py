@@ -27,7 +27,7 @@ from tests.server.rig import RunningServer, run_server
 from tests.warehouses.world import run_server_with_warehouses
 
 TABLE = "#/table/db/orders"
-WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
+WHERE_PARAMETER = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
 QUERY = quote(
     "SELECT sum(a.amount) FROM db.orders a JOIN db.orders b ON a.id = b.id "
     "WHERE a.customer_id BETWEEN 1000 AND 90000 AND a.day >= DATE '2024-01-01'",
@@ -37,7 +37,7 @@ PAGES = {
     "#/tables": "db.orders",
     TABLE: "Snapshots and branches",
     f"{TABLE}/layout": "Ranges of the files",
-    f"{TABLE}/explain?{WHERE}": "Terms by themselves",
+    f"{TABLE}/explain?{WHERE_PARAMETER}": "Terms by themselves",
     f"#/query?sql={QUERY}": "Tables",
     f"{TABLE}/explain?where={QUERY}": "34 (7.1 %)",
     f"{TABLE}/indexes": "bloom(customer_id, fpp=0.01)",
@@ -369,7 +369,7 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         await recorded_page.open("#/table/db/large/layout?column=customer_id")
         await wait_for_text(recorded_page, "about 100 files")
         assert await recorded_page.page.locator(".ranges rect.solid").count() == 1000
-        await recorded_page.open(f"#/table/db/large/explain?{WHERE}")
+        await recorded_page.open(f"#/table/db/large/explain?{WHERE_PARAMETER}")
         await wait_for_text(recorded_page, "of 100,000:")
         assert recorded_page.errors == []
 

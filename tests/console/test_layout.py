@@ -163,8 +163,8 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     for size in sizes:
         expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": size_name, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
-        for size_name, file_sizes in sorted(expected.items())
+        {"size-in-bytes": size_in_bytes, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
+        for size_in_bytes, file_sizes in sorted(expected.items())
     ]
 
 

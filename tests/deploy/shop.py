@@ -145,8 +145,7 @@ def explain_with_plan_tables(shop: Shop, sql: str, **options: Any) -> str:
     """Return the answer to an EXPLAIN statement that the proxy has rewritten.
 
     On a busy machine, a plan can exceed its time budget. Then Trino gets the original statement, and the proxy makes
-    plans
-    again only after a pause, so the statement is repeated.
+    plans again only after a pause, so the statement is repeated.
     """
 
     def read_planned_explanation() -> str:

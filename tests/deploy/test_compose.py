@@ -108,7 +108,7 @@ def test_images_have_the_tested_versions() -> None:
     assert read_image_version("trino") == read_pom_property(resolve / "server" / "pom.xml", "trino.version")
     assert read_image_version("trino") == read_pom_property(resolve / "plugin" / "pom.xml", "trino.version")
     assert read_image_version("trino") == read_pom_property(resolve / "clients" / "pom.xml", "trino.version")
-    assert f'start("{read_image_version("trino")}")' in trino.MAIN.read_text()
+    assert f'start("{read_image_version("trino")}")' in trino.MAIN_SOURCE.read_text()
     assert read_image_version("spark") == find_locked_version("pyspark")
     assert f"@v{read_image_version('s3')}\n" in (REPO / "Makefile").read_text()
 

@@ -36,13 +36,13 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         folder, "--trino", coordinator.base_url, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         shop_with_proxy = replace(shop, proxy=proxy)
-        as_owner = {"user": "anna"}
-        query_rows(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
+        owner_options = {"user": "anna"}
+        query_rows(coordinator.port, "CREATE SCHEMA seamark.guarded", **owner_options)
         for name, security, text in VIEWS:
-            query_rows(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
+            query_rows(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **owner_options)
         yield shop_with_proxy
         for name, _, _ in VIEWS:
-            query_rows(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
+            query_rows(coordinator.port, f"DROP VIEW guarded.{name}", **owner_options)
 
 
 def read_both_answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:

@@ -1,9 +1,9 @@
 """Write the reference pages that list parts of the code: `python -m tests.docs.reference` in the checkout.
 
-docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from
-Iceberg's specification and the router, and the list in docs/how-to/table-services.md from the declarations
-of services. A test compares them with the committed pages. The dictionaries below have the texts that a
-person must write; the test fails if an item has no text there.
+docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from Iceberg's
+specification and the router, and the list in docs/how-to/table-services.md from the declarations of services. A test
+compares them with the committed pages. The dictionaries below have the texts that a person must write; the test fails
+if an item has no text there.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def format_operations_page() -> str:
     ]
     for item in known_operations:
         yes = "yes" if item.endpoint in served_operations else "not yet"
-        key = "yes" if item.keyed else ""
+        key = "yes" if item.has_idempotency_key else ""
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [
         "",

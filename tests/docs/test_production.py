@@ -1,8 +1,8 @@
 """The production set-up of the README runs as printed: PostgreSQL, S3, TLS, a token, two servers.
 
-Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private
-authority and names no address, but the host of the clients: the workers of table services connect to a
-server whose name they cannot verify.
+Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private authority and
+names no address, but the host of the clients: the workers of table services connect to a server whose name they cannot
+verify.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Production:
 
     folder: Path
     replace: dict[str, str]
-    running: ExitStack
+    exit_stack: ExitStack
     environment: dict[str, str]
     variables: str = ""
     serve: str = ""
@@ -79,7 +79,7 @@ class Production:
             env={**self.environment, **server_environment},
             cwd=self.folder,
         )
-        self.running.callback(process.stop)
+        self.exit_stack.callback(process.stop)
         process.start(lambda: is_port_open(port) and (home / "server.json").exists(), timeout_s=90)
         self.servers.append(process)
         self.urls.append(f"https://{HOST}:{port}")

@@ -20,7 +20,7 @@ from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+JAVA_HEADERS = {"X-Client-Version": "Apache Iceberg 1.12.0"}
 SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
 
 
@@ -87,11 +87,11 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             expected = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": expected}
-            reported_residuals = list_residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
+            reported_residuals = list_residuals(server, table, where, {**JAVA_HEADERS, **SHORT_RESIDUALS})
             assert reported_residuals
             assert all(residual["type"] == "and" for residual in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
-            assert len(request_plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
+            assert len(request_plan(server, table, where, JAVA_HEADERS).get("plan-tasks", [])) > 1
             assert set(list_residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read_ids = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")

@@ -187,8 +187,8 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     first_table.append(_build_people("second"))  # PyIceberg gets a 409, refreshes the table, and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
-    stubborn = {"commit.retry.num-retries": "0"}
-    catalog.create_table("py.stubborn", schema=_build_people("a").schema, properties=stubborn)
+    retry_properties = {"commit.retry.num-retries": "0"}
+    catalog.create_table("py.stubborn", schema=_build_people("a").schema, properties=retry_properties)
     first_table, second_table = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
     second_table.append(_build_people("first"))
     with pytest.raises(CommitFailedException, match="branch main"):

@@ -48,8 +48,7 @@ def test_spark_reads_row_lineage_of_seamark_and_seamark_that_of_spark(
     """`mode` is the write mode of Spark.
 
     Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes the lineage of rows that are
-    only
-    copied.
+    only copied.
     """
     rng = random.Random(len(partition_clause))
     name = f"t{len(partition_clause)}"

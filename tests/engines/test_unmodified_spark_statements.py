@@ -287,7 +287,7 @@ class StatementCampaign:
         self.table = stock.table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
         self.next_id = 0
-        self.said: list[str] = []
+        self.outcomes: list[str] = []
 
     def play(self, statements: int) -> int:
         """Run random statements, and return their number."""
@@ -299,17 +299,17 @@ class StatementCampaign:
         self._insert()
         indexes = rng.sample(INDEXES, rng.randint(1, 3))
         table.index(*indexes)
-        self.said.append(f"seed {self.seed}: {modes}, partitioned by {spec!r}, indexes {indexes}")
+        self.outcomes.append(f"seed {self.seed}: {modes}, partitioned by {spec!r}, indexes {indexes}")
         for number in range(statements):
             if number == statements // 2 and rng.random() < 0.5:
                 part = "bucket(2, i)" if spec == "p" else "p"
                 table.run(f"ALTER TABLE {{t}} ADD PARTITION FIELD {part}")
-                self.said.append(f"added partition field {part}")
+                self.outcomes.append(f"added partition field {part}")
             if rng.random() < 0.3:
                 self._insert()
             if rng.random() < 0.3:
                 table.build(len(indexes))
-                self.said.append("built")
+                self.outcomes.append("built")
             self._step()
         return statements
 
@@ -318,14 +318,14 @@ class StatementCampaign:
         condition = self._draw_condition()
         kinds = ("delete", "update", "merge", "find", "rewrite", "overwrite")
         kind = rng.choices(kinds, (6, 4, 4, 5, 2, 1))[0]
-        self.said.append(f"{kind} {condition}")
-        text = "\n".join(self.said)
+        self.outcomes.append(f"{kind} {condition}")
+        text = "\n".join(self.outcomes)
         try:
             if kind == "find":
                 table.check_matching_rows(condition, text)
             elif kind == "merge":
                 ids = [row[0] for row in table.rows if row[0] >= 0]
-                keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.said)]
+                keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.outcomes)]
                 table.merge(condition, keys)
             else:
                 getattr(table, kind)(condition)
@@ -347,7 +347,7 @@ class StatementCampaign:
             rows.append((self.next_id, *numbers, double_value, rng.choice((1.5, NAN, -2.5)), st, rng.choice((0, 1, 2))))
             self.next_id += 1
         self.table.insert(rows)
-        self.said.append(f"inserted {len(rows)}")
+        self.outcomes.append(f"inserted {len(rows)}")
 
     def _draw_condition(self) -> str:
         rng = self.rng

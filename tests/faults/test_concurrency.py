@@ -29,17 +29,17 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
     commit_count = 0
     attempt = 0
     while commit_count < commits:
-        began = time.monotonic()
+        began_s = time.monotonic()
         head, sequence = client.head()
-        events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
         snapshot_id = number * 1_000_000 + attempt
-        began = time.monotonic()
+        began_s = time.monotonic()
         status, _ = client.append(snapshot_id, head, sequence + 1)
         ended_s = time.monotonic()
         statuses[status] += 1
         outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
-        events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
+        events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
             break

@@ -39,8 +39,8 @@ class RandomClient:
         self._random = random.Random(seed * 1000 + number)
         self._next_snapshot = number * 1_000_000
         self.answers: Counter[tuple[str, int]] = Counter()
-        self.unexplained: list[str] = []
-        self.registered: set[str] = set()
+        self.unexplained_answers: list[str] = []
+        self.registered_uuids: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
@@ -56,7 +56,7 @@ class RandomClient:
             status, body = answer
             self.answers[action.__name__.lstrip("_"), status] += 1
             if status not in EXPECTED_STATUSES and not (status == 400 and action == self._register):
-                self.unexplained.append(f"{action.__name__}: {status} {body}")
+                self.unexplained_answers.append(f"{action.__name__}: {status} {body}")
 
     def _commit(self, name: str) -> tuple[int, Any]:
         status, body = self._client.call("GET", f"{TABLES}/{name}")
@@ -111,7 +111,7 @@ class RandomClient:
         body = {"name": name, "metadata-location": location, "overwrite": self._random.random() < 0.3}
         status, answer = self._client.call("POST", "/v1/namespaces/db/register", body)
         if status == 200:
-            self.registered.add(answer["metadata"]["table-uuid"])
+            self.registered_uuids.add(answer["metadata"]["table-uuid"])
         return status, answer
 
 
@@ -200,8 +200,8 @@ def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> No
             stop.set()
             for item in work:
                 item.result(timeout=60)
-        assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
-        registered_uuids = {uuid for client in clients for uuid in client.registered}
+        assert [line for client in clients for line in client.unexplained_answers] == [], f"FAULT_SEED={seed}"
+        registered_uuids = {uuid for client in clients for uuid in client.registered_uuids}
         assert _find_missing_files(server, registered_uuids) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")

@@ -34,9 +34,9 @@ def _create_name(extension: str = "parquet") -> str:
 
 
 def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> None:
-    assert store_rig.direct is not None
+    assert store_rig.direct_store is not None
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
-    with closing(keys.make_client()) as client, closing(store_rig.direct.client()) as direct_client:
+    with closing(keys.make_client()) as client, closing(store_rig.direct_store.client()) as direct_client:
 
         def read_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return the answer of the gateway. Check that a second answer and the answer of the store are equal."""

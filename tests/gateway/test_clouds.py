@@ -270,9 +270,9 @@ def test_backend_of_s3_locations_is_checked() -> None:
     ):
         with pytest.raises(ConfigError, match="s3_backend must be gs:// or abfss://account"):
             Backing(Settings(s3_backend=backend))
-    for further in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
+    for further_settings in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
         with pytest.raises(ConfigError, match="s3_backend"):
-            resolve_settings({"s3_backend": "gs://", **further}, {})
+            resolve_settings({"s3_backend": "gs://", **further_settings}, {})
     for root in ("s3://bucket", "s3://bucket/.seamark-uploads"):
         with pytest.raises(ConfigError, match="a warehouse is a folder of a bucket"):
             check_roots([parse_location(root)])

@@ -68,8 +68,8 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
             outcomes[rig.gateway] = _read_ranges(client, keys)
-        if rig.direct is not None:
-            with closing(rig.direct.client()) as direct_client:
+        if rig.direct_store is not None:
+            with closing(rig.direct_store.client()) as direct_client:
                 outcomes["direct"] = _read_ranges(direct_client, keys)
     assert outcomes[store_rig.gateway] == outcomes["direct"]
     assert outcomes[folder_rig.gateway] == outcomes["direct"]
@@ -98,7 +98,7 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, ke
     assert read_object(IfNoneMatch='"other"')[0] == 200
     assert (
         read_object(IfModifiedSince=last_modified.replace(year=last_modified.year + 1))[1] == 304
-        or rig.direct is not None
+        or rig.direct_store is not None
     )
     assert read_object(IfModifiedSince=last_modified.replace(year=2001))[0] == 200
     assert read_object(IfUnmodifiedSince=last_modified.replace(year=last_modified.year + 1))[0] == 200

@@ -79,8 +79,8 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]
-    with_victim = victim_keys.make_client()
-    foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
+    victim_client = victim_keys.make_client()
+    foreign = victim_client.create_multipart_upload(**victim_object)["UploadId"]
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
     refused_paths = {
@@ -110,8 +110,8 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
         _call_for_code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     )
     assert _call_for_code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
-    assert with_victim.get_object(**victim_object)["Body"].read() == SECRET
-    with_victim.close()
+    assert victim_client.get_object(**victim_object)["Body"].read() == SECRET
+    victim_client.close()
 
 
 def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
@@ -160,14 +160,14 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
         source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
         status, body = send_raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
-    with_victim = victim_keys.make_client()
-    objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
+    victim_client = victim_keys.make_client()
+    objects = victim_client.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
     assert [item["Key"] for item in objects["Contents"]] == [victim_keys.prefix + "data/secret"]
     assert (
-        with_victim.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
+        victim_client.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
         == SECRET
     )
-    with_victim.close()
+    victim_client.close()
 
 
 def test_very_long_key_is_rejected(own_keys: Keys) -> None:
@@ -188,12 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged_headers.items():
-        client_with_forged_token = keys.make_client()
-        assert _call_for_code(client_with_forged_token.get_object, **victim_object) in (
+        client_with_forged_keys = keys.make_client()
+        assert _call_for_code(client_with_forged_keys.get_object, **victim_object) in (
             "AccessDenied",
             "SignatureDoesNotMatch",
         ), name
-        client_with_forged_token.close()
+        client_with_forged_keys.close()
     tokenless_client = replace(victim_keys, token="").make_client()
     assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()

@@ -284,14 +284,16 @@ class _Claims:
 
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0
-        self.dropped: set[str] = set()
+        self.dropped_uuids: set[str] = set()
         self.namespace = ("db",)
 
     async def count_names(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
-        return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
+        return int(
+            uuid != "staged" and (dropped or uuid not in self.dropped_uuids) and namespace in (None, self.namespace)
+        )
 
     async def list_entries_by_uuid(self, uuid: str) -> list[Entry]:
-        is_live = uuid != "staged" and uuid not in self.dropped
+        is_live = uuid != "staged" and uuid not in self.dropped_uuids
         return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if is_live else []
 
     async def claims(self, uuid: str) -> list[Claim]:
@@ -323,13 +325,13 @@ async def test_credentials_become_invalid_when_their_table_loses_its_location() 
     for inside_location in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
         with pytest.raises(Forbidden):
             await ownership.check(ObjectGrant("staged", inside_location, True, "w", 1 << 60, staged=True))
-    claims.dropped = {"t"}
+    claims.dropped_uuids = {"t"}
     await ownership.check(grant)
     clock.advance(6000)
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="dropped"):
             await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged))
-    claims.dropped = set()
+    claims.dropped_uuids = set()
     await ownership.check(grant)
     in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
     await ownership.check(in_db)

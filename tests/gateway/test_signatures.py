@@ -42,8 +42,8 @@ def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple
     parts = urlsplit(url)
     lower = {name.lower(): value for name, value in headers.items()}
     target = RequestTarget(method, parts.path, parts.query, lower)
-    _, presigned_claim = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
-    return read_claim(target, presigned_claim, now_ms=SystemClock().now_ms()), target
+    _, presigned_parameters = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
+    return read_claim(target, presigned_parameters, now_ms=SystemClock().now_ms()), target
 
 
 @given(key=text, names=st.dictionaries(text.filter(bool), text, max_size=3), meta=st.from_regex(r"[!-~]( ?[!-~]){0,9}"))

@@ -215,7 +215,7 @@ class _CuttingProxy:
         self.cut_after = 1 << 40
         self.dies = False
         """If True, the proxy forwards nothing after the next cut."""
-        self._to = urlsplit(s3.endpoint)
+        self._store_address = urlsplit(s3.endpoint)
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -228,7 +228,7 @@ class _CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            store = socket.create_connection((self._to.hostname, self._to.port))
+            store = socket.create_connection((self._store_address.hostname, self._store_address.port))
             threading.Thread(target=self._forward, args=(client, store, False), daemon=True).start()
             threading.Thread(target=self._forward, args=(store, client, True), daemon=True).start()
 

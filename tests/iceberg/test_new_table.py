@@ -12,7 +12,7 @@ from pyiceberg.table.sorting import SortOrder
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import NOW, UUID, build_field, build_order, build_schema, build_spec, build_table
+from tests.iceberg.samples import NOW_MS, UUID, build_field, build_order, build_schema, build_spec, build_table
 
 NESTED_SCHEMA = build_schema(
     build_field(10, "id", "int", True),
@@ -65,17 +65,17 @@ def test_new_ids_equal_the_ids_of_pyiceberg() -> None:
 
 
 def test_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
-    m = build_table(partition_spec=build_spec(), sort_order=build_order(order_id=0))
-    assert (m.default_spec_id, m.last_partition_id, m.default_sort_order_id) == (0, 999, 0)
-    assert m.default_spec.fields == ()
-    assert m.last_updated_ms == NOW
-    assert m.table_uuid == UUID
+    metadata = build_table(partition_spec=build_spec(), sort_order=build_order(order_id=0))
+    assert (metadata.default_spec_id, metadata.last_partition_id, metadata.default_sort_order_id) == (0, 999, 0)
+    assert metadata.default_spec.fields == ()
+    assert metadata.last_updated_ms == NOW_MS
+    assert metadata.table_uuid == UUID
 
 
 def test_format_version_property_sets_the_version_and_is_not_stored() -> None:
-    m = build_table(3, properties={"owner": "ada", "uuid": "x", "current-schema": "{}"})
-    assert m.format_version == 3
-    assert m.properties == {"owner": "ada", "write.parquet.compression-codec": "zstd"}
+    metadata = build_table(3, properties={"owner": "ada", "uuid": "x", "current-schema": "{}"})
+    assert metadata.format_version == 3
+    assert metadata.properties == {"owner": "ada", "write.parquet.compression-codec": "zstd"}
     assert build_table(1).format_version == 1
 
 
@@ -134,7 +134,7 @@ def test_impossible_create_request_is_rejected_with_its_reason(extra_fields: dic
 
 
 def test_version_3_accepts_its_types_and_defaults() -> None:
-    m = build_table(
+    metadata = build_table(
         3,
         schema=build_schema(
             build_field(1, "v", "variant"),
@@ -144,7 +144,7 @@ def test_version_3_accepts_its_types_and_defaults() -> None:
             build_field(5, "d", "decimal(5,1)", **{"initial-default": "1.5", "write-default": "2.5"}),
         ),
     )
-    assert [f.type for f in m.current_schema.fields] == [
+    assert [f.type for f in metadata.current_schema.fields] == [
         "variant",
         "geography(OGC:CRS84, vincenty)",
         "timestamp_ns",

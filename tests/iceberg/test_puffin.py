@@ -34,7 +34,7 @@ from tests.services.process import CACHE
 TEXT = "words that repeat, and repeat, and repeat — " * 50
 
 
-INFLATED: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
+DECOMPRESSORS: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
 
 
 def write_sample() -> bytes:
@@ -50,7 +50,7 @@ def read_puffin(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
     raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
     contents = [
-        INFLATED[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
+        DECOMPRESSORS[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
     ]
     return footer, contents
 

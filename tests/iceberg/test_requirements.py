@@ -104,9 +104,9 @@ def test_only_creation_can_be_required_when_there_is_no_table() -> None:
     ],
 )
 def test_invalid_requirement_is_named_in_the_error(requirements: list[Any], message: str) -> None:
-    for m in (M, None):
+    for metadata in (M, None):
         with pytest.raises(BadRequest, match=message):
-            check_json(m, requirements)
+            check_json(metadata, requirements)
 
 
 def test_view_requirement_compares_the_uuid() -> None:

@@ -51,8 +51,8 @@ def test_unknown_type_is_rejected(text: str) -> None:
 
 def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
     assert canonicalize_transform("BUCKET[03]") == "bucket[3]"
-    for other_name in ("bucket[٣]", "buc\u212aet[3]"):
-        assert canonicalize_transform(other_name) == other_name
+    for transform in ("bucket[٣]", "buc\u212aet[3]"):
+        assert canonicalize_transform(transform) == transform
 
 
 def test_schemas_with_different_ids_and_spellings_are_equal() -> None:

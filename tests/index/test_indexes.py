@@ -1,5 +1,5 @@
-"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable
-is not used.
+"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable is not
+used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ KINDS = ("bloom", "bitmap", "record")
 
 
 class FailingStorage(RecordingObjects):
-    """An object store that counts reads, and fails while it is `away`."""
+    """An object store that counts reads, and fails while it is `is_unavailable`."""
 
-    away = False
+    is_unavailable = False
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        if self.away:
+        if self.is_unavailable:
             self.reads.append(location.rpartition("/")[2])
             raise StorageError("injected: no answer")
         return await super().read(location, limit_bytes=limit_bytes)
@@ -212,13 +212,13 @@ async def test_cube_of_another_version_stays_registered(rig: IndexesRig, where: 
 async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.away = True
+    rig.storage.is_unavailable = True
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
     assert len(rig.storage.reads) == 1
     assert not indexes.is_unsupported(file)
     rig.clock.advance(int(1000 * RETRY_S) + 1)
-    rig.storage.away = False
+    rig.storage.is_unavailable = False
     assert await indexes.open(file) is not None
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
@@ -267,7 +267,7 @@ async def test_suspected_index_file_of_a_newer_version_stays_registered(rig: Ind
 async def test_suspected_index_file_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.away = True
+    rig.storage.is_unavailable = True
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert (indexes.failures, indexes.quarantined) == (1, 0)

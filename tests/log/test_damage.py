@@ -79,7 +79,7 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
 async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
-    for released_segments in (
+    for released_offset in (
         0,
         12,
     ):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
@@ -87,7 +87,7 @@ async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
                 await log.append({A: build_batch(row)}, StreamProducer("p", number))
-                await log.release({A: released_segments})
+                await log.release({A: released_offset})
             await log.store_indexes()
         names = [name for name in disk.files if name.endswith(".segment")]
         assert len(names) > 2
@@ -99,7 +99,7 @@ async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_
                 async with open_log(disk_copy, limits) as log:
                     starts += 1
                     assert await read_texts(log, A) == rows, place
-        assert (starts > 300) is bool(released_segments)
+        assert (starts > 300) is bool(released_offset)
 
 
 async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
@@ -192,17 +192,17 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
-        for failing_sync in range(2):
+        for failing_write in range(2):
             writes = iter(range(100))
 
-            def fail(work: str, failing_sync: int = failing_sync, writes=writes) -> None:
-                if work == "write" and next(writes) == failing_sync:
+            def fail(work: str, failing_write: int = failing_write, writes=writes) -> None:
+                if work == "write" and next(writes) == failing_write:
                     raise OSError(errno.ENOSPC, "No space left on device")
 
-            disk.before = fail
+            disk.on_operation = fail
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
-            disk.before = lambda work: None
+            disk.on_operation = lambda work: None
             async with open_log(copy_disk(disk)) as other_log:
                 assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
@@ -218,16 +218,18 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
 
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")}, StreamProducer("p", 0))
-        disk.before = fail
+        disk.on_operation = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
             await log.append({A: build_batch("second")}, StreamProducer("p", 1))
-        disk.before = lambda work: None
+        disk.on_operation = lambda work: None
         for refused_call in (log.append({A: build_batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # After the failed sync, the kernel has dropped these pages.
+    disk.files[
+        next(iter(disk.files))
+    ].unsynced_changes.clear()  # After the failed sync, the kernel has dropped these pages.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]

@@ -120,7 +120,7 @@ class _ForgetfulProducer:
 
     def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
         self._producer = Producer(settings)
-        self._forgotten = forgotten_batches
+        self._forgotten_batches = forgotten_batches
         self._size_bytes_min = size_bytes_min
 
     def __getattr__(self, name: str) -> Any:
@@ -128,8 +128,8 @@ class _ForgetfulProducer:
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten and len(message["value"]) >= self._size_bytes_min:
-                self._forgotten -= 1
+            if self._forgotten_batches and len(message["value"]) >= self._size_bytes_min:
+                self._forgotten_batches -= 1
                 message["callback"] = partial(_answer_without_offset, message["callback"])
         return self._producer.produce_batch(topic, messages, partition=partition)
 
@@ -188,14 +188,14 @@ class _SilentProducer(_ForgetfulProducer):
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten:
-                self._forgotten -= 1
+            if self._forgotten_batches:
+                self._forgotten_batches -= 1
                 message["callback"] = lambda error, message: None
         return self._producer.produce_batch(topic, messages, partition=partition)
 
 
 async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten=1))
+    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten_batches=1))
     monkeypatch.setattr(client, "_ANSWER_S_MAX", 1.0)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
@@ -231,14 +231,14 @@ class _LateConsumer:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
         error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
-        self._late = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
+        self._late_messages = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
 
     def poll(self, timeout_s: float) -> Any:
         is_reader = threading.current_thread().name.startswith("kafka-read")
-        return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
+        return self._late_messages.pop() if is_reader and self._late_messages else self._consumer.poll(timeout_s)
 
 
 async def test_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,12 +48,12 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all
 class Federation:
     """A catalog with tables, and clients of the server that shows them.
 
-    `server` uses the default warehouse of the server, and `shown` its federated warehouse.
+    `server` uses the default warehouse of the server, and `shown_client` its federated warehouse.
     """
 
     origin: IndexClient
     server: IndexClient
-    shown: IndexClient
+    shown_client: IndexClient
 
 
 @contextmanager
@@ -113,15 +113,15 @@ def list_files(folder: Path) -> set[str]:
 
 def test_federated_warehouse_shows_the_names_and_rows_of_the_other_catalog(federation: Federation) -> None:
     fill_with_odd_names(federation.origin, 5, namespaces=6, entries=12)
-    assert list_names(federation.shown) == list_names(federation.origin)
-    assert read_ids(federation.shown) == [1, 2]
-    assert federation.shown.explain("shop.orders", "id > 100").files == 0
+    assert list_names(federation.shown_client) == list_names(federation.origin)
+    assert read_ids(federation.shown_client) == [1, 2]
+    assert federation.shown_client.explain("shop.orders", "id > 100").files == 0
     with pytest.raises(NoSuchResource):
-        federation.shown.load_table("shop.none")
+        federation.shown_client.load_table("shop.none")
 
 
 def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(federation: Federation) -> None:
-    origin, shown_client = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for number in range(3, 10):
         append_ids(origin, "shop.orders", number)
         assert read_ids(shown_client) == list(range(1, number + 1))
@@ -137,7 +137,7 @@ def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(feder
 
 
 def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: Federation) -> None:
-    origin, shown_client = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
         origin._request_json("POST", "/v1/namespaces/shop/views", body=body)
@@ -150,7 +150,7 @@ def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: F
 
 
 def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federation: Federation, lake: Path) -> None:
-    origin, shown_client = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for number in range(3, 6):
         append_ids(origin, "shop.orders", number)
     files, metadata = list_files(lake), origin.load_table("shop.orders", history=True).metadata
@@ -170,7 +170,7 @@ def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federatio
 
 
 def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: Federation) -> None:
-    shown_client = federation.shown
+    shown_client = federation.shown_client
     table = "/v1/namespaces/shop/tables/orders"
     changes: tuple[tuple[str, str, Any], ...] = (
         ("POST", "/v1/namespaces", {"namespace": ["new"]}),
@@ -196,7 +196,7 @@ def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: F
 def test_error_of_a_federated_warehouse_names_a_catalog_that_does_not_answer(
     federation: Federation, tmp_path: Path
 ) -> None:
-    shown_client = IndexClient(federation.shown.url, retries=0)
+    shown_client = IndexClient(federation.shown_client.url, retries=0)
     url = federation.origin.url
     define = federation.server._request_json
     settings = {"federation_uri": url, "federation_fresh_s": 0, "federation_warehouse": "none"}
@@ -217,7 +217,7 @@ def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
     federation: Federation, lake: Path
 ) -> None:
     server = federation.server
-    assert read_ids(federation.shown) == [1, 2]
+    assert read_ids(federation.shown_client) == [1, 2]
     files = list_files(lake)
     with pytest.raises(InvalidRequest, match="cannot begin or cease"):
         change_warehouse(server, "other", {}, None)
@@ -239,7 +239,7 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
-    assert read_ids(federation.shown) == [1, 2]
+    assert read_ids(federation.shown_client) == [1, 2]
 
 
 def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake: Path) -> None:
@@ -260,7 +260,7 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
             server, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
         )
         assert list(shown_client.namespaces()) == []
-        assert {headers["Authorization"] for headers in new_catalog.received} == {"Bearer new-token"}
+        assert {headers["Authorization"] for headers in new_catalog.received_headers} == {"Bearer new-token"}
         change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, {})
         change_warehouse(server, "other", settings, None)
 

@@ -28,9 +28,9 @@ ENTRIES = examples(400, 60)
 def test_interrupted_import_continues_with_the_remaining_entries(origin: IndexClient, target: IndexClient) -> None:
     fill_with_odd_names(origin, 2, namespaces=4, entries=16)
     with closing(RestSource({"uri": origin.url}, 2)) as source:
-        for moved_files in (1, 6):
+        for moved_count in (1, 6):
             results = Move(source, SeamarkDestination(target), workers=2).run()
-            assert len(list(islice(results, moved_files))) == moved_files
+            assert len(list(islice(results, moved_count))) == moved_count
             results.close()
         outcomes = {result.outcome for result in Move(source, SeamarkDestination(target)).run()}
     assert outcomes == {"moved", "unchanged"}

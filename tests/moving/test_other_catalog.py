@@ -201,10 +201,10 @@ async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
 
 
 async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_and_time() -> None:
-    close_event, wait_event = asyncio.Event(), asyncio.Event()
+    close_event, is_waiting = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
-        wait_event.set()
+        is_waiting.set()
         await close_event.wait()
         return web.Response(status=500)
 
@@ -217,7 +217,7 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
         async with open_federated_store(settings) as store:
             names = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
             running_requests = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
-            await wait_event.wait()
+            await is_waiting.wait()
             with pytest.raises(RetryLater, match="federation_requests_limit"):
                 await store.load_namespace(("db",))
             assert not any(task.done() for task in running_requests)

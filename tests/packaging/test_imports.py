@@ -211,7 +211,7 @@ def test_no_string_names_a_module_that_import_linter_forbids(package: str, other
 def test_our_modules_can_be_imported_only_below_seamark() -> None:
     """In a checkout, `import metaserver` must fail, because it would make a second copy of each class."""
     packages = "commands|metaserver|connector|formats|cache"
-    bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
+    bare_import = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [
         path
         for folder in ("commands", "metaserver", "connector", "formats", "cache", "tests", "bench", "docs")
@@ -219,7 +219,7 @@ def test_our_modules_can_be_imported_only_below_seamark() -> None:
         if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md")
     ]
     assert len(files) > 500
-    assert [str(path) for path in files if bare.search(path.read_text())] == []
+    assert [str(path) for path in files if bare_import.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("package", ["commands", "metaserver", "connector", "formats", "cache"])

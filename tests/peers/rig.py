@@ -25,9 +25,7 @@ from tests.services.seamark import SHARED_KEY
 
 
 class WatchedObjects(ForwardingObjects):
-    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails them
-    while `is_away`.
-    """
+    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails while `is_away`."""
 
     def __init__(self, object_store: ObjectStore) -> None:
         super().__init__(object_store)
@@ -45,10 +43,10 @@ class WatchedObjects(ForwardingObjects):
 
 @dataclass
 class Node:
-    """A replica. `stored` is its storage without peers, which counts reads."""
+    """A replica. `stored_objects` is its storage without peers, which counts reads."""
 
     peers: Peers
-    stored: WatchedObjects
+    stored_objects: WatchedObjects
     settings: Settings
 
     @property

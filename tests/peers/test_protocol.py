@@ -74,13 +74,13 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     assert status == 200
     assert rig.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
     assert len(body) == HEAD_BYTES + 100
-    reads = rig.node.stored.reads.total()
+    reads = rig.node.stored_objects.reads.total()
 
     ticket = headers[TICKET_HEADER]
-    raw = base64.urlsafe_b64decode(ticket)
+    raw_ticket = base64.urlsafe_b64decode(ticket)
     other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
-    for bad_ticket in (
+    for bad_headers in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
         {**headers, LOCATION_HEADER: other_location},
@@ -90,14 +90,14 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
         forged_tickets.issue(rig.node.address, rig.location)[0],
         *(
-            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, start)).decode()}
-            for start in range(0, len(raw), 5)
+            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw_ticket, start)).decode()}
+            for start in range(0, len(raw_ticket), 5)
         ),
     ):
-        if len(bad_ticket.get(TICKET_HEADER, "")) > 8000:
-            bad_ticket = {**bad_ticket, TICKET_HEADER: "x" * 8000}
-        assert (await rig.ask(bad_ticket))[0] == 401, bad_ticket
-    assert rig.node.stored.reads.total() == reads
+        if len(bad_headers.get(TICKET_HEADER, "")) > 8000:
+            bad_headers = {**bad_headers, TICKET_HEADER: "x" * 8000}
+        assert (await rig.ask(bad_headers))[0] == 401, bad_headers
+    assert rig.node.stored_objects.reads.total() == reads
 
 
 async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
             assert (await rig.ask(headers))[0] == 200
             assert await rig.ask(headers) == (401, b"")
             repeated_headers.append(headers)
-        reads = node.stored.reads.total()
+        reads = node.stored_objects.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
             other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
                 other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
         assert await asyncio.gather(*(rig.ask(headers) for headers in repeated_headers)) == [(401, b"")] * 20
-        assert node.stored.reads.total() == reads
+        assert node.stored_objects.reads.total() == reads
         address = node.address
     async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
         rig_after_restart = ProtocolRig(node, node.peers.client._tickets, http, location)
@@ -169,7 +169,7 @@ async def test_replica_sends_no_file_outside_the_catalog_even_to_another_replica
     ):
         status, body = await rig.ask(rig.tickets.issue(rig.node.address, location)[0])
         assert (status, body) == (400, b""), location
-    assert not any("secret" in location or secret.name in location for location in rig.node.stored.reads)
+    assert not any("secret" in location or secret.name in location for location in rig.node.stored_objects.reads)
 
 
 async def test_peer_port_has_a_single_route_that_only_reads(rig: ProtocolRig) -> None:
@@ -192,12 +192,12 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         monkeypatch.setenv(CA_VARIABLE, str(trusted_path))
         folder = tmp_path / trusted_path.stem
         folder.mkdir()
-        async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
-            await wait_for_all_nodes(a, b)
-            set_long_timeouts(a)
-            files = await create_files([a], 20, 100)
-            assert [await a.read(location) for location in files] == list(files.values())
-            counts = a.peers.objects.counts
+        async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
+            await wait_for_all_nodes(first_node, second_node)
+            set_long_timeouts(first_node)
+            files = await create_files([first_node], 20, 100)
+            assert [await first_node.read(location) for location in files] == list(files.values())
+            counts = first_node.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed
 
     assert (await read_through(authority.file))[0] > 0

@@ -142,7 +142,7 @@ async def test_cached_value_is_not_used_after_its_server_has_changed_it(reads: S
     other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")
     keys = (KEY, ("grants", "ann"), table, other_key)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
-    for operation, forgotten_key in (
+    for operation, stale_keys in (
         (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
         (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
         (swap, {table}),
@@ -155,7 +155,7 @@ async def test_cached_value_is_not_used_after_its_server_has_changed_it(reads: S
         database.error = RetryLater("away")
         with allow_staleness(Staleness(60, 30)):
             for key in keys:
-                if key in forgotten_key:
+                if key in stale_keys:
                     with pytest.raises(RetryLater):
                         await reads.read(key, database.read())
                 else:

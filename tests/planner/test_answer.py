@@ -52,7 +52,7 @@ KINDS = {
     13: "double",
     14: "int",
 }
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -455,7 +455,7 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
     data = [build_data_file(f"f{number}", sequence=3) for number in range(4)] + [build_data_file("newer", sequence=20)]
     deletes = [
         build_delete("positions", 1),
-        build_delete("of f2", 1, referenced="f2"),
+        build_delete("of f2", 1, referenced_path="f2"),
         build_delete("equality", 2, equality_ids=[1, 2]),
     ]
     parsed_answer = parse_answer(build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)]))
@@ -477,7 +477,7 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
     data = [build_data_file("a", sequence=3), build_data_file("b", sequence=3)]
-    deletes = [build_delete("of a", 1, referenced="a"), build_delete("of b", 1, referenced="b")]
+    deletes = [build_delete("of a", 1, referenced_path="a"), build_delete("of b", 1, referenced_path="b")]
     plan = build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)])
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.write_tasks(plan.entry_ids[1:])) + b"]")
@@ -489,7 +489,7 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = build_delete(
-        "v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1
+        "v.puffin", 1, format="PUFFIN", referenced_path="a", content_offset=4, content_size=40, record_count=1
     )
     data = build_block([build_data_file("a", sequence=3)], version=3)
     parsed_answer = parse_answer(build_scan(build_metadata(()), [data], [build_block([vector], version=3)]))
@@ -509,9 +509,9 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     for column, kind in KINDS.items():
         lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
         metrics[column] = build_metrics_of(kind, lower, upper)
-    bare = build_data_file("bare")
+    bare_file = build_data_file("bare")
     full_file = build_data_file("full", metrics=metrics)
-    plan = build_scan(build_metadata(()), [build_block([full_file, bare])])
+    plan = build_scan(build_metadata(()), [build_block([full_file, bare_file])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
     data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}

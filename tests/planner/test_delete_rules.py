@@ -39,7 +39,7 @@ from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = build_schema(0, KINDS, set(), late=True)
-PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+PLAIN_STYLE = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
 def build_entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
@@ -75,7 +75,7 @@ def build_delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, .
 
 def build_vector(referenced_path: str | None = "d", **fields: Any) -> DeleteFile:
     return build_delete_file(
-        POSITION_DELETES, referenced=referenced_path, format="PUFFIN", content_offset=4, content_size=9, **fields
+        POSITION_DELETES, referenced_path=referenced_path, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
 
@@ -154,7 +154,7 @@ def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
     other_files = [
         build_entry(build_delete_file(POSITION_DELETES), 5),
-        build_entry(build_delete_file(POSITION_DELETES, referenced="d"), 5),
+        build_entry(build_delete_file(POSITION_DELETES, referenced_path="d"), 5),
         build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
@@ -195,7 +195,7 @@ def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> No
     deletes = [
         build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
         build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
-        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
+        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced_path="one"), 1),
     ]
     unpartitioned_entries = [build_entry(build_delete_file(POSITION_DELETES), 1)]
     assert find_applying_deletes(data, deletes, unpartitioned_entries) == [(2,), (0,), (1,)]
@@ -275,7 +275,7 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 ) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
-    blank = {"kinds": {1: KINDS}, "required": set()}
+    blank = {"kinds": {1: KINDS}, "required_ids": set()}
     judge = Situation.__new__(Situation)
     judge.__dict__.update(blank)
 
@@ -324,14 +324,14 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
-    required_ids = build_schema(0, KINDS, {A}, late=True)
+    schema = build_schema(0, KINDS, {A}, late=True)
     excluded_metrics, included_metrics = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
     delete = build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded_metrics), 2)
     data = [build_entry(build_data_file(metrics=included_metrics), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
-    assert find_applying_deletes(data, [delete], schema=required_ids) == [()]
+    assert find_applying_deletes(data, [delete], schema=schema) == [()]
 
 
 def test_bounds_in_a_former_unit_of_time_exclude_no_delete() -> None:

@@ -89,7 +89,7 @@ class Situation:
         }
         self.kinds = {0: old_kinds, 1: new_kinds}
         required_ids = {key for key in (A, F) if rng.random() < 0.3}
-        self.required = required_ids
+        self.required_ids = required_ids
         self.schemas = {
             0: build_schema(0, old_kinds, required_ids, late=False),
             1: build_schema(1, new_kinds, required_ids, late=True),
@@ -139,7 +139,7 @@ class Situation:
         rng = self.rng
         row: dict[int, Any] = {}
         for key in (A, B, NESTED, F, LATE):
-            null = key not in self.required and rng.random() < 0.25
+            null = key not in self.required_ids and rng.random() < 0.25
             row[key] = None if null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
         return row | partition_values
 
@@ -223,7 +223,7 @@ class Situation:
             **common_fields,
             record_count=1,
             metrics=metrics,
-            referenced=referenced_path,
+            referenced_path=referenced_path,
             positions=frozenset({(path, 0)}),
             content_offset=4 if shape == "vector" else None,
             content_size=40 if shape == "vector" else None,
@@ -291,10 +291,10 @@ class Situation:
         """
         removal, file = delete[1].file, data[1].file
         has_same_partition = removal.partition_key == file.partition_key
-        older, newest = self.compute_sequence(data), self.compute_sequence(delete)
+        data_sequence, delete_sequence = self.compute_sequence(data), self.compute_sequence(delete)
         if removal.content == EQUALITY_DELETES:
-            return older < newest and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
-        if older > newest:
+            return data_sequence < delete_sequence and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
+        if data_sequence > delete_sequence:
             return False
         referenced = removal.referenced
         bounds = removal.metrics.get(PATH_ID)
@@ -337,7 +337,7 @@ class Situation:
         )
 
     def _is_dropped_by_column(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
-        is_required = key in self.required
+        is_required = key in self.required_ids
 
         def is_null_possible(metrics: ColumnMetrics) -> bool:
             return not is_required and (metrics.nulls is None or metrics.nulls > 0)

@@ -61,8 +61,8 @@ class RandomTable:
     """The types of the key, in the order of schemas; the last type is the current one."""
     leads: dict[str, RandomTable] = field(default_factory=dict)
     """The tables to whose keys the columns of this table refer, by column."""
-    also: dict[str, str] = field(default_factory=dict)
-    """The columns that refer to the column `also` of a table, by the column that refers to the table's key."""
+    other_columns: dict[str, str] = field(default_factory=dict)
+    """The columns that refer to the column `other_columns` of a table, by the column that refers to the table's key."""
 
 
 def format_literal(kind: str, value: Any) -> tuple[str, str]:
@@ -146,7 +146,7 @@ async def draw_table(
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
             pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
-            random_table.also[lead] = f"g{number}"
+            random_table.other_columns[lead] = f"g{number}"
     columns = [Col(number, name, kind) for number, (name, kind) in enumerate(kinds.items(), 1)]
     parts = []
     if fact and random_table.leads and rng.random() < 0.4:
@@ -222,7 +222,7 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -
         (number, row)
         for number, file in enumerate(table.data)
         for index, row in enumerate(table.rows[file.path])
-        if index not in table.deleted.get(file.path, set())
+        if index not in table.deleted_positions.get(file.path, set())
     ]
     columns = {"file": pa.array([number for number, _ in live_rows], pa.int64())}
     for column in table.columns:
@@ -255,8 +255,8 @@ def draw_joins(
         if rng.random() < 0.2:
             continue
         name, join_columns = other.table.name, {lead: "k"}
-        if lead in table.also and rng.random() < 0.6:
-            join_columns[table.also[lead]] = "also"
+        if lead in table.other_columns and rng.random() < 0.6:
+            join_columns[table.other_columns[lead]] = "also"
             exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
@@ -264,16 +264,16 @@ def draw_joins(
         if rng.random() < 0.8:
             join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)
-        likes, condition, sure = draw_likes(rng, other)
+        likes, condition, is_sure = draw_likes(rng, other)
         if likes:
             join["likes"] = likes
             conditions.append(condition)
-            exact = exact and sure
+            exact = exact and is_sure
             counts["joins with LIKE"] += 1
-        nested_joins, further, all_joins = draw_joins(rng, other, counts)
+        nested_joins, further_joins, all_joins = draw_joins(rng, other, counts)
         if nested_joins:
             join["joins"] = nested_joins
-            conditions += further
+            conditions += further_joins
             counts["snowflakes"] += 1
         request.append(join)
         tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")

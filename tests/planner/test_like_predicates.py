@@ -48,12 +48,12 @@ def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: in
             expected[[row for (row,) in rows]] = True
             matching_rows = match_rows_by_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
             assert matching_rows is not None
-            sure = np.array(
+            sure_rows = np.array(
                 [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
                 dtype=np.bool_,
             )
             assert not (expected & ~matching_rows).any(), (predicate, texts)
-            assert (matching_rows == expected)[sure].all(), (predicate, texts)
+            assert (matching_rows == expected)[sure_rows].all(), (predicate, texts)
             excluded_count += int((~matching_rows).sum())
     assert excluded_count or len(texts) < 10
 

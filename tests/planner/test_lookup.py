@@ -260,7 +260,7 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
     """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
-    style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+    style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(parts):
         fields = (PartitionField(1000, "p", 1, "identity"),)

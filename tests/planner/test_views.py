@@ -152,7 +152,7 @@ async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, re
         waiting_tasks = [
             asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
         ]
-        while not storage.held:
+        while not storage.is_holding:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         waiting_tasks[0].cancel()
@@ -172,7 +172,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
     async with open_test_planner(tmp_path, capture) as planner:
         capture.wrapper.hold = "m3.avro"
         waiting_tasks = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
-        await until(lambda: capture.wrapper.held)
+        await until(lambda: capture.wrapper.is_holding)
         for item in waiting_tasks:
             item.cancel()
         capture.wrapper.let_go()
@@ -287,7 +287,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await plan_file_numbers(planner, table.metadata, build_day_filter(0))
-        counts, evicted_names = [], 0
+        counts, evicted_count = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked_views.clear()
@@ -297,10 +297,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
                 )
                 assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
                 counts.append(len({id(cached_view) for cached_view in looked_views}))
-                evicted_names += len(planner._views) <= views
+                evicted_count += len(planner._views) <= views
                 if number % 100 == 0:
                     planner.check_invariants()
-        assert evicted_names > 100
+        assert evicted_count > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
@@ -404,13 +404,13 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
-    """Servers with time answer tokens of a plan without time, and the reverse."""
+    """Each of the two servers answers the page tokens of a plan that the other server made."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
-    hurried_server = run_server(tmp_path, **settings, plan_time_budget_s=0)
+    server_without_time = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried_server as first, run_server(tmp_path, **settings) as second:
+    async with server_without_time as first, run_server(tmp_path, **settings) as second:
         slow_api, fast_api = Api(first), Api(second)
         await slow_api.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]

@@ -22,7 +22,7 @@ def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, st
         {"id": number, "name": f"c{number}", "required": False, "type": "long"} for number in range(1, COLUMNS + 1)
     ]
     schema = {"type": "struct", "fields": fields}
-    newest: dict[str, str] = {}
+    newest_locations: dict[str, str] = {}
     for number in range(count):
         name, table_uuid = f"t{number}", str(uuid.UUID(int=number + 1))
         namespace = f"n{number // TABLES_PER_NAMESPACE}"
@@ -42,5 +42,5 @@ def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, st
                 *document.get("metadata-log", []),
                 {"timestamp-ms": version + 1, "metadata-file": f"file://{path}"},
             ]
-            newest[f"{namespace}.{name}"] = f"file://{path}"
-    return newest
+            newest_locations[f"{namespace}.{name}"] = f"file://{path}"
+    return newest_locations

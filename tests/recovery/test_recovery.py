@@ -123,9 +123,9 @@ def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: i
     delete_database(home)
     report = run_rebuild(home)
     # A rebuilt table has the name with which it was created, unless several tables had this name.
-    counts = Counter(world.created.values())
+    counts = Counter(world.created_objects.values())
     assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
-        uuid: created_name for uuid, created_name in world.created.items() if counts[created_name] == 1
+        uuid: created_name for uuid, created_name in world.created_objects.items() if counts[created_name] == 1
     }
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)

@@ -191,19 +191,19 @@ def test_copied_uuid_is_reported_until_the_operator_chooses_a_file(warehouse: Wa
 
 
 def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Warehouse) -> None:
-    newest = warehouse.tables["ours.t"]["metadata-location"]
+    newest_location = warehouse.tables["ours.t"]["metadata-location"]
     metadata = warehouse.read_metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 2)
     rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
-    assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
+    assert "Several files may be the newest" in list_reasons(rebuild_report, newest_location)[0]
     names = warehouse.home / "names"
-    names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
+    names.write_text(json.dumps({location: "ours.t", newest_location: None, f"{newest_location}x": "ours.x"}))
     rebuild_report = run_rebuild(warehouse.home, "--names", str(names))
     assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": location}
-    assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest}x"]
+    assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest_location}x"]
 
 
 def test_rebuild_ignores_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
@@ -256,9 +256,9 @@ def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
 
 
 def test_rebuild_follows_no_symbolic_links(warehouse: Warehouse) -> None:
-    outside_folder = warehouse.home / "outside" / "metadata"
-    shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_folder)
-    os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")
+    outside_metadata = warehouse.home / "outside" / "metadata"
+    shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_metadata)
+    os.symlink(outside_metadata.parent, warehouse.root / "ours" / "linked")
     link = warehouse.find_folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.find_metadata_file("ours.t"), link)
     rebuild_report = warehouse.run_rebuild()

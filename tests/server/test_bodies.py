@@ -156,14 +156,14 @@ MEDIUM = {
     ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
-LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
+LARGE_BODY_OPERATIONS = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
 def test_only_operations_in_large_and_medium_accept_more_than_a_mebibyte() -> None:
     settings = Settings()
     limits = {route.operation: get_body_limit(route.body_size, settings) for _, _, route in list_descriptions()}
-    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
-    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
+    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE_BODY_OPERATIONS
+    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE_BODY_OPERATIONS | MEDIUM
     assert limits["getToken"] == 16 << 10
 
 
@@ -188,23 +188,23 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
             order.append(holder)
             await asyncio.sleep(0)
 
-    hostile = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
+    hostile_tasks = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
-    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile)
+    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile_tasks)
     assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(order) == 52
 
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, has_ended, running_task = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, has_ended, running_counts = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def return_one() -> int:
-        running_task[0] += 1
-        running_task[1] = max(running_task)
+        running_counts[0] += 1
+        running_counts[1] = max(running_counts)
         has_started.set()
         assert has_ended.wait(60)
-        running_task[0] -= 1
+        running_counts[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
@@ -219,7 +219,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     assert not turns.is_free
     has_ended.set()
     assert await other_task == 1
-    assert running_task == [0, 1]
+    assert running_counts == [0, 1]
     assert turns.is_free
     with pytest.raises(ZeroDivisionError):
         await turns.run("eve", lambda: 1 // 0)

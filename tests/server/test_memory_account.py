@@ -1,5 +1,6 @@
-"""Tests of the caches in /metrics. Each cache is listed by name, with a size within a tenth of the memory
-that it uses.
+"""Tests of the caches in /metrics.
+
+Each cache is listed by name, with a size within a tenth of the memory that it uses.
 """
 
 from __future__ import annotations

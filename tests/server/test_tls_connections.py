@@ -17,7 +17,7 @@ from tests.services.authority import Authority
 from tests.services.process import choose_free_port
 from tests.waits import until
 
-SILENT = 30
+SILENT_COUNT = 30
 
 
 def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
@@ -42,14 +42,15 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
     async with run_server(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old_connection = await connect_and_request(stack, port, authority)
-        silent = [
-            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)
+        silent_connections = [
+            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}"))
+            for n in range(SILENT_COUNT)
         ]
         new_connection = await connect_and_request(stack, port, authority)
         # The test has cancelled the task at its end, or the server has reset the connection.
-        reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
+        reading = [asyncio.create_task(wire.reader.read()) for wire in silent_connections]
         try:
-            await until(lambda: sum(task.done() for task in reading) >= SILENT - 8)
+            await until(lambda: sum(task.done() for task in reading) >= SILENT_COUNT - 8)
         finally:
             for task in reading:
                 task.cancel()

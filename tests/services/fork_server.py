@@ -57,7 +57,7 @@ class ForkedProcess:
         self.args = list(argv)
         self.pid = pid
         self.returncode: int | None = None
-        self._ended = end_pipe
+        self._end_pipe = end_pipe
 
     def poll(self) -> int | None:
         return self._read(0.0)
@@ -69,9 +69,9 @@ class ForkedProcess:
         return code
 
     def _read(self, timeout_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
-            exit_message = os.read(self._ended, 16)
-            os.close(self._ended)
+        if self.returncode is None and select.select([self._end_pipe], [], [], timeout_s)[0]:
+            exit_message = os.read(self._end_pipe, 16)
+            os.close(self._end_pipe)
             self.returncode = (
                 int(exit_message) if exit_message else -signal.SIGKILL
             )  # Without data, the fork server itself has ended.

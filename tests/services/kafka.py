@@ -17,7 +17,7 @@ from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_
 
 _CLUSTER_ID = "c2VhbWFyay10ZXN0cy0wMQ"
 _DIRECTORY_ID = "c2VhbWFyay1mb2xkZXItMQ"
-_LOGGING = """\
+_LOGGING_CONFIG = """\
 status = warn
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -97,7 +97,7 @@ def run_kafka_broker(
     }
     properties, logging = folder / "server.properties", folder / "log4j2.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    logging.write_text(_LOGGING)
+    logging.write_text(_LOGGING_CONFIG)
     options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
     argv = [find_java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)

@@ -25,9 +25,9 @@ from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed,
 from tests.services.s3 import S3
 
 ETC = DEPLOY / "trino" / "etc"
-MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
+MAIN_SOURCE = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
-SPOOLING = Path(__file__).with_name("LocalSpooling.java")
+SPOOLING_SOURCE = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
 """The name of the catalog in compose's configuration."""
 PLANS = "trino"
@@ -93,10 +93,10 @@ def _install_plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
     (plugins / "iceberg").symlink_to(_assemble_iceberg_plugin())
     if spooling:
         classes = folder / "classes"
-        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING)]
+        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING_SOURCE)]
         subprocess.run(argv, check=True)
         (plugins / "spooling").mkdir()
-        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING.stem, classes)
+        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING_SOURCE.stem, classes)
     return plugins
 
 
@@ -200,7 +200,7 @@ def trino_server(
         "S3_ACCESS_KEY": s3.access_key if s3 else "none",
         "S3_SECRET_KEY": s3.secret_key if s3 else "none",
     }
-    process = ManagedProcess([*argv, str(MAIN)], log=folder / "trino.log", env=env, cwd=folder)
+    process = ManagedProcess([*argv, str(MAIN_SOURCE)], log=folder / "trino.log", env=env, cwd=folder)
     running = Trino(port, process, https_port)
     with process:
         running.start()

@@ -72,9 +72,7 @@ async def _connect(url: str) -> AsyncIterator[Any]:
 
 
 async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: GeneratorStore, postgres_url: str) -> None:
-    """The value is a claimed location, a namespace, or a name of random characters, which PostgreSQL
-    cannot compress.
-    """
+    """The value is a claimed location, a namespace or a name of random characters, which PostgreSQL cannot compress."""
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
     long_name = "".join(rng.choices(letters, k=255))

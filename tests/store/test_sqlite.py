@@ -187,8 +187,8 @@ async def test_concurrent_openings_create_one_schema(path: Path, clock: Simulate
 async def test_database_of_an_older_version_is_upgraded(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
+    with monkeypatch.context() as old_version:
+        old_version.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
         async with open_sqlite(path, clock=clock):
             pass
     connection = sqlite3.connect(path, isolation_level=None)
@@ -318,7 +318,7 @@ async def test_value_out_of_range_fails_only_its_own_transaction(path: Path, clo
         assert await _list_names(store) == ["good"]
 
 
-_WRITE_UNTIL_KILLED = """
+_WRITER_SCRIPT = """
     import asyncio, sys
     from seamark.formats.runtime.clock import SystemClock
     from seamark.metaserver.store.open import open_store
@@ -354,7 +354,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
     acknowledged_names: set[str] = set()
     for _ in range(5):
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_WRITE_UNTIL_KILLED), f"sqlite:///{path}"],
+            [sys.executable, "-c", textwrap.dedent(_WRITER_SCRIPT), f"sqlite:///{path}"],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[2],

@@ -23,7 +23,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.metaserver.streams.keys import KEY
-from tests.api.plans.planned import JAVA
+from tests.api.plans.planned import JAVA_HEADERS
 from tests.seeds import examples, first_seed
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 
@@ -336,6 +336,6 @@ async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_th
     await stream.post({"id": 4})
     for table in (loaded_table, compacted_table):
         body = {"snapshot-id": table.metadata.current_snapshot_id}
-        async with http.post(f"{url}/v1/namespaces/db/tables/t/plan", json=body, headers=JAVA) as answer:
+        async with http.post(f"{url}/v1/namespaces/db/tables/t/plan", json=body, headers=JAVA_HEADERS) as answer:
             tasks = (await answer.json())["file-scan-tasks"]
         assert sum(task["data-file"]["record-count"] for task in tasks) == 4

@@ -1,6 +1,4 @@
-"""Tests of the current rows of given keys, before and after their flush, from tables with and without a
-record index.
-"""
+"""Tests of the current rows of given keys before and after their flush, in tables with and without a record index."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests of keyed stream tables over HTTP. Stock PyIceberg reads the latest row of each key, before and
-after flushes.
+"""Tests of keyed stream tables over HTTP.
+
+Stock PyIceberg reads the latest row of each key, before and after flushes.
 """
 
 from __future__ import annotations

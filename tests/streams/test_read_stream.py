@@ -94,13 +94,13 @@ async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: 
     await stream.post({"id": 4})
     await stream.flush()
     await append_batch(stream, 5)
-    latest = await asyncio.to_thread(_locate, stream, "latest")
+    latest_position = await asyncio.to_thread(_locate, stream, "latest")
     await stream.post({"id": 6})
     assert sorted(list_ids(await read_batches(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=first_snapshot))) == [2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=moment))) == [4, 5, 6]
-    assert sorted(list_ids(await read_batches(stream, from_=latest))) == [6]
+    assert sorted(list_ids(await read_batches(stream, from_=latest_position))) == [6]
     assert list_ids(await read_batches(stream, from_="latest")) == []
 
 

@@ -1,5 +1,6 @@
-"""Tests of a stream table's protocol. Readers get each acknowledged row exactly once, despite failures and
-two owners.
+"""Tests of a stream table's protocol.
+
+Readers get each acknowledged row exactly once, despite failures and two owners.
 """
 
 from __future__ import annotations

@@ -18,19 +18,19 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.bad_inputs import BAD_INPUTS
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Page, read_all_pages
-from tests.style.words import BANNED, find_banned, read_rules
+from tests.style.words import BANNED_WORDS, find_banned, read_rules
 
-RULES = read_rules(BANNED.read_text())
+RULES = read_rules(BANNED_WORDS.read_text())
 QUOTING = {"bad-inputs.md"}
 """Pages that quote messages of the server; other tests check the words of these messages and of the titles."""
 PAGES = [page for page in read_all_pages() if page.path.name not in QUOTING]
-_FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
+_FENCED_BLOCK = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
 
 
 def _read_prose(page: Page) -> str:
     """Return the text outside of fenced blocks, with the same line numbers."""
-    return _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.text)
+    return _FENCED_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.text)
 
 
 def _list_descriptions(node: object) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The services of docker-compose.yml without containers: `make up`, or `python -m tests.support.up`.
 
-Starts PostgreSQL, an S3 server and Seamark on loopback, and on request Apache Kafka and Trino, from what
-`make services` and `make trino` have fetched, and with the files in `deploy/` that compose mounts. They run until
-Ctrl-C, and their data ends with them.
+Starts PostgreSQL, an S3 server and Seamark on loopback, and on request Apache Kafka and Trino, from what `make
+services` and `make trino` have fetched, and with the files in `deploy/` that compose mounts. They run until Ctrl-C, and
+their data ends with them.
 """
 
 from __future__ import annotations

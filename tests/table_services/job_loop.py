@@ -47,8 +47,8 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
                 counts |= {"bytes_read": report.bytes_read, "bytes_wasted": report.bytes_wasted, **report.wasted_by}
             elif kind == "expiration":
-                older = time.time_ns() // 1_000_000 - readable_ms
-                totals = expire(client, table, older_than_ms=older, retain_last=rng.randint(1, 3))
+                limit_ms = time.time_ns() // 1_000_000 - readable_ms
+                totals = expire(client, table, older_than_ms=limit_ms, retain_last=rng.randint(1, 3))
                 counts = {"snapshots": totals.snapshots, "files": totals.content_files}
             elif kind == "statistics":
                 counts = {"files": compute_statistics(client, table).files}

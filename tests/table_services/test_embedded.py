@@ -233,9 +233,9 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     services_output = run_services()
     assert "db.t" in services_output
     assert "failed: " in services_output
-    of_table = run_services("db.t")
-    assert "db.bad" not in of_table
-    assert "a scan opens 7 fewer" in " ".join(of_table.split())
+    table_runs = run_services("db.t")
+    assert "db.bad" not in table_runs
+    assert "a scan opens 7 fewer" in " ".join(table_runs.split())
     assert {run["service"] for run in json.loads(run_services("db.t", "--json"))} == {"compaction", "expiration"}
     catalog.create_table("db.new", SCHEMA)
     assert "did nothing to db.new yet" in run_services("db.new")

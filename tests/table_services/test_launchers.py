@@ -166,15 +166,15 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
 def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
     os.mkfifo(tmp_path / ALIVE)
     os.mkfifo(tmp_path / REQUEST)  # The test writes nothing to the pipe, so the driver waits until it is ended.
-    alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+    alive_descriptor = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
     if dies == "before the driver starts":
-        os.close(alive)
+        os.close(alive_descriptor)
     with subprocess.Popen([sys.executable, "-c", f"from {SPARK_DRIVER} import main; main()", tmp_path]) as driver:
         try:
             if dies == "later":
                 block_until(lambda: _has_open(driver.pid, tmp_path / ALIVE))
                 assert driver.poll() is None
-                os.close(alive)
+                os.close(alive_descriptor)
             assert driver.wait(PATIENCE_S) == 1
         finally:
             driver.kill()

@@ -19,12 +19,13 @@ from tests.catalog.rig import SCHEMA
 from tests.server.rig import build_settings, run_server
 
 
-def build_state(*waiting_job: tuple[str, int]) -> str:
-    """Return the state that a replica publishes. It has this number of waiting jobs in each namespace, in
-    this order.
+def build_state(*waiting_jobs: tuple[str, int]) -> str:
+    """Return the state that a replica publishes.
+
+    It has this number of waiting jobs in each namespace, in this order.
     """
     queue = JobQueue(lambda: 0.0, limit=20_000)
-    for namespace, count in waiting_job:
+    for namespace, count in waiting_jobs:
         for number in range(count):
             assert queue.put(Job("indexing", (namespace,), f"t{number}", f"{namespace}.t{number}"))
     return RunningJobs().encode(queue, now_ms=0)

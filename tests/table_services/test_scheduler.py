@@ -35,13 +35,13 @@ from tests.waits import until
 class EveryTable:
     """A table service that proposes a job for each table except the unwanted ones."""
 
-    unwanted: frozenset[str] | set[str] = frozenset()
+    unwanted_tables: frozenset[str] | set[str] = frozenset()
 
     def __init__(self, name: str = "every-table", pause_s: float = 1.0, idle_pause_s: float | None = None) -> None:
         self.name, self.pause_s, self.idle_pause_s = name, pause_s, idle_pause_s
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        if entry.name in self.unwanted:
+        if entry.name in self.unwanted_tables:
             return None
         key = (self.name, entry.namespace, entry.name, entry.uuid)
         return Job(*key, pause_s=self.pause_s, idle_pause_s=self.idle_pause_s)
@@ -61,7 +61,7 @@ class ScriptedLauncher:
     ran: list[str] = field(default_factory=list)
     failures: int = 0
     takes_s: float = 0.0
-    stopped: int = 0
+    stop_count: int = 0
     agains: int = 0
     services: list[str] = field(default_factory=list)
     at_work: int = 0
@@ -82,7 +82,7 @@ class ScriptedLauncher:
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
-            self.stopped += 1
+            self.stop_count += 1
             raise
         finally:
             self.at_work -= 1
@@ -277,14 +277,15 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
             async with run_scheduler(server, second_launcher, lasts_s=4.0):
                 await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
                 assert (first_launcher.ran, second_launcher.ran) == (["t"], [])
-        assert first_launcher.stopped == 1
+        assert first_launcher.stop_count == 1
         async with run_scheduler(server, second_launcher, lasts_s=2.0):
             await until(lambda: second_launcher.ran == ["t"])
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another table has its name. A failed job is also
-    not repeated.
+    """The policy has changed, the table was dropped, or another table has its name.
+
+    A failed job is also not repeated.
     """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
@@ -292,7 +293,7 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
         recorder = ScriptedLauncher(failures=4)
         async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
-            monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
+            monkeypatch.setattr(EveryTable, "unwanted_tables", {"disabled"})
             for name in ("dropped", "replaced"):
                 async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/{name}") as answer:
                     assert answer.status == 204

@@ -82,7 +82,7 @@ def test_durations_are_stored_with_the_longest_first(tmp_path: Path) -> None:
 def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SEED", "to be restored after the test")
     monkeypatch.delenv("TEST_SEED")
-    monkeypatch.setattr(seeds, "EXPLORING", True)
+    monkeypatch.setattr(seeds, "IS_EXPLORING", True)
     first_seed = seeds.first_seed()
     assert os.environ["TEST_SEED"] == str(first_seed)
     assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {first_seed}
@@ -91,7 +91,7 @@ def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.M
 
 
 def test_examples_of_an_ordinary_run_do_not_depend_on_imported_modules() -> None:
-    assert (len(providers._get_local_constants()) > 0) == seeds.EXPLORING
+    assert (len(providers._get_local_constants()) > 0) == seeds.IS_EXPLORING
 
 
 def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(

@@ -123,15 +123,15 @@ async def test_replicas_with_different_clocks_record_one_gap(tmp_path: Path) -> 
 async def test_lease_taken_while_the_clock_was_ahead_ends_in_time(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        wrong_lease, right_lease = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
+        ahead_lease, right_lease = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
         clock.jump(YEAR_MS)
-        await wrong_lease.hold()
+        await ahead_lease.hold()
         clock.jump(-YEAR_MS)
         await right_lease.hold()
-        wrong_lease.forget()
+        ahead_lease.forget()
         with pytest.raises(LeaseLost):
-            await wrong_lease.hold()
-        await wrong_lease.release()  # A release does not affect the lease of another holder.
+            await ahead_lease.hold()
+        await ahead_lease.release()  # A release does not affect the lease of another holder.
         right_lease.forget()
         await right_lease.hold()
         assert right_lease.fence == 2

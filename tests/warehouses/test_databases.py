@@ -98,8 +98,8 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         status, created_warehouse = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
     new_key = "A" * 43 + "="
-    with_both_keys = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
-    async with run_server_with_warehouses(tmp_path, **with_both_keys) as world:
+    settings_with_both_keys = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
+    async with run_server_with_warehouses(tmp_path, **settings_with_both_keys) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()

@@ -204,12 +204,12 @@ async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists
 @pytest.mark.parametrize("role", [None, *Role])
 async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_server(role: Role | None) -> None:
     """The test covers the matrix of roles, scopes and operations."""
-    server, further = GrantAuthorizer(None), WarehouseAuthorizer(None)
+    server, warehouse_authorizer = GrantAuthorizer(None), WarehouseAuthorizer(None)
     for path in ((), ("db",), ("db", "x")):
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))
         for operation, rule in RULES.items():
             for namespace in ((), ("db",), ("db", "x"), ("other",)):
-                is_allowed = await further.allows(principal, operation, Securable(namespace))
+                is_allowed = await warehouse_authorizer.allows(principal, operation, Securable(namespace))
                 if operation in SERVER_OPERATIONS:
                     assert not is_allowed
                     assert rule.scope is Scope.SERVER

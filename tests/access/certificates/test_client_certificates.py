@@ -126,7 +126,7 @@ async def test_certificate_rules_assign_principals_groups_and_roles(tmp_path: Pa
     service = authority.issue_client("service", build_uri_name(SPIFFE))
     impostor = partner.issue_client("impostor", build_uri_name(SPIFFE))
     host = partner.issue_client("host", x509.DNSName("DB.lake.example"), x509.DNSName("*.lake.example"))
-    deeper = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
+    deep_files = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
     settings = {"tls_client_ca": str(bundle), "tls_client_rules_file": str(rules)}
     async with serve(tmp_path / "home", authority, "cert", **settings) as server:
         await save_grants(server, Grant("cert-group:etl", "reader", ("db",)))
@@ -141,7 +141,7 @@ async def test_certificate_rules_assign_principals_groups_and_roles(tmp_path: Pa
             await save_grants(server, Grant("role:etl", "admin"))
             async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
                 assert answer.status == 200
-        for files in (impostor, deeper):
+        for files in (impostor, deep_files):
             async with connect(authority, files) as http:
                 status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True)
@@ -165,7 +165,7 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
             async with connect(authority, files) as http:
                 with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                     pytest.fail(f"{case}: {await send_request(http, server)}")
-        without_name = {
+        clients_without_name = {
             "no alternative name": authority.issue_client("plain", common_name="root"),
             "only a DNS name": authority.issue_client("host", x509.DNSName("root"), common_name="root"),
             "two URIs": authority.issue_client(
@@ -173,7 +173,7 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
             ),
             "a long URI": authority.issue_client("long", build_uri_name("spiffe://lake.example/" + "x" * 300)),
         }
-        for case, files in without_name.items():
+        for case, files in clients_without_name.items():
             async with connect(authority, files) as http:
                 status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True), (case, text)
@@ -607,8 +607,8 @@ async def test_standing_rights_of_a_certificate_depend_on_its_grants_and_on_acce
     )
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\ngroups = ["g"]\n')
-    with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
-    assert await with_groups.why_lost("cert:other", "loadTable", table) is None
+    rights_with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
+    assert await rights_with_groups.why_lost("cert:other", "loadTable", table) is None
 
 
 @pytest.mark.parametrize("name", ["cert:ann", "cert-group:etl", f"cert:{SPIFFE}"])

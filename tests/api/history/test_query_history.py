@@ -107,11 +107,11 @@ async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api
         "metadata": {"engine-name": "spark"},
     }
     assert (await api_with_files("POST", f"{T}/metrics", report)).status == 204
-    hostile = report | {
+    hostile_report = report | {
         "metadata": {"engine-name": f"x{SECRET}"},
         "filter": {"type": "eq", "term": f"c{SECRET}", "value": 1},
     }
-    assert (await api_with_files("POST", f"{T}/metrics", hostile)).status == 204
+    assert (await api_with_files("POST", f"{T}/metrics", hostile_report)).status == 204
     unknown_report = report | {"snapshot-id": 99}
     assert (await api_with_files("POST", f"{T}/metrics", unknown_report)).status == 204
     first_shape, second_shape = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
@@ -128,12 +128,12 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
             api = Api(server)
             await api.table()
             await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
-            hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
+            hostile_term = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 build_comparison("eq", SECRET),
                 make_conjunction(build_comparison("gt", SECRET), build_comparison("lt", SECRET + 1)),
                 {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
-                {"type": "eq", "term": hostile, "value": str(SECRET)},
+                {"type": "eq", "term": hostile_term, "value": str(SECRET)},
                 build_comparison("eq", 1, f"c{SECRET}"),
             ):
                 await api("POST", f"{T}/plan", {"filter": filter})
@@ -251,13 +251,13 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
     history = api_with_files.server.components.history
     long_filter = {"filter": {"type": "in", "term": "id", "values": list(range(300))}}
     cases = ((long_filter, 20_000, "bound"), ({}, 5, "entry_ids"))
-    for count, (body, files_max, missing_files) in enumerate(cases, 1):
+    for count, (body, files_max, missing_name) in enumerate(cases, 1):
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", files_max)
         await api_with_files("POST", f"{T}/plan", body)
         samplers = [sampler for counts in history._counts.values() for sampler in counts.samplers]
         assert len(samplers) == count
         nonlocals = inspect.getclosurevars(samplers[-1]).nonlocals
-        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_files]
+        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_name]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 
@@ -272,11 +272,11 @@ async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, mon
     async with run_server(tmp_path) as server:
         deleted_counts = []
 
-        async def fail_merge(store: Any, before_hour: int, limit: int, period_hours: int) -> int:
+        async def fail_merge(store: Any, hour_limit: int, limit: int, period_hours: int) -> int:
             raise StorageError("integer overflow")
 
-        async def prune(store: Any, before_hour: int, limit: int) -> int:
-            deleted_counts.append(before_hour)
+        async def prune(store: Any, hour_limit: int, limit: int) -> int:
+            deleted_counts.append(hour_limit)
             return 0
 
         monkeypatch.setattr(type(server.components.store), "merge_query_hours", fail_merge)

@@ -32,9 +32,9 @@ def test_side_of_a_range_is_low_high_or_both() -> None:
 
 def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = build_bound(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
-    with_nan = join_by_or(low, nan)
-    assert compute_width(with_nan) == compute_width(low)
-    assert list_conjuncts(with_nan) == list_conjuncts(low) == list_conjuncts(join_by_or(nan, low))
+    filter_with_nan = join_by_or(low, nan)
+    assert compute_width(filter_with_nan) == compute_width(low)
+    assert list_conjuncts(filter_with_nan) == list_conjuncts(low) == list_conjuncts(join_by_or(nan, low))
     assert list_conjuncts(join_by_or(low, build_bound(Op.LT, 1.0))) != list_conjuncts(low)
 
 

@@ -317,8 +317,8 @@ async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected
 
 async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin_build(api_with_table)
-    with monkeypatch.context() as newer:
-        newer.setattr(KINDS["bloom"], "version", 99)
+    with monkeypatch.context() as newer_version:
+        newer_version.setattr(KINDS["bloom"], "version", 99)
         data = build_index_file(build, FILES)
     answer = await register_files(api_with_table, build, write_index_file(build, "a", data))
     assert "version 99" in answer.error[2]
@@ -402,15 +402,17 @@ async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) 
 
 
 async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = await begin_build(api_with_table)
-    await register_files(api_with_table, silent, write_index_file(silent, "a", build_index_file(silent, FILES[:2])))
+    silent_build = await begin_build(api_with_table)
+    await register_files(
+        api_with_table, silent_build, write_index_file(silent_build, "a", build_index_file(silent_build, FILES[:2]))
+    )
     await begin_build(api_with_table)
     assert [instant["state"] for instant in await list_instants(api_with_table)] == ["inflight", "inflight"]
     monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
     await begin_build(api_with_table)
     states = [instant["state"] for instant in await list_instants(api_with_table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
-    assert "abandoned" in (await api_with_table("GET", build_url(silent))).json["reason"]
+    assert "abandoned" in (await api_with_table("GET", build_url(silent_build))).json["reason"]
     assert (await load_index(api_with_table))["files"] == 2
 
 

@@ -34,15 +34,15 @@ from tests.server.rig import RunningServer, run_server
 class SlowWholeFiles(RecordingObjects):
     """An object store in which reads of whole index files wait until `let_go` is called."""
 
-    whole = asyncio.Event()
+    whole_file_event = asyncio.Event()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         if location.endswith(".puffin"):
-            await self.whole.wait()
+            await self.whole_file_event.wait()
         return await super().read(location, limit_bytes=limit_bytes)
 
     def let_go(self) -> None:
-        self.whole.set()
+        self.whole_file_event.set()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
     """Make reads of whole index files wait until `let_go` is called."""
     storage = SlowWholeFiles(server.components.objects)
-    storage.whole = asyncio.Event()
+    storage.whole_file_event = asyncio.Event()
     server.components.indexes._objects = storage
     return storage
 

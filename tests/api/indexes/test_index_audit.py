@@ -256,8 +256,8 @@ async def test_only_index_files_of_the_table_are_registered(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = await begin_build(api_with_table)
-    with monkeypatch.context() as newer:
-        newer.setattr(KINDS["bloom"], "version", 99)
+    with monkeypatch.context() as newer_version:
+        newer_version.setattr(KINDS["bloom"], "version", 99)
         future = build_valid_index_file(build, FILES)
     wrong_files = {
         "another table": build_index_file(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),

@@ -97,7 +97,7 @@ def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: ran
     delete_files: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files}
     vector_paths = {
-        delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
+        delete.referenced_path for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
     for part in (1, 2):
         partition_files = [file for file in live_files if not table.partitioned or file.partition == (part,)]
@@ -412,8 +412,8 @@ def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
     assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
-    with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
-    assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
+    array_with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
+    assert compute_expanded_bytes(array_with_nulls) - 8 * 3 == 3
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("low", "high", "files_below"),
+    ("low", "high", "bound"),
     [
         (1e10, 1e10, None),
         (5e-324, 5e-324, None),
@@ -158,7 +158,7 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
         (-1.0, 1.0, -0.75),
     ],
 )
-async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, files_below: float | None) -> None:
+async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, bound: float | None) -> None:
     """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
@@ -176,5 +176,5 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     for number in numbers:
         for condition in (f"d = {number!r}", f"d <= {number!r}", f"d > {number!r}", f"d IN (0.25, {number!r})"):
             await read_layouts(api, condition)
-    if files_below is not None:
-        assert await read_layouts(api, f"d < {files_below!r}") == {("d",): FILES // 8}
+    if bound is not None:
+        assert await read_layouts(api, f"d < {bound!r}") == {("d",): FILES // 8}

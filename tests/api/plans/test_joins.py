@@ -256,12 +256,12 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created_table.status == 200, created_table.raw
         hidden_join = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
-        deeper = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        deep_join = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
         missing_join = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
         for joins, status in (
             ([build_supplier_join()], 200),
             ([hidden_join], 403),
-            ([deeper], 403),
+            ([deep_join], 403),
             ([missing_join], 403),
         ):
             for route in ("plan-tables", "explain"):

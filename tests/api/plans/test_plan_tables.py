@@ -142,9 +142,7 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped their names since the reader loaded the table, so each name belongs to the
-    other column.
-    """
+    """Two columns have swapped names since the reader loaded the table, so each name belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
@@ -548,11 +546,11 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             refusal = (await deep_api(method, path, body)).error
             assert refusal[:2] == (403, "ForbiddenException")
             assert (await tess(method, path, body)).status in (200, 204), "the right to read only the table"
-        by_plan = (await deep_api("GET", f"{STANDARD_TABLES}/{name}")).error
-        assert by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/t")).error
+        error_by_plan = (await deep_api("GET", f"{STANDARD_TABLES}/{name}")).error
+        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/t")).error
         assert (await deep_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
         # A user without rights does not learn whether the plan exists.
-        assert by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/{NAME}")).error
+        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/{NAME}")).error
 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:

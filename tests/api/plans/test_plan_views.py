@@ -324,8 +324,8 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
         assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
+        error_by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert error_by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
         assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
@@ -341,9 +341,9 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         (table,) = body["tables"]
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
         body["metadata-location"] = loaded_view["metadata-location"]
-        for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
-            answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
-            assert answer.status == status, f"{who_asks}: the right to read the views in its text is also required"
+        for user, status in (("views", 403), ("reader", 403), ("both", 200)):
+            answer = await principal[user]("POST", "/api/v1/views/views/w/plan-views", body)
+            assert answer.status == status, f"{user}: the right to read the views in its text is also required"
 
 
 async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(tmp_path: Path) -> None:

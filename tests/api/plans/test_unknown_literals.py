@@ -122,8 +122,8 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
     for _ in range(25):
         input_condition = build_random_condition(rng)
         actual = {
-            mode: Counter(open_files.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
-            for mode, open_files in modes.items()
+            mode: Counter(opened_table.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
+            for mode, opened_table in modes.items()
         }
         assert actual["server"] == actual["client"], input_condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.

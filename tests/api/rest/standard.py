@@ -20,7 +20,7 @@ class Operation:
     id: str
     method: str
     template: str
-    keyed: bool
+    has_idempotency_key: bool
     """True if the operation accepts an Idempotency-Key."""
 
     @property
@@ -28,7 +28,7 @@ class Operation:
         return f"{self.method} {self.template}"
 
 
-DRAFTS = (Operation("getEvents", "POST", "/v1/{prefix}/events", keyed=False),)
+DRAFTS = (Operation("getEvents", "POST", "/v1/{prefix}/events", has_idempotency_key=False),)
 """Operations of drafts of the specification that the server serves."""
 
 

@@ -91,7 +91,7 @@ class StoredTable(LiveTable):
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
             path.stat().st_size, {},
-            referenced=referenced_path, positions=frozenset(listed_positions),
+            referenced_path=referenced_path, positions=frozenset(listed_positions),
         )  # fmt: skip
 
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
@@ -106,7 +106,7 @@ class StoredTable(LiveTable):
         return [
             DeleteFile(
                 f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(rows), len(data), {},
-                referenced=name,
+                referenced_path=name,
                 content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
             for name, rows, offset, length in results

@@ -139,8 +139,8 @@ async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: Hou
 
 async def test_timeline_names_the_principal(house: House) -> None:
     await house("wendy", "POST", "/v1/namespaces/db/tables/t", build_property_commit(x="1"))
-    newest = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
-    assert (newest["who"], newest["action"]) == ("wendy", "commit")
+    newest_instant = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
+    assert (newest_instant["who"], newest_instant["action"]) == ("wendy", "commit")
 
 
 @pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])

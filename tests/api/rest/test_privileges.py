@@ -49,7 +49,7 @@ OPERATIONS: dict[str, tuple[str, str, Any]] = {
     ),
     "drop": ("DELETE", TABLE, None),
 }
-ALLOWED = {
+ALLOWED_OPERATIONS = {
     "lister": {"load", "probe"},
     "planner": {"load", "probe", "plan"},
     "reader": {"load", "probe", "plan", "credentials"},
@@ -69,7 +69,7 @@ ALLOWED = {
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name in ("root", *ALLOWED):
+        for name in ("root", *ALLOWED_OPERATIONS):
             secrets[name] = await create_token(store, clock, name, None, None)
         await store.transact([SaveGrant(grant) for grant in GRANTS])
     async with run_server(tmp_path, auth="token") as server:
@@ -91,14 +91,14 @@ async def list_names(house: House, principal: str, kind: str = "tables") -> list
 async def test_each_operation_needs_its_privilege(house: House) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
         principals = sorted(
-            ALLOWED, key=lambda name: operation in ALLOWED[name]
+            ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name]
         )  # Sorts principals that may use the operation last, because a drop succeeds only once.
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
             refused_status = 404 if is_hidden else 403
             cell = (principal, operation, status)
-            if operation in ALLOWED[principal]:
+            if operation in ALLOWED_OPERATIONS[principal]:
                 assert status in (200, 204, 409), cell
             else:
                 assert status == refused_status, cell

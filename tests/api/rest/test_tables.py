@@ -283,7 +283,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     usage = api.server.components.catalog.column_usage
     monkeypatch.setattr(usage, "plans", _PlansOfThread(10_000))
     report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
-    odd: tuple[dict[str, Any], ...] = (
+    odd_reports: tuple[dict[str, Any], ...] = (
         {"projected-field-ids": [2, 2**63, 2**200, -3, 77, True, "1", None]},
         {"projected-field-ids": 5},
         {"projected-field-names": {"id": 1}},
@@ -292,7 +292,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
         {"filter": {"type": "in", "term": "id", "values": list(range(3000))}},
     )
     assert (await api("POST", f"{TABLES}/other/metrics", report)).status == 204
-    for fields in odd:
+    for fields in odd_reports:
         answer = await api("POST", f"{TABLES}/t/metrics", {**report, **fields})
         assert answer.status == 204, answer.raw
     assert [thread == threading.get_ident() for thread in threads] == [True] * 6 + [False]

@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED, OPERANDS, CubeWorld
+from tests.connector.sql.test_cubes import COMPARED_COLUMNS, OPERANDS, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -77,7 +77,7 @@ class RandomRequests:
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
@@ -112,7 +112,7 @@ class CubeAggregates:
     def __init__(self, server: ServerThread, session: SqlSession, plain_session: SqlSession, name: str) -> None:
         self._server = server
         self._session = session
-        self._plain = plain_session
+        self._plain_session = plain_session
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
@@ -133,7 +133,7 @@ class CubeAggregates:
         if status != 200:
             assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
             return "statement"
-        expected = self._plain.sql(statement)
+        expected = self._plain_session.sql(statement)
         rows = expected.to_arrow()
         answer = json.loads(raw)
         assert answer["engine"] == ENGINE

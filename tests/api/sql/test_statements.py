@@ -161,7 +161,7 @@ async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
 
 
-REFUSED = (
+REFUSED_STATEMENTS = (
     ("DELETE FROM db.t", 400, "Only queries"),
     ("DROP TABLE db.t", 400, "Only queries"),
     ("INSERT INTO db.t VALUES (1, 'x', 2)", 400, "Only queries"),
@@ -191,7 +191,7 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 
 async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
-    for statement, status, reason in REFUSED:
+    for statement, status, reason in REFUSED_STATEMENTS:
         answer = await site.run_sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
         assert reason in answer.json["error"]["message"], statement

@@ -75,7 +75,7 @@ class AppendHistory:
             self.count += 1
             files[f"file-{self.count}"] = self.source.randint(1, 9)
         merge, commits_separately = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
-        client = EngineAppender(metadata, branch=branch, merge=merge, apart=commits_separately)
+        client = EngineAppender(metadata, branch=branch, merge=merge, writes_merged_entries_apart=commits_separately)
         self.clients.append((client, client.commit(files), files))
 
     async def finish(self) -> None:

@@ -70,7 +70,7 @@ class PendingCommit:
     removed_files: list[str]
     deletes: list[str]
     rows_version: int
-    before: dict[str, int]
+    files_before: dict[str, int]
 
 
 @dataclass
@@ -101,7 +101,7 @@ class ServiceHistory:
         deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
-        client = EngineAppender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
+        client = EngineAppender(await self.table.load(), merge=merge, writes_merged_entries_apart=source.random() < 0.3)
         return PendingCommit(
             client,
             client.commit(document, removed_files, deletes),
@@ -123,16 +123,21 @@ class ServiceHistory:
         metadata = await self.table.load()
         snapshot = find_head_snapshot(metadata)
         assert snapshot["snapshot-id"] == pending_commit.client.snapshot_id
-        if pending_commit.client.expected is not None and overtook != pending_commit.client.expected:
+        if (
+            pending_commit.client.expected_snapshot_id is not None
+            and overtook != pending_commit.client.expected_snapshot_id
+        ):
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
-            assert snapshot["parent-snapshot-id"] == (pending_commit.client.expected if is_undo else overtook)
+            assert snapshot["parent-snapshot-id"] == (
+                pending_commit.client.expected_snapshot_id if is_undo else overtook
+            )
             if pending_commit.removed_files or pending_commit.deletes:  # An append that merged lists the files again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
                 assert set(pending_commit.client.manifests) <= manifest_paths
         if pending_commit.removed_files or pending_commit.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
-            self.undone += self.files != pending_commit.before
-            self.files = dict(pending_commit.before)
+            self.undone += self.files != pending_commit.files_before
+            self.files = dict(pending_commit.files_before)
         self.files.update(pending_commit.files)
         for path in pending_commit.removed_files:
             self.files.pop(path, None)

@@ -27,7 +27,7 @@ class ExactTable:
     def __init__(self, rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> None:
         self.codes: dict[str, Codes] = {}
         self.ranks: dict[str, Codes] = {}
-        self.matching: list[dict[str, Codes]] = []
+        self.matching_codes: list[dict[str, Codes]] = []
         distinct_values: dict[str, list[Any]] = {}
         for column in columns:
             values, codes, counts = np.unique(rows[column].to_numpy(), return_inverse=True, return_counts=True)
@@ -40,7 +40,9 @@ class ExactTable:
                 masks[column] = np.array(
                     [row[0] for row in duckdb.execute(text, {"v": distinct_values[column]}).fetchall()]
                 )
-            self.matching.append({column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()})
+            self.matching_codes.append(
+                {column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()}
+            )
 
     def count_files(self, columns: Sequence[str]) -> float:
         """Return the mean number of files that a statement reads if the rows are in the order of a Hilbert curve.
@@ -54,7 +56,7 @@ class ExactTable:
         lower = {column: np.array([codes[file].min() for file in files]) for column, codes in self.codes.items()}
         upper = {column: np.array([codes[file].max() for file in files]) for column, codes in self.codes.items()}
         counts = []
-        for matching_rows in self.matching:
+        for matching_rows in self.matching_codes:
             is_kept = np.ones(FILES, dtype=bool)
             for column, totals in matching_rows.items():
                 is_kept &= totals[upper[column] + 1] > totals[lower[column]]

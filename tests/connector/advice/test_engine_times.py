@@ -35,8 +35,8 @@ def test_estimates_of_other_sizes_are_within_a_factor_of_2(fixed_s: float, bytes
     times = EngineTimes.of(shapes)
     for shape, size in zip(shapes, sizes, strict=True):
         assert times.estimate(shape.fingerprint, *size) == pytest.approx(shape.sums.run_us / 1e6 / RUNS, rel=1e-6)
-        smaller = max(1, size[0] // 10), max(1, size[0] // 10) * 30_000_000
-        assert 0.5 <= times.estimate(shape.fingerprint, *smaller) / compute_seconds(*smaller) <= 2
+        smaller_size = max(1, size[0] // 10), max(1, size[0] // 10) * 30_000_000
+        assert 0.5 <= times.estimate(shape.fingerprint, *smaller_size) / compute_seconds(*smaller_size) <= 2
 
 
 def test_time_that_does_not_depend_on_the_bytes_is_not_saved_by_fewer_bytes() -> None:

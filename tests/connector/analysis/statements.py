@@ -69,17 +69,17 @@ class RandomStatements(Comparisons):
         visible_tables, clauses, words = list(relations), [], "WITH"
         if depth > 1 and self.draw_chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
-                renamed_columns, recursive = (
+                column_list, recursive = (
                     "",
                     self.draw_recursive(visible_tables, name) if self.draw_chance(self.recursive_share) else None,
                 )
                 text, columns = recursive or self.draw_with_query(visible_tables, depth - 1, outer)
                 if recursive:
-                    words, renamed_columns = "WITH RECURSIVE", " (rn)"
+                    words, column_list = "WITH RECURSIVE", " (rn)"
                 elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed_columns = f" ({', '.join(self.spell(column) for column, _ in columns)})"
-                clauses.append(f"{self.spell(name)}{renamed_columns} AS{self.draw_space()}({text})")
+                    column_list = f" ({', '.join(self.spell(column) for column, _ in columns)})"
+                clauses.append(f"{self.spell(name)}{column_list} AS{self.draw_space()}({text})")
                 visible_tables = [table for table in visible_tables if table.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.draw_body(visible_tables, depth, outer)
@@ -152,10 +152,10 @@ class RandomStatements(Comparisons):
             kinds is None
             and self.draw_chance(0.2)
             and len(set(names)) == len(names)
-            and all(column.plain for column in scope)
+            and all(column.is_plain for column in scope)
         ):
             return ["*"], [(column.name, column.kind) for column in scope]
-        if kinds is None and owners and self.draw_chance(0.1) and all(column.plain for column in scope):
+        if kinds is None and owners and self.draw_chance(0.1) and all(column.is_plain for column in scope):
             owner = self.rng.choice(sorted(owners))
             owner_columns = [column for column in scope if column.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
@@ -477,7 +477,7 @@ class RandomStatements(Comparisons):
             and right_names.count(scope_column.name.lower()) == 1
             and scope_column.kind
             == next(other.kind for other in other_scope if other.name.lower() == scope_column.name.lower())
-            and scope_column.plain
+            and scope_column.is_plain
         ]
         if shared_columns and self.draw_chance(0.3):
             column = self.rng.choice(shared_columns)

@@ -85,11 +85,11 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
 
 
 async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, parse_prepared = [], parse_execute
+    threads, original_parse = [], parse_execute
 
     def parse(text: str) -> Any:
         threads.append(threading.get_ident())
-        return parse_prepared(text)
+        return original_parse(text)
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     session = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})

@@ -244,7 +244,7 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
     server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
-        assert server.looked_at == []
+        assert server.loaded_tables == []
 
 
 async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,20 +511,20 @@ async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> No
     async with open_rewriter(server) as rewriter:
         rewriter.release(await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
-        assert server.leased == []
+        assert server.leases == []
         await rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
-        assert server.leased == [(("db", "t"), [100], 0)]
+        assert server.leases == [(("db", "t"), [100], 0)]
         assert rewrite.plans == [(("db", "t"), 101)]
 
 
-EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
+EXPLAIN_STATEMENT = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
 
 
 @pytest.mark.parametrize(
     ("statement", "explains"),
     [
-        (EXPLAINED, True),
-        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAINED}", True),
+        (EXPLAIN_STATEMENT, True),
+        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAIN_STATEMENT}", True),
         ("EXECUTE one", True),
         ("SELECT 1 FROM t WHERE id = 1", False),
         ("/* explain */ SELECT 1 AS explain FROM t WHERE id = 1", False),
@@ -532,7 +532,7 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
     ],
 )
 async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
-    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAIN_STATEMENT}))
     assert rewrite.statement is not None
     assert rewrite.used.explains is explains
 

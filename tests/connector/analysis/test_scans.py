@@ -63,8 +63,8 @@ from tests.connector.analysis.scan_tables import find_predicates
             "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
             {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
         ),
-        # A condition on a column applies also to an equal column, if both have the same type and the row
-        # needs a partner.
+        # A condition on a column applies also to an equal column, if both have the same type and the row needs a
+        # partner.
         (
             "SELECT * FROM orders, items, parts WHERE o_key = i_key AND p_key = i_key AND p_key IN (1, 2)",
             {"orders": '"o_key" IN (1, 2)', "items": '"i_key" IN (1, 2)', "parts": '"p_key" IN (1, 2)'},

@@ -39,7 +39,7 @@ KEYS = [
     "days.yr = extract(YEAR FROM f.d)",
     "f.d = days.day",
 ]
-SHORT = {
+LITERALS_BY_KIND = {
     "long": ["0", "1", "2"],
     "string": ["'a'", "'ab'", "'b'"],
     "date": [*VALUES["date"], "DATE '1969-12-31'"],
@@ -61,7 +61,7 @@ class Stars:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.tables = [StoredRelation(name, columns) for name, columns in TABLES.items()]
-        self.held: list[str] = []
+        self.referenced_rows: list[str] = []
 
     def make_tables(self) -> list[str]:
         statements = []
@@ -76,7 +76,7 @@ class Stars:
     def draw_value(self, column: str, kind: str) -> str:
         if self.draw_chance(0.15):
             return "NULL"
-        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
+        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else LITERALS_BY_KIND[kind])
 
     def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -94,19 +94,19 @@ class Stars:
             if kind == "," and not extra_condition:
                 source += f" CROSS JOIN {relation}"
                 names.append(name)
-                self.held.append(join_condition)
+                self.referenced_rows.append(join_condition)
                 continue
             if self.draw_chance(0.15):
                 join_condition = self.repeat_in_branches(join_condition, [*names, name])
             source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {join_condition}{extra_condition}"
             names.append(name)
         where = [
-            *(self.repeat_in_branches(join_condition, names) for join_condition in self.held),
+            *(self.repeat_in_branches(join_condition, names) for join_condition in self.referenced_rows),
             self.draw_condition(names),
         ]
         if self.draw_chance(0.4):
             where.append(self.draw_condition(names))
-        self.held = []
+        self.referenced_rows = []
         projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
         tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
         return f"SELECT {projection} FROM {source} WHERE {' AND '.join(where)}{tail}"

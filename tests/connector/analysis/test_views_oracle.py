@@ -96,11 +96,11 @@ class PlanViews:
 
     rng: random.Random
     connection: duckdb.DuckDBPyConnection
-    telling: ViewColumns
+    view_columns: ViewColumns
     views: Mapping[str, StoredRelation]
     texts: Mapping[str, str]
     counts: Counter[str]
-    left: int = 0
+    remaining_views: int = 0
     """The number of views that the test may still replace, because nested views can contain very many views."""
 
     def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
@@ -108,7 +108,7 @@ class PlanViews:
         replacements, names = [], []
         for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
-            is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
+            is_looked_into = scan.table in self.views and self.remaining_views > 0 and depth < DEPTH_MAX
             if is_looked_into and self.store_plan_view(scan, name, depth):
                 replacements.append(read_from_view(scan, name))
                 names.append(name)
@@ -116,10 +116,10 @@ class PlanViews:
 
     def store_plan_view(self, scan: Scan, name: str, depth: int) -> bool:
         """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
-        self.left -= 1
+        self.remaining_views -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         view_query = plan_view_query(text, scan.table, predicate)
-        inner = find_scans(view_query, columns_of=self.telling)
+        inner = find_scans(view_query, columns_of=self.view_columns)
         assert all(
             len(BEFORE) <= replacement.start < replacement.end <= len(BEFORE) + len(text) for replacement in inner
         )
@@ -173,7 +173,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["with rows"] += bool(expected)
             scans = find_scans(text, columns_of=views_with_columns)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
-            views_without_columns.left = VIEWS_MAX
+            views_without_columns.remaining_views = VIEWS_MAX
             replacements, names = views_without_columns.replace_views(scans)
             spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)

@@ -37,18 +37,18 @@ class MarkedTables:
 
     def __init__(self, scans: Sequence[Scan], stored_relations: dict[str, StoredRelation]) -> None:
         self.scans = scans
-        self._stored = stored_relations
+        self._stored_relations = stored_relations
 
     def is_known(self, number: int) -> bool:
-        return self.scans[number].table in self._stored
+        return self.scans[number].table in self._stored_relations
 
     def name(self, number: int) -> str:
-        return quote_name(self._stored[self.scans[number].table].name)
+        return quote_name(self._stored_relations[self.scans[number].table].name)
 
     def draw_condition(self, number: int) -> str:
         scan = self.scans[number]
         text = scan.predicate or "TRUE"
-        for name, kind in self._stored[scan.table].columns.items():
+        for name, kind in self._stored_relations[scan.table].columns.items():
             if kind == "double":
                 column = quote_name(name.lower())
                 number = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"

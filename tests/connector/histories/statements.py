@@ -24,12 +24,12 @@ class DrawnStatement:
     Attributes:
         text: The statement.
         matches: Returns whether the condition of the statement is true for a row.
-        new: The new values by column id.
+        new_values: The new values by column id.
     """
 
     text: str
     matches: Callable[[Row], bool]
-    new: Row = field(default_factory=dict)
+    new_values: Row = field(default_factory=dict)
 
 
 def can_be_written(column: RandomColumn) -> bool:

@@ -59,8 +59,8 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         catalog.create_namespace("empty")
     create_table(client, "b.c.deep", i=("bloom", "discount"))
     create_table(client, "b.none")
-    keeper = Indexer(client, open_in_process_workers)
-    assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
+    indexer = Indexer(client, open_in_process_workers)
+    assert indexer.round() == Round(tables=4, indexes=4, builds=4, files=12)
     assert read_health(client, "a.one", "a.two", "b.c.deep") == {
         "a.one i": "ok",
         "a.one j": "ok",
@@ -68,10 +68,10 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         "a.two off": "paused",
         "b.c.deep i": "ok",
     }
-    assert keeper.round() == Round(tables=4, indexes=4)
+    assert indexer.round() == Round(tables=4, indexes=4)
     assert len(list(client.timeline(action="indexing"))) == 4
     append_parts(client.url, "a.one", [[1000]])
-    assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
+    assert indexer.round() == Round(tables=4, indexes=4, builds=2, files=2)
 
 
 @pytest.mark.slow
@@ -226,22 +226,22 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     create_table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
-    keeper = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
-    first = keeper.round()
+    indexer = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
+    first = indexer.round()
     assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
-    second = keeper.round()
+    second = indexer.round()
     assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms
     assert audited_ms is not None
     assert client.indexes("db.t")[0].audited_ms == audited_ms
     flip(client, "db.t", "i")
     ms[0] = audited_ms + 1000
-    assert keeper.round().verified == 0
+    assert indexer.round().verified == 0
     ms[0] = audited_ms + 86_400_001
-    third = keeper.round()
+    third = indexer.round()
     assert (third.verified, third.damaged, third.failed) == (3, 1, 0)
     assert client.index("db.t", "i").health == "damaged"
-    fourth = keeper.round()
+    fourth = indexer.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
     summaries = [instant.summary for instant in client.timeline(action="auditing")]
@@ -255,11 +255,11 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     clock = IndexerClock()
     one_file_groups = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 2
-    keeper = Indexer(
+    indexer = Indexer(
         client, open_in_process_workers, limits=one_file_groups, now=clock, audit=AuditLimits(size_bytes=1)
     )
     flip(client, "db.b", "i", 2)
-    rounds = [keeper.round() for _ in range(7)]
+    rounds = [indexer.round() for _ in range(7)]
     assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
     assert sum(round_report.damaged for round_report in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
@@ -269,8 +269,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         return clock.now_s
 
     later_limits = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit=later_limits)
-    assert 0 < keeper.round().verified < 6
+    indexer = Indexer(client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit=later_limits)
+    assert 0 < indexer.round().verified < 6
 
 
 class FailingWorkers(InProcessWorkers):
@@ -292,8 +292,8 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), IndexerClock()
-    keeper = Indexer(client, lambda: closing(workers), now=clock)
-    assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
+    indexer = Indexer(client, lambda: closing(workers), now=clock)
+    assert indexer.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (instant,) = client.timeline("db.a", action="indexing")
     assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
@@ -301,13 +301,13 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     for second in range(0, 400, 10):
         clock.now_s = second
         calls_before = workers.calls
-        keeper.round()
+        indexer.round()
         if workers.calls > calls_before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"
     clock.now_s = 1000
-    assert keeper.round().builds == 1
+    assert indexer.round().builds == 1
     assert read_health(client, "db.a") == {"db.a i": "ok"}
 
 
@@ -319,14 +319,14 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = IndexerClock()
-    keeper = Indexer(client, open_in_process_workers, now=clock)
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
-    assert keeper.round() == Round(tables=1, indexes=1)
+    indexer = Indexer(client, open_in_process_workers, now=clock)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1)
     append_parts(client.url, "db.t", [[1000]])
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
-    assert keeper.round() == Round(tables=1, indexes=1)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1)
     clock.now_s = 61
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
 
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
@@ -351,10 +351,10 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
     for name in "abc":
         create_table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = FailingWorkers("bloom")
-    keeper = Indexer(client, lambda: closing(workers), now=IndexerClock())
+    indexer = Indexer(client, lambda: closing(workers), now=IndexerClock())
     for _ in range(2):
-        assert keeper.round().failed == 3  # The third backoff replaces the first.
-        assert len(keeper._backoffs) == 2
+        assert indexer.round().failed == 3  # The third backoff replaces the first.
+        assert len(indexer._backoffs) == 2
 
 
 def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +367,11 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
-    keeper = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
+    indexer = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
     with pytest.raises(Unreachable):
-        keeper.round()
+        indexer.round()
     with pytest.raises(KeyboardInterrupt):
-        keeper.run(5)
+        indexer.run(5)
     assert slept == [10, 20, 40]
 
 

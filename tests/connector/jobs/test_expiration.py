@@ -188,10 +188,14 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             step(number)
             note_snapshots()
             if rng.random() < 0.25:
-                older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
+                old_ms = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(
+                    0, 1
+                )
                 heads = {ref.snapshot_id for ref in table.refs().values()}
-                stay = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= older}
-                expired_count += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
+                stay = {
+                    snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= old_ms
+                }
+                expired_count += expire(client, "db.t", older_than_ms=old_ms, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(list_snapshot_ids(table)), "Iceberg's own policy keeps these snapshots"
                 assert list_stored_files(table) & paths == list_needed_files(table) & paths

@@ -234,7 +234,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
     paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
-    on_disk = Counter(folder.rglob("*.parquet"))
+    paths_on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
 
     def fail_after_number(self: FileAssembler, picks: Any) -> None:
@@ -247,7 +247,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
     assert (read_rows_by_id(client), _list_paths(client)) == (paths_before, files)
-    assert Counter(folder.rglob("*.parquet")) == on_disk
+    assert Counter(folder.rglob("*.parquet")) == paths_on_disk
 
 
 @pytest.mark.slow
@@ -262,14 +262,14 @@ def test_partitions_of_one_copy_share_an_index_file_and_all_fail_if_one_fails(
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
     paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
-    (damaged_path, content), on_disk = (
+    (damaged_path, content), paths_on_disk = (
         _damage_footer(max(files)),
         {path for path in folder.rglob("*") if path.is_file()},
     )
     report = merge_files(client, "db.t")
     assert report.commits == 0
     assert str(damaged_path) in report.errors[0]
-    assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
+    assert {path for path in folder.rglob("*") if path.is_file()} == paths_on_disk
     damaged_path.write_bytes(content)
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")

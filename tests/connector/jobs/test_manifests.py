@@ -162,8 +162,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     """The writers commit after the manifests are written and before the rewrite commits.
 
     An append does not invalidate the rewrite. A change that removes a file replaces one of the manifests, so the
-    rewrite
-    reads the manifests again, at most three times.
+    rewrite reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)

@@ -117,8 +117,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     """Writers change random rows of random partitions during a compaction.
 
     The compaction commits the partitions with enough unchanged files, and deletes its new files of other partitions.
-    The
-    writers' rows are kept.
+    The writers' rows are kept.
     """
     rng = random.Random(f"{first_seed()} {version}")
     partial_commits = 0

@@ -142,10 +142,10 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
             results = []
 
             class _CountingOutput:
-                at = 0
+                position = 0
 
                 def write(self, data: bytes) -> None:
-                    self.at += len(data)
+                    self.position += len(data)
 
             results = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied_group.ends[column])]
@@ -250,10 +250,8 @@ def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer
     """Return random positions in the encrypted file.
 
     Each encrypted module before the footer (page headers, pages, indexes) contains `module_bytes` positions, one of
-    them in
-    its length. The footer contains `footer_bytes` positions. There is also one position in the footer's length, and one
-    in
-    the magic at each end.
+    them in its length. The footer contains `footer_bytes` positions. There is also one position in the footer's length,
+    and one in the magic at each end.
     """
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]

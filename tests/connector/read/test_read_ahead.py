@@ -41,16 +41,16 @@ def _build_read_plan(folder: Path) -> ReadPlan:
     return ReadPlan(create_new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
 
 
-def _write_task(path: Path, values: list[int], deleted_rows: list[int] | None = None) -> ScanTask:
+def _write_task(path: Path, values: list[int], deleted_positions: list[int] | None = None) -> ScanTask:
     pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
     deletes: tuple[dict[str, Any], ...] = ()
-    if deleted_rows:
+    if deleted_positions:
         delete_path = path.with_suffix(".deletes.parquet")
-        rows = [[path.as_uri()] * len(deleted_rows), deleted_rows]
+        rows = [[path.as_uri()] * len(deleted_positions), deleted_positions]
         pq.write_table(pa.table(rows, schema=DELETES), delete_path)
         size = delete_path.stat().st_size
         deletes = ({"content": "position-deletes", "file-path": delete_path.as_uri(), "file-format": "parquet",
-                    "spec-id": 0, "partition": [], "record-count": len(deleted_rows),
+                    "spec-id": 0, "partition": [], "record-count": len(deleted_positions),
                     "file-size-in-bytes": size},)  # fmt: skip
     file = {"file-path": path.as_uri(), "file-format": "parquet", "record-count": len(values), "spec-id": 0,
             "partition": [], "file-size-in-bytes": path.stat().st_size}  # fmt: skip

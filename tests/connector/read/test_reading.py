@@ -49,7 +49,7 @@ from tests.api.indexes.test_bitmaps import (
 from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
-from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, draw_predicate, table
+from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED_FIELD, draw_predicate, table
 from tests.planner.lakes.lake import Row
 from tests.seeds import examples
 
@@ -80,7 +80,7 @@ def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
     }
     inner = pa.StructArray.from_arrays([columns[53]], ["y"])
-    return columns | {NESTED.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
+    return columns | {NESTED_FIELD.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 
 
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
@@ -89,14 +89,14 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
     judged_count, count = 0, examples(1500, 200)
     for seed in range(count):
         sql = draw_predicate(random.Random(seed))
-        parsed_filter = parse_sql(sql.ours, BOUND_TO, nan_above=True)
+        parsed_filter = parse_sql(sql.seamark_text, BOUND_TO, nan_above=True)
         if not parsed_filter.exact:
             continue
         actual_filter = evaluate_filter(
             bind(parsed_filter.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows)
         )
         expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.ours}"
+        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.seamark_text}"
         judged_count += 1
     assert judged_count > 4 * count / 15
 
@@ -149,7 +149,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}
-            vector_paths = {delete.referenced for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
+            vector_paths = {delete.referenced_path for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {
                     path: {index for file_path, index in spots if file_path == path} for path in paths - vector_paths

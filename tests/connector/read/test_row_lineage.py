@@ -44,7 +44,7 @@ class LineageModel:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.ids: dict[int, tuple[int, int]] = {}
-        self.used: set[int] = set()
+        self.used_ids: set[int] = set()
 
     def check(
         self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new_ids: set[int], note: str
@@ -65,8 +65,8 @@ class LineageModel:
             row_id, number = lineage_rows[id_]
             assert number == sequence_number, f"{note}: row {id_} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
-            self.used.add(row_id)
+            assert row_id not in self.used_ids, f"{note}: row {id_} has an id that another row had"
+            self.used_ids.add(row_id)
         self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()

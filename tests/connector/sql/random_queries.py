@@ -80,7 +80,7 @@ class RandomQueries:
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng
         self._schema = schema
-        self._mixed = MixedPredicates(rng)
+        self._mixed_predicates = MixedPredicates(rng)
 
     def draw_query(self) -> str:
         if self._rng.random() < 0.1:
@@ -231,7 +231,7 @@ class RandomQueries:
 
     def _draw_comparison(self, p: str) -> str:
         if self._rng.random() < 0.25:
-            return self._mixed.draw_predicate(p)
+            return self._mixed_predicates.draw_predicate(p)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"

@@ -48,7 +48,7 @@ DIMENSIONS = {
 }
 """The expressions of a query that follow from each dimension."""
 OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 - id", "fine", "x", "y", "price * 1.5"]
-COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
+COMPARED_COLUMNS = [*OPERANDS, "name", "d", "ts", "tz"]
 
 
 def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
@@ -67,7 +67,7 @@ def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
     return table
 
 
-_GROUPED = re.compile("ROLLUP|CUBE|GROUPING SETS")
+_GROUPING_PATTERN = re.compile("ROLLUP|CUBE|GROUPING SETS")
 
 
 def _group(keys: list[str], rng: random.Random) -> str:
@@ -97,7 +97,7 @@ class RandomAggregates:
         measures = {"count(*)"}
         for _ in range(rng.randint(1, 6)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
             measures.add(f"{function}({rng.choice(operands)})")
         return dimensions, sorted(measures)
 
@@ -117,7 +117,9 @@ class RandomAggregates:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
             text += f" ORDER BY {rng.choice([*measures, *keys])}"
-        elif keys and rng.random() < 0.3 and not _GROUPED.search(text):  # Grouping sets can have rows with equal keys.
+        elif (
+            keys and rng.random() < 0.3 and not _GROUPING_PATTERN.search(text)
+        ):  # Grouping sets can have rows with equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
 

@@ -141,7 +141,7 @@ def test_change_runs_again_after_a_concurrent_commit(
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 
 
-REFUSED = [
+REFUSED_STATEMENTS = [
     ("UPDATE db.t SET n = 1, n = 2", "twice"),
     ("UPDATE db.t SET n = 'x' WHERE id = 1", "use CAST"),
     ("UPDATE db.t SET missing = 1", "no column 'missing'"),
@@ -163,7 +163,7 @@ def test_failed_statement_does_not_change_the_table(client: IndexClient, session
     create_table(client, "old", [("id", "long"), ("n", "long")], **{"format-version": "1"})
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     session.sql("INSERT INTO db.old VALUES (1, NULL)")
-    for text, reason in REFUSED:
+    for text, reason in REFUSED_STATEMENTS:
         with pytest.raises(InvalidRequest, match=reason):
             session.sql(text).to_arrow()
     assert session.sql("SELECT id, n FROM db.t").to_arrow().to_pylist() == [{"id": 1, "n": 1}]

@@ -90,7 +90,7 @@ class StarSchema:
     """Facts with cubes, and three dimension tables, in the namespace `star<seed>`."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
-        self._served, self._client, self._rng, self._name = server, client, rng, name
+        self._server, self._client, self._rng, self._name = server, client, rng, name
         self.has_tag = False
         with open_catalog(server.url) as catalog:
             catalog.create_namespace(name)
@@ -165,7 +165,7 @@ class StarSchema:
         """Tag the current state of all tables, only in the first call."""
         if self.has_tag:
             return
-        with open_catalog(self._served.url) as catalog:
+        with open_catalog(self._server.url) as catalog:
             for name in ("facts", "shops", "items", "days"):
                 table = catalog.load_table(f"{self._name}.{name}")
                 snapshot = table.current_snapshot()
@@ -228,11 +228,11 @@ class StarSchema:
         return {"item_id": key, "brand": self._rng.choice(("x", "y", "z")), "weight": self._rng.randrange(5)}
 
     def _append(self, table: str, rows: list[dict[str, object]], schema: pa.Schema) -> None:
-        with open_catalog(self._served.url) as catalog:
+        with open_catalog(self._server.url) as catalog:
             catalog.load_table(f"{self._name}.{table}").append(pa.Table.from_pylist(rows, schema))
 
     def _run(self, text: str) -> None:
-        with SqlSession(self._served.url) as session:
+        with SqlSession(self._server.url) as session:
             session.sql(text.format(self._name)).close()
 
 
@@ -318,8 +318,8 @@ def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: 
 
 
 def _check_counts(counts: Counter[str]) -> None:
-    from_cubes = sum(count for source, count in counts.items() if source.startswith("cube"))
-    assert from_cubes > counts.total() / 4, counts
+    cube_answers = sum(count for source, count in counts.items() if source.startswith("cube"))
+    assert cube_answers > counts.total() / 4, counts
     assert counts["cube, attributes"] > 0, counts
 
 

@@ -258,9 +258,9 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
     ):
         old_wire = await connect_to_proxy(stack, rig, tls=tls_context)
         assert await is_answered(old_wire)
-        silent = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
+        silent_connections = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
         new_wire = await connect_to_proxy(stack, rig, tls=tls_context)
-        reading = [asyncio.create_task(wire.read_rest()) for wire in silent]
+        reading = [asyncio.create_task(wire.read_rest()) for wire in silent_connections]
         await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
         assert {task.result() for task in reading if task.done()} == {b""}
         assert await is_answered(old_wire)

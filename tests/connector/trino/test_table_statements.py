@@ -24,7 +24,7 @@ from seamark.connector.jobs.statements import (
 from seamark.connector.trino.protocol import table_statements
 from tests.connector.trino.protocol import (
     END,
-    PLANNING,
+    PLANNING_PAGE,
     Page,
     ScriptedTrino,
     build_failure_page,
@@ -46,7 +46,7 @@ class SimulatedJobs:
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
-    killed: int = 0
+    killed_count: int = 0
     answer: StatementAnswer = field(default_factory=lambda: StatementAnswer(RESULT))
 
     async def run(self, job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
@@ -54,7 +54,7 @@ class SimulatedJobs:
         try:
             await self.ends.wait()
         except asyncio.CancelledError:
-            self.killed += 1
+            self.killed_count += 1
             raise
         return self.answer
 
@@ -72,8 +72,8 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
 
     def answer_statement(text: str) -> list[Page]:
         if refused_text and refused_text in text:
-            return [PLANNING, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
-        return [PLANNING, END]
+            return [PLANNING_PAGE, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
+        return [PLANNING_PAGE, END]
 
     async with (
         run_fake_trino(answer_statement) as trino,
@@ -171,7 +171,7 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
             await asyncio.sleep(0.01)
         target = answer["nextUri"].removeprefix(rig.url)
         assert (await rig.ask("DELETE", target))[0] == 204
-        while not jobs.killed:
+        while not jobs.killed_count:
             await asyncio.sleep(0.01)
         assert (await rig.ask("GET", target))[0] == 404
         assert (await rig.ask("DELETE", target))[0] == 404

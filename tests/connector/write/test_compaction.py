@@ -282,7 +282,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         actual_rows = scan(client, "db.t", columns).to_arrow()
         return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in actual_rows.to_pylist()}
 
-    write, open_table_again = compaction.rewrite_rows, open_table
+    write, original_open_table = compaction.rewrite_rows, open_table
 
     def write_while_others_change(*arguments: Any) -> Any:
         written_files = write(*arguments)
@@ -290,7 +290,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         return written_files
 
     def open_while_others_change(*arguments: Any, **options: Any) -> Any:
-        reopened_table = open_table_again(*arguments, **options)
+        reopened_table = original_open_table(*arguments, **options)
         if rng.random() < 0.4:
             change()
         return reopened_table

@@ -119,13 +119,15 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
 
 
 def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path: Path) -> None:
-    older, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
+    old_metadata, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
     position_deletes = write_deletes(
-        build_target(older), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
+        build_target(old_metadata), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
     ).files
-    written_deletes = write_deletes(build_target(older), [DeletedRows(b, 0, [], build_positions(8))], reader).files
+    written_deletes = write_deletes(
+        build_target(old_metadata), [DeletedRows(b, 0, [], build_positions(8))], reader
+    ).files
     first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
     keys = write_equality_deletes(build_target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [

@@ -1,7 +1,7 @@
 """Upserts and deletes by equality deletes, without lookups of the stored rows.
 
-The tests check the table after them, beside other writers, across partition specs, and in random histories
-with all other kinds of row changes.
+The tests check the table after them, beside other writers, across partition specs, and in random histories with all
+other kinds of row changes.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     new_steps: list[Step] = []
     for step in draw_steps(rng, count, MODES):
-        blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
+        blind = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
         if step.kind == "upsert" and rng.random() < 0.4:
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
         elif blind and rng.random() < 0.6:

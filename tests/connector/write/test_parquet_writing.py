@@ -281,7 +281,7 @@ WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(12
 
 
 @pytest.mark.parametrize(
-    ("schema", "properties", "with_bounds", "with_counts"),
+    ("schema", "properties", "columns_with_bounds", "columns_with_counts"),
     [
         (EVERY_TYPE, {"write.metadata.metrics.default": "none"}, set(), set()),
         (EVERY_TYPE, {"write.metadata.metrics.default": "counts"}, set(), {1, 2, 31}),
@@ -300,18 +300,18 @@ WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(12
     ],
 )
 def test_properties_decide_which_columns_have_metrics(
-    schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
+    schema: Schema, properties: dict[str, str], columns_with_bounds: set[int], columns_with_counts: set[int]
 ) -> None:
     modes = list_modes(schema, properties, UNSORTED)
     bounds = {column_id for column_id, mode in modes.items() if mode.bounds}
     counts = {column_id for column_id, mode in modes.items() if mode.counts}
-    assert with_bounds <= bounds
-    assert with_counts <= counts
+    assert columns_with_bounds <= bounds
+    assert columns_with_counts <= counts
     if schema is WIDE_SCHEMA and "write.metadata.metrics.default" not in properties:
         limit = int(properties.get("write.metadata.metrics.max-inferred-column-defaults", 100))
         assert bounds == set(range(1, limit + 1))
     if properties.get("write.metadata.metrics.default") == "none":
-        assert bounds == with_bounds
+        assert bounds == columns_with_bounds
 
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
@@ -320,8 +320,8 @@ def test_columns_of_the_sort_order_always_have_bounds() -> None:
         *range(1, 101),
         110,
     }
-    sparse = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
-    assert {column_id for column_id, mode in sparse.items() if mode.bounds} == {110}
+    sparse_modes = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
+    assert {column_id for column_id, mode in sparse_modes.items() if mode.bounds} == {110}
 
 
 def test_files_have_the_encodings_of_the_table_properties(tmp_path: Path) -> None:

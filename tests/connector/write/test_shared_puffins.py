@@ -28,15 +28,15 @@ class Vectors:
     """The Puffin files of a table's snapshots.
 
     Attributes:
-        live: The files of the current snapshot.
-        marked: The files that any snapshot marks as removed.
-        all: All files.
+        live_paths: The files of the current snapshot.
+        marked_paths: The files that any snapshot marks as removed.
+        all_paths: All files.
     """
 
     def __init__(self, table: Table) -> None:
-        self.live = Counter[str]()
-        self.marked: set[str] = set()
-        self.all: set[str] = set()
+        self.live_paths = Counter[str]()
+        self.marked_paths: set[str] = set()
+        self.all_paths: set[str] = set()
         for snapshot in table.metadata.snapshots:
             is_current = snapshot.snapshot_id == table.metadata.current_snapshot_id
             for manifest in snapshot.manifests(table.io):
@@ -45,11 +45,11 @@ class Vectors:
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                     assert entry.data_file.content == DataFileContent.POSITION_DELETES
                     path = entry.data_file.file_path
-                    self.all.add(path)
+                    self.all_paths.add(path)
                     if entry.status == ManifestEntryStatus.DELETED:
-                        self.marked.add(path)
+                        self.marked_paths.add(path)
                     elif is_current:
-                        self.live[path] += 1
+                        self.live_paths[path] += 1
 
 
 @pytest.mark.few_cases(1)
@@ -81,9 +81,9 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             vectors = Vectors(catalog.load_table("db.t"))
-            shared_count += sum(count > 1 for count in vectors.live.values())
-            assert not vectors.marked & vectors.live.keys(), step
-            assert vectors.all - vectors.live.keys() <= vectors.marked, step
+            shared_count += sum(count > 1 for count in vectors.live_paths.values())
+            assert not vectors.marked_paths & vectors.live_paths.keys(), step
+            assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths, step
         assert count_scanned_rows(client) == Counter(
             (deleted_id, deleted_id % 3, text) for deleted_id, text in model.items()
         )

@@ -1,8 +1,8 @@
 """Random histories of changes by concurrent writers, against a plain dict at every snapshot.
 
-The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the
-step that made it, and the model applies the steps in that order. The model knows rows and no files, and
-shares no code with the writers.
+The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the step that made
+it, and the model applies the steps in that order. The model knows rows and no files, and shares no code with the
+writers.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ class Step:
     """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
 
     Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
-    any
-    time.
+    any time.
     """
 
     number: int
     kind: str
     rows: list[Row] = field(default_factory=list)
-    by: str | None = None
+    precombine_column: str | None = None
     mode: str = MODES[0]
     strategy: str | None = None
-    where: tuple[str, int] = ("", 0)
+    range_condition: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
         options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
@@ -58,14 +57,22 @@ class Step:
             case "unlocated":
                 return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
-                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **write_options, **options)
+                return upsert(
+                    client,
+                    name,
+                    input_table,
+                    keys=["id"],
+                    precombine=self.precombine_column,
+                    **write_options,
+                    **options,
+                )
             case "partial":
                 return upsert(
                     client,
                     name,
                     input_table,
                     keys=["id"],
-                    precombine=self.by,
+                    precombine=self.precombine_column,
                     columns=["note"],
                     **write_options,
                     **options,
@@ -73,7 +80,7 @@ class Step:
             case "keys":
                 return delete(client, name, keys=input_table, key=["id"], **write_options, **options)
             case "where":
-                land, ts = self.where
+                land, ts = self.range_condition
                 return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
         raise AssertionError(self.kind)
 
@@ -91,7 +98,7 @@ class Step:
         if self.kind == "keys":
             return {number: row for number, row in new_model.items() if number not in {row["id"] for row in self.rows}}
         if self.kind == "where":
-            land, ts = self.where
+            land, ts = self.range_condition
             return {
                 number: row
                 for number, row in new_model.items()
@@ -106,15 +113,17 @@ class Step:
             if stored_row is not None and self.is_older(row, stored_row):
                 continue
             if self.kind == "partial":
-                identity = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                identity = {"id": number, "note": row["note"]} | (
+                    {self.precombine_column: row[self.precombine_column]} if self.precombine_column else {}
+                )
                 row = (stored_row or dict.fromkeys(COLUMNS)) | identity
             new_model[number] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
-        if self.by is None:
+        if self.precombine_column is None:
             return False
-        own_key, other_key = row[self.by], other[self.by]
+        own_key, other_key = row[self.precombine_column], other[self.precombine_column]
         if own_key is None or other_key is None:
             return own_key is None and other_key is not None
         return bool(own_key < other_key)

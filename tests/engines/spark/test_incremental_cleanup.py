@@ -158,9 +158,9 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
                 for id_ in removed_model:
                     del model[id_]
                 vectors = Vectors(catalog.load_table("db.t"))
-                shared_count += sum(count > 1 for count in vectors.live.values())
-                assert not vectors.marked & vectors.live.keys()
-                assert vectors.all - vectors.live.keys() <= vectors.marked
+                shared_count += sum(count > 1 for count in vectors.live_paths.values())
+                assert not vectors.marked_paths & vectors.live_paths.keys()
+                assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths
             append(lake.client, "db.t", build_rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")

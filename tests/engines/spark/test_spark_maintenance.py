@@ -84,16 +84,16 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
             commits = [
                 index for (index,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")
             ]
-            older, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
+            old_ms, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
             contents = {
                 id_: tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
             }
             spark_ids = {
                 id_ for id_, index in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
-                if index >= older
+                if index >= old_ms
             }  # fmt: skip
-            older_ms = int(older.timestamp() * 1000)
+            older_ms = int(old_ms.timestamp() * 1000)
             totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
             live_snapshots = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             assert len(contents) - len(live_snapshots) == totals.snapshots
@@ -101,7 +101,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
             assert spark_ids <= live_snapshots
             tables.run_sql(
                 f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
-                f"older_than => TIMESTAMP '{older}')"
+                f"older_than => TIMESTAMP '{old_ms}')"
             )
             remaining_ids = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             heads = tables.run_sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]

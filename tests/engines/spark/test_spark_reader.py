@@ -50,7 +50,9 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import collect_rows
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
+MERGE_ON_READ_PROPERTIES = ", ".join(
+    f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge")
+)
 COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operation in ("delete", "update", "merge"))
 
 
@@ -89,7 +91,7 @@ def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
         "b binary, day date, ts timestamp, nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, "
         "li array<struct<x: int>>, m map<string, int>) USING iceberg PARTITIONED BY (bucket(3, id)) "
-        f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ})"
+        f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ_PROPERTIES})"
     )
     hours = "make_interval(0, 0, 0, 0, id % 50)"
     first = (
@@ -306,13 +308,13 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
 @pytest.mark.parametrize(
     ("version", "mode"),
     [
-        pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow),
-        (3, MERGE_ON_READ),
+        pytest.param(2, MERGE_ON_READ_PROPERTIES, marks=pytest.mark.slow),
+        (3, MERGE_ON_READ_PROPERTIES),
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
 def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSession, version: int, mode: str) -> None:
-    table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
+    table = f"c{version}{'m' if mode is MERGE_ON_READ_PROPERTIES else 'c'}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
         f"TBLPROPERTIES ('format-version'='{version}', {mode})"

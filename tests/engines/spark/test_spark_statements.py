@@ -80,8 +80,10 @@ class SparkStatementTables(SparkTables):
             return Counter(map(repr, result))
         # An inserted row may have any new id. For all other rows, the test compares the id and whether the last
         # statement changed the row.
-        newest = max((row[-1] for row in result), default=0)
-        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in result)
+        newest_sequence = max((row[-1] for row in result), default=0)
+        return Counter(
+            repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest_sequence)) for row in result
+        )
 
 
 @pytest.fixture(scope="module")

@@ -270,7 +270,7 @@ def test_binding_a_bound_expression_again_changes_nothing() -> None:
 # Two evaluators: of the filter as a client sends it, in exact arithmetic, and of the bound filter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SECOND = 1_000_000_000
+SECOND_NS = 1_000_000_000
 
 Exact = Any
 """None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times are in nanoseconds."""
@@ -288,7 +288,7 @@ def round_to_float(number: float) -> Exact:
 
 def build_moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
     text = (EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND + nanos)
+    return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND_NS + nanos)
 
 
 small = st.integers(-3, 3)
@@ -334,11 +334,11 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         6,
         "date",
         st.one_of(
-            small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
-            small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND))),
+            small.map(lambda n: (n, Fraction(n * 86_400 * SECOND_NS))),
+            small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND_NS))),
             st.builds(build_moment, seconds, fractions, st.just("")),
         ),
-        small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
+        small.map(lambda n: (n, Fraction(n * 86_400 * SECOND_NS))),
     ),
     "ts": (
         7,
@@ -355,7 +355,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         st.one_of(
             small.map(lambda n: (n, Fraction(n * 1000))),
             st.builds(build_moment, seconds, fractions, st.just("")),
-            st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND))]),
+            st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND_NS))]),
         ),
         st.one_of(small, fractions).map(lambda n: (n, Fraction(n))),
     ),
@@ -373,8 +373,10 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     ),
     "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
 }
-REQUIRED = frozenset({"l", "d"})
-WIDE = make_schema(*(build_field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+REQUIRED_NAMES = frozenset({"l", "d"})
+WIDE = make_schema(
+    *(build_field(ident, name, kind, name in REQUIRED_NAMES) for name, (ident, kind, _, _) in COLUMNS.items())
+)
 
 Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
@@ -398,7 +400,7 @@ filters = st.recursive(
     max_leaves=6,
 )
 cells = {
-    name: values if name in REQUIRED else st.one_of(st.just((None, None)), values)
+    name: values if name in REQUIRED_NAMES else st.one_of(st.just((None, None)), values)
     for name, (_, _, _, values) in COLUMNS.items()
 }
 rows = st.fixed_dictionaries(cells)

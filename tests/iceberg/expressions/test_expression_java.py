@@ -98,7 +98,7 @@ SCHEMA = build_schema(
     build_field(55, "maybe", {"type": "struct", "fields": [build_field(56, "a", "timestamptz", True)]}),
     build_field(57, "none", "unknown"),
 )
-OURS = convert_json_value(SCHEMA, Schema, "schema")
+SEAMARK_SCHEMA = convert_json_value(SCHEMA, Schema, "schema")
 
 AT_ONCE = 100
 """The number of lines sent before answers are read, small enough that neither pipe fills up."""
@@ -137,7 +137,9 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
 
 
 def bind_as_json(filter_json: Any) -> Any:
-    return encode_expression(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
+    return encode_expression(
+        bind(parse_expression(filter_json), SEAMARK_SCHEMA, (SEAMARK_SCHEMA,), case_sensitive=True)
+    )
 
 
 def normalize_answer(kind: str, answer: Any) -> Any:

@@ -245,8 +245,8 @@ PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}
 def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value]]) -> None:
     kind, values = case
     # No bound predicate has NaN or an infinity.
-    finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
-    for value in finite:
+    finite_values = [value for value in values if not isinstance(value, float) or isfinite(value)]
+    for value in finite_values:
         residual = encode_expression(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
         parsed_residual = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
@@ -254,16 +254,16 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
             assert read_bound_value(parsed_residual, KINDS[kind][0]) == (
                 value if kind == "uuid" else to_pyiceberg(kind, value)
             )
-    residual = encode_expression(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
+    residual = encode_expression(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite_values)))
     parsed_residual = iceberg.BooleanExpression.model_validate(residual)
-    if len(set(finite)) > 1:
+    if len(set(finite_values)) > 1:
         assert isinstance(parsed_residual, iceberg.NotIn)
-        assert len(parsed_residual.literals) == len(set(finite))
+        assert len(parsed_residual.literals) == len(set(finite_values))
 
 
-def read_bound_value(bound_expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
-    assert isinstance(bound_expression, iceberg.LessThanOrEqual)
-    bound = bound_expression.bind(TheirSchema(NestedField(1, "c", kind)))
+def read_bound_value(expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
+    assert isinstance(expression, iceberg.LessThanOrEqual)
+    bound = expression.bind(TheirSchema(NestedField(1, "c", kind)))
     assert isinstance(bound, iceberg.BoundLessThanOrEqual)
     return bound.literal.value
 

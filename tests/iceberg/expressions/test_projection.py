@@ -242,7 +242,7 @@ def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
     assert not must_match(project_strict(true_predicate, build_spec("truncate[8]")), {1000: None})
 
 
-ORDERED = [
+ORDERED_TRANSFORMS = [
     (kind, transform)
     for kind, transforms in TRANSFORMS.items()
     for transform in transforms
@@ -259,7 +259,7 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     ranges = find_source_ranges(query)
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in list_leaves(ranges))
     expected = matches(query, row, order_like_python)
-    if (kind, query.transform) in ORDERED:
+    if (kind, query.transform) in ORDERED_TRANSFORMS:
         assert matches(ranges, row, order_like_python) == expected, format_expression(ranges)
     else:
         assert matches(ranges, row, order_like_python) or not expected, format_expression(ranges)
@@ -274,7 +274,7 @@ def list_leaves(expression: Expression) -> list[Bound]:
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
 def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
-    kind, transform = data.draw(st.sampled_from(ORDERED))
+    kind, transform = data.draw(st.sampled_from(ORDERED_TRANSFORMS))
     query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform == transform))
     lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
     first, last = compute_transform(transform, kind, lower), compute_transform(transform, kind, upper)

@@ -68,14 +68,14 @@ TYPES: dict[str, tuple[IcebergType, Any]] = {
 
 COLUMNS = dict(enumerate(TYPES, start=1))
 
-DAY = 86_400_000_000
+DAY_US = 86_400_000_000
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "int": st.integers(-20, 20),
     "long": st.integers(-20, 20),
     "date": st.integers(1, 1000),
-    "timestamp": st.integers(DAY, 800 * DAY) | st.integers(1, 40).map(lambda day: day * DAY),
+    "timestamp": st.integers(DAY_US, 800 * DAY_US) | st.integers(1, 40).map(lambda day: day * DAY_US),
     "decimal(9, 2)": st.integers(-300, 300),
     "double": st.sampled_from([-2.5, 1.0, 3.5]),
     "string": st.text("abc", max_size=4),

@@ -49,10 +49,10 @@ COLUMNS = {
     "Two Words": ("int", "INTEGER"),
 }
 FIELDS = tuple(Field(number, name, False, kind) for number, (name, (kind, _)) in enumerate(COLUMNS.items(), 1))
-NESTED = Field(
+NESTED_FIELD = Field(
     50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
 )
-SCHEMA = Schema(0, (*FIELDS, NESTED))
+SCHEMA = Schema(0, (*FIELDS, NESTED_FIELD))
 BOUND_TO = msgspec.convert(SCHEMA.build_json(), type=seamark_schema.Schema)
 NAMES = Names(SCHEMA, case_sensitive=False)
 UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
@@ -64,12 +64,12 @@ ROWS = 80
 class Sql:
     """One predicate as SQL of Seamark and as SQL of DuckDB.
 
-    `used` is False if an expression cannot represent the whole predicate.
+    `is_used` is False if an expression cannot represent the whole predicate.
     """
 
-    ours: str
+    seamark_text: str
     duck: str
-    used: bool = True
+    is_used: bool = True
 
 
 def draw_value(rng: random.Random, name: str) -> Any:
@@ -156,7 +156,7 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
         case "f" | "d":
             if math.isnan(literal_value):
                 return make_same("1e2")
-            return Sql(repr(literal_value), repr(literal_value), used=name == "d" or literal_value != 0.7)
+            return Sql(repr(literal_value), repr(literal_value), is_used=name == "d" or literal_value != 0.7)
         case "day":
             choices = [
                 f"DATE '{literal_value}'",
@@ -237,9 +237,9 @@ def draw_predicate(rng: random.Random, depth: int = 0) -> Sql:
 
 def join_predicates(shape: str, *parts: Sql) -> Sql:
     return Sql(
-        shape.format(*(part.ours for part in parts)),
+        shape.format(*(part.seamark_text for part in parts)),
         shape.format(*(part.duck for part in parts)),
-        all(part.used for part in parts),
+        all(part.is_used for part in parts),
     )
 
 
@@ -274,10 +274,10 @@ def draw_leaf(rng: random.Random) -> Sql:
     if shape < 0.93:
         cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
         return make_same(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
-    return make_same(rng.choice(UNUSED), used=False)
+    return make_same(rng.choice(UNUSED_CONDITIONS), used=False)
 
 
-UNUSED = (
+UNUSED_CONDITIONS = (
     "id = a",
     "abs(a) = 1",
     "length(s) > 1",
@@ -326,16 +326,17 @@ def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row
     """Compare one random predicate with DuckDB, and return whether the whole predicate was used."""
     sql = draw_predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-    kept_rows, unused_parts = evaluate_sql(sql.ours, rows)
+    kept_rows, unused_parts = evaluate_sql(sql.seamark_text, rows)
     context = (
-        f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\nunused {unused_parts}"
+        f"seed {seed}: {sql.seamark_text}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\n"
+        f"unused {unused_parts}"
     )
     assert actual_numbers <= kept_rows, context
-    assert bool(unused_parts) <= (not sql.used), context
-    if sql.used and not unused_parts:
+    assert bool(unused_parts) <= (not sql.is_used), context
+    if sql.is_used and not unused_parts:
         numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
         assert actual_numbers & set(numbers) == kept_rows & set(numbers), context
-    return sql.used
+    return sql.is_used
 
 
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
@@ -481,11 +482,11 @@ def test_chain_of_thousands_of_predicates_is_read() -> None:
 
 
 def test_dropped_column_is_found_in_an_older_schema() -> None:
-    older = msgspec.convert(
+    old_schema = msgspec.convert(
         {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
         type=seamark_schema.Schema,
     )
-    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()
+    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, old_schema)).unused == ()
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_valid_files_are_accepted(valid_file: dict[str, Any], version: int) -> N
     assert encode_content_file(content_file, TABLES[version]) == valid_file
 
 
-REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
+REFUSED_FILES: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"content": "rows"}, "content: 'rows' is not one of data, position-deletes, equality-deletes"),
     (DATA, 2, {"content": None}, r"content"),
     (DATA, 2, {"file-path": ""}, r"file-path"),
@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED)
+@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED_FILES)
 def test_invalid_file_is_rejected_by_file_and_field(
     valid_file: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:

@@ -239,17 +239,17 @@ def repeat_first(ids: list[int]) -> list[int]:
 
 
 @pytest.mark.few_cases(10)
-@pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
+@pytest.mark.parametrize("odd_row", [None, 0, 1, 99, 149])
 @pytest.mark.parametrize(
     "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]
 )
 def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
-    odd: int | None, unlike: Callable[[list[int]], list[int]]
+    odd_row: int | None, unlike: Callable[[list[int]], list[int]]
 ) -> None:
     """Rows that all name the same columns in the same order are decoded on a faster path."""
-    usual, rows = [4, 1, 7], []
+    usual_values, rows = [4, 1, 7], []
     for i in range(150):
-        ids = unlike(usual) if i == odd else usual
+        ids = unlike(usual_values) if i == odd_row else usual_values
         counts = [{"key": id_, "value": 10 * i + index} for index, id_ in enumerate(ids)]
         bounds = [{"key": id_, "value": b"%d" % (i + index)} for index, id_ in enumerate(ids)]
         rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))

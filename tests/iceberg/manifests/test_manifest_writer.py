@@ -214,7 +214,7 @@ def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
         metrics=metrics,
         split_offsets=None if file.split_offsets is None else list(file.split_offsets),
         equality_ids=None if file.equality_ids is None else list(file.equality_ids),
-        referenced=file.referenced_data_file,
+        referenced_path=file.referenced_data_file,
         content_offset=file.content_offset,
         content_size=file.content_size_in_bytes,
     )

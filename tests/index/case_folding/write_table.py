@@ -37,18 +37,18 @@ class Equations:
     """The solution of all equations that were added."""
 
     def __init__(self) -> None:
-        self._class_of: dict[int, int] = {}
+        self._class_numbers: dict[int, int] = {}
         self._parts: dict[int, tuple[int, ...]] = {}
-        self._left_out = set(range(0x300, 0x370)) - {_IOTA_BELOW}
+        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
     def fold(self, points: Iterable[int]) -> list[int]:
         results: list[int] = []
         for point in points:
-            while point in self._class_of:
-                point = self._class_of[point]
+            while point in self._class_numbers:
+                point = self._class_numbers[point]
             if point in self._parts:
                 results += self.fold(self._parts[point])
-            elif point not in self._left_out:
+            elif point not in self._omitted_points:
                 results.append(point)
         return results
 
@@ -74,7 +74,7 @@ class Equations:
     def _join(self, combination: int, other: int) -> None:
         if combination != other:
             first, second = sorted((combination, other), key=_compute_rank)
-            self._class_of[second] = first
+            self._class_numbers[second] = first
 
 
 def _compute_rank(point: int) -> tuple[bool, bool, int]:

@@ -204,7 +204,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG_TEXT + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
     index = open_bitmap([bitmap.build_bitmap(convert_to_keys(pa.array(values), "string"))])
-    for text, rows, exact_rows in (
+    for text, rows, is_exact in (
         ("short", [0], True),
         (stem, [1], True),
         (LONG_TEXT + "b", [4], True),
@@ -214,9 +214,9 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
         (stem + "33", [], False),
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
-        assert index.is_exact_for(ranges) is exact_rows or len(text) == 1025
+        assert index.is_exact_for(ranges) is is_exact or len(text) == 1025
         actual_rows = find_rows(index, 0, ranges, len(values))
-        assert set(rows) - set(actual_rows) == set() if not exact_rows else actual_rows == rows
+        assert set(rows) - set(actual_rows) == set() if not is_exact else actual_rows == rows
 
 
 def test_prefix_predicates_are_ranges() -> None:

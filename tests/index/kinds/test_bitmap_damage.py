@@ -139,10 +139,10 @@ def test_swapped_sections_are_rejected() -> None:
         bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3 + extra_rows], pa.int64()), "long"))
         for extra_rows in (0, 7)
     ]
-    longer = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
-    assert len(longer.section) == len(entries[0].section)
-    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer])
-    index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
+    longer_bitmap = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
+    assert len(longer_bitmap.section) == len(entries[0].section)
+    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer_bitmap])
+    index = Bitmap(memoryview(b"".join((head, directory, files, longer_bitmap.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
         index.find_rows(0, build_ranges("long")[0])
 

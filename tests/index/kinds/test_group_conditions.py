@@ -80,8 +80,8 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         expression = parse_expression(encode_expression(condition))
         assert bind(expression, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
 
-        def group_selected(selected_groups: pa.Table, terms: Any = terms) -> pa.Table:
-            values = {field.id: selected_groups[field.name] for field in COLUMNS.fields}
+        def group_selected(selected_rows: pa.Table, terms: Any = terms) -> pa.Table:
+            values = {field.id: selected_rows[field.name] for field in COLUMNS.fields}
             measures = (parse_measure("count(*)", COLUMNS),)
             return pa.Table.from_batches([group_rows(terms, measures, values)])
 

@@ -117,9 +117,9 @@ def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list
 
 
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
-    keys, other_key = convert_to_keys(pa.array([1, 2]), "long"), convert_to_keys(pa.array([1]), "long")
+    keys, other_keys = convert_to_keys(pa.array([1, 2]), "long"), convert_to_keys(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
-        hash_rows([keys, other_key], 0)
+        hash_rows([keys, other_keys], 0)
 
 
 def test_keys_with_offsets_outside_their_bytes_are_rejected() -> None:

@@ -30,21 +30,21 @@ from seamark.formats.index.keys.keys import (
 )
 from tests.seeds import examples
 
-LONG = st.integers(-(2**63), 2**63 - 1)
+LONGS = st.integers(-(2**63), 2**63 - 1)
 INT = st.integers(-(2**31), 2**31 - 1)
 
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "boolean": (pa.bool_(), st.booleans()),
     "int": (pa.int32(), INT),
-    "long": (pa.int64(), LONG),
+    "long": (pa.int64(), LONGS),
     "float": (pa.float32(), st.floats(width=32)),
     "double": (pa.float64(), st.floats()),
     "date": (pa.date32(), INT),
     "time": (pa.time64("us"), st.integers(0, 86_399_999_999)),
-    "timestamp": (pa.timestamp("us"), LONG),
-    "timestamptz": (pa.timestamp("us", "UTC"), LONG),
-    "timestamp_ns": (pa.timestamp("ns"), LONG),
-    "timestamptz_ns": (pa.timestamp("ns", "UTC"), LONG),
+    "timestamp": (pa.timestamp("us"), LONGS),
+    "timestamptz": (pa.timestamp("us", "UTC"), LONGS),
+    "timestamp_ns": (pa.timestamp("ns"), LONGS),
+    "timestamptz_ns": (pa.timestamp("ns", "UTC"), LONGS),
     "decimal(9, 2)": (pa.decimal128(9, 2), st.integers(-(10**9) + 1, 10**9 - 1)),
     "decimal(18, 0)": (pa.decimal128(18, 0), st.integers(-(10**18) + 1, 10**18 - 1)),
     "decimal(38, 10)": (pa.decimal128(38, 10), st.integers(-(10**38) + 1, 10**38 - 1)),

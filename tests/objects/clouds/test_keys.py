@@ -161,10 +161,12 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
 def test_access_stamps_of_answers_with_and_without_keys_differ(settings: Settings) -> None:
-    with_keys = compute_access_stamp(settings, None)
-    assert with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
-    assert with_keys != compute_access_stamp(settings, "remote-signing")
-    assert with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
+    stamp_with_keys = compute_access_stamp(settings, None)
+    assert stamp_with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
+    assert stamp_with_keys != compute_access_stamp(settings, "remote-signing")
+    assert (
+        stamp_with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
+    )
 
 
 @pytest.mark.parametrize(

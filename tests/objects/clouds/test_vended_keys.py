@@ -54,8 +54,11 @@ def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path:
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
         assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
         loaded_answer = requests.get(f"{tables}/first", timeout=30)
-        without_keys = {"X-Iceberg-Access-Delegation": "remote-signing", "If-None-Match": loaded_answer.headers["ETag"]}
-        answer = requests.get(f"{tables}/first", headers=without_keys, timeout=30)
+        headers_without_keys = {
+            "X-Iceberg-Access-Delegation": "remote-signing",
+            "If-None-Match": loaded_answer.headers["ETag"],
+        }
+        answer = requests.get(f"{tables}/first", headers=headers_without_keys, timeout=30)
         assert (answer.status_code, "storage-credentials" in answer.json()) == (200, False)
         refreshed_keys = requests.get(f"{tables}/first/credentials", timeout=30).json()
         assert refreshed_keys["storage-credentials"][0]["prefix"] == f"{location}/"

@@ -57,8 +57,8 @@ class CubeIndexFiles:
     def __init__(self) -> None:
         self.version = 0
         self.files: list[Any] = []
-        self._opened: dict[str, Any] = {}
-        self.reported: set[str] = set()
+        self._open_files: dict[str, Any] = {}
+        self.reported_files: set[str] = set()
 
     def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
         """Register an index file with the entries of data files."""
@@ -72,7 +72,7 @@ class CubeIndexFiles:
         if damaged:
             batches = [batch.rename_columns(["d0", "m0", "other"]) for batch in batches]
         index = CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(batches)))))
-        self._opened[location] = SimpleNamespace(
+        self._open_files[location] = SimpleNamespace(
             location=location, files=SimpleNamespace(ids=hash_file_ids(numbers)), index=index
         )
         self.files.append(SimpleNamespace(location=location))
@@ -83,10 +83,10 @@ class CubeIndexFiles:
         self.version += 1
 
     async def open(self, file: Any) -> Any:
-        return self._opened[file.location]
+        return self._open_files[file.location]
 
     def schedule_verification(self, files: Sequence[Any], _: str) -> None:
-        self.reported |= {file.location for file in files}
+        self.reported_files |= {file.location for file in files}
 
     async def load_files(self, _: object) -> Any:
         live_files = tuple(self.files)
@@ -257,11 +257,11 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
     async with open_segments(lake, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(40)))
         assert merged_segments.covered.tolist() == [False] * 20 + [True] * 20
-        assert lake.reported == {"damaged"}
+        assert lake.reported_files == {"damaged"}
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(20, 40))
-        lake.reported.clear()
+        lake.reported_files.clear()
         assert await read_parts(segments, range(40)) == (list(range(20, 40)), compute_expected_sums(range(20, 40)))
-        assert lake.reported == {"damaged"}
+        assert lake.reported_files == {"damaged"}
 
 
 async def test_groups_above_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ from tests.planner.lakes.indexing import (
     open_planning,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_AT_ONCE, JudgedTask, judge, plan_with_java, plan_with_seamark
+from tests.planner.lakes.judge import LAKES_PER_BATCH, JudgedTask, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -90,8 +90,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         registry = Registry(store, clock)
-        for start in range(0, len(seeds), LAKES_AT_ONCE):
-            chunk = seeds[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_PER_BATCH):
+            chunk = seeds[start : start + LAKES_PER_BATCH]
             random_cases: list[ScanCase] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
@@ -234,7 +234,7 @@ def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
             {"kind": "bitmap", "columns": [f"`{column.name.replace('`', '``')}`"], "field-ids": [column.id]}
         )
         for column in lake.schema.leaves().values()
-        if column.default is None or all(column.id in file.written for file in files)
+        if column.default is None or all(column.id in file.written_columns for file in files)
     }
 
 

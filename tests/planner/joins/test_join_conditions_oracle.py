@@ -126,7 +126,7 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
         (number, row)
         for number, file in enumerate(table.data)
         for position, row in enumerate(table.rows[file.path])
-        if position not in table.deleted.get(file.path, ())
+        if position not in table.deleted_positions.get(file.path, ())
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for column in table.columns:

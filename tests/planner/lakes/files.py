@@ -51,7 +51,7 @@ class FileMaker:
         self._rng = rng
         self._location = location
         self._pools = pools
-        self._made = 0
+        self._file_count = 0
 
     def make_data_file(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
@@ -81,14 +81,14 @@ class FileMaker:
             metrics={key: value for key, value in metrics.items() if value != ColumnMetrics()},
             split_offsets=offsets,
             rows=rows,
-            written=frozenset(columns),
+            written_columns=frozenset(columns),
             schema_id=schema.id,
         )
 
     def _create_path(self, folder: str, ending: str) -> str:
-        self._made += 1
+        self._file_count += 1
         part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
-        return f"{self._location}/{folder}/{part}{self._made:05d}-{self._rng.getrandbits(32):08x}{ending}"
+        return f"{self._location}/{folder}/{part}{self._file_count:05d}-{self._rng.getrandbits(32):08x}{ending}"
 
     def _build_drawer(self, schema: Schema) -> _Draw:
         rng = self._rng
@@ -224,7 +224,7 @@ class FileMaker:
             bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
         referenced_path = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
-        return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced_path)]
+        return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 
     def _choose_positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()
@@ -249,7 +249,7 @@ class FileMaker:
             for delete in old_vectors:
                 pairs = {pair for pair in delete.positions if pair[0] == file.path}
                 positions |= pairs
-                if delete.is_vector and delete.referenced == file.path:
+                if delete.is_vector and delete.referenced_path == file.path:
                     replaced_vectors.append(delete)
             positions = positions or {(file.path, 0)}
             size = rng.randint(30, 90)
@@ -260,7 +260,7 @@ class FileMaker:
                     path=path,
                     format="PUFFIN",
                     positions=frozenset(positions),
-                    referenced=file.path,
+                    referenced_path=file.path,
                     content_offset=offset,
                     content_size=size,
                 )

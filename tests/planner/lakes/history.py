@@ -30,7 +30,7 @@ from tests.planner.lakes.manifests import (
 from tests.planner.lakes.schemas import SchemaMaker
 
 NOW_MS = 1_760_000_000_000
-MAIN = "main"
+MAIN_BRANCH = "main"
 
 
 def write_random_lake(seed: int, folder: Path) -> Lake:
@@ -67,7 +67,7 @@ class _History:
 
     def build_lake(self) -> Lake:
         rng = self.rng
-        self._append(MAIN)
+        self._append(MAIN_BRANCH)
         for _ in range(rng.randint(1, 7)):
             self._evolve()
             branch = rng.choice(list(self.heads))
@@ -96,7 +96,7 @@ class _History:
             schema=self.schema,
             specs=self.specs,
             snapshots=self.snapshots,
-            current=self.heads[MAIN],
+            current_snapshot=self.heads[MAIN_BRANCH],
             refs=self.refs,
             pools=self.pools,
         )
@@ -218,8 +218,10 @@ class _History:
         data = self.files.make_data_file(
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
-        oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest)]])
+        oldest_sequence = max(file.sequence for file in group) if self.version > 1 else None
+        return self._replace(
+            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
+        )
 
     def _replace(
         self, branch: str, operation: str, removed_numbers: set[int], added_entries: list[list[Entry]]
@@ -271,7 +273,7 @@ class _History:
                     self.schema, self.specs, live_files, self._find_kinds()
                 )
             elif self.version >= 3:
-                referenceds = {vector.referenced for vector in delete_files}
+                referenceds = {vector.referenced_path for vector in delete_files}
                 targets = [file for file in live_files + data if file.path not in referenceds]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
                 new_vectors, replaced_vectors = self.files.build_vectors(targets, old_vectors)
@@ -323,7 +325,7 @@ class _History:
             snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
-        if branch == MAIN:
+        if branch == MAIN_BRANCH:
             self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
@@ -358,8 +360,8 @@ class _History:
         live_sequences = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
         counts = {}
         for status in (ADDED, EXISTING, DELETED):
-            of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
-            counts[status] = (len(of_status), sum(of_status))
+            counts_of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
+            counts[status] = (len(counts_of_status), sum(counts_of_status))
         summaries = [_compute_summary(rng, part, index, files, kinds) for index, part in enumerate(fields)]
         return Manifest(
             path=path.as_uri(),
@@ -392,7 +394,7 @@ class _History:
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
             "properties": {},
-            "current-snapshot-id": self.heads[MAIN].id,
+            "current-snapshot-id": self.heads[MAIN_BRANCH].id,
             "refs": {name: {"snapshot-id": index, "type": kind} for name, (kind, index) in self.refs.items()},
             "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
             "snapshot-log": self.log,

@@ -174,7 +174,7 @@ def list_data_files(lake: Lake) -> list[DataFile]:
 def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
     """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed."""
     column = lake.all_columns[term.column_id]
-    if column.id not in file.written:
+    if column.id not in file.written_columns:
         if column.default is not None:
             return None
         return compute_term_keys(term, pa.chunked_array([pa.nulls(file.record_count)]))
@@ -195,8 +195,8 @@ def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
 
 def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
-    older = [item for item in metadata.schemas if item.id <= schema.id]
-    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, older) for term in definition.terms)
+    old_schemas = [item for item in metadata.schemas if item.id <= schema.id]
+    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, old_schemas) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
 
 
@@ -205,7 +205,7 @@ class IndexedLake:
     """A registered lake with index files.
 
     Attributes:
-        described: The paths of the data files with an index entry, by definition id.
+        indexed_paths: The paths of the data files with an index entry, by definition id.
     """
 
     lake: Lake
@@ -213,8 +213,8 @@ class IndexedLake:
     name: str
     store: PointerStore
     registry: Registry
-    described: dict[str, set[str]] = field(default_factory=dict)
-    written: int = 0
+    indexed_paths: dict[str, set[str]] = field(default_factory=dict)
+    written_count: int = 0
 
     @property
     def definitions(self) -> tuple[IndexDefinition, ...]:
@@ -239,8 +239,8 @@ class IndexedLake:
     ) -> str:
         """Write and register an index file with the entries of these data files."""
         listed_files = list(files)
-        self.written += 1
-        path = self.folder / f"{self.written:04d}.puffin"
+        self.written_count += 1
+        path = self.folder / f"{self.written_count:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
@@ -251,7 +251,7 @@ class IndexedLake:
             )
         )
         path.write_bytes(data)
-        self.described.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
+        self.indexed_paths.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
         rows = sum(file.records for file, _ in listed_files)
         await self.register(definition, path.as_uri(), len(listed_files), rows, len(data), remove=remove)
         return path.as_uri()
@@ -276,13 +276,13 @@ class IndexedLake:
             rows=rows,
             size_bytes=size_bytes,
             snapshot_id=None,
-            created_ms=self.written,
+            created_ms=self.written_count,
         )
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
         """Register one index file that replaces several. The old files are deleted or stay."""
-        self.written += 1
+        self.written_count += 1
         folder = self.folder.as_uri()
         merged_index_files = merge_index_files(locations, folder, Storage())
         assert merged_index_files.location is not None
@@ -341,13 +341,13 @@ async def _index_some_files(
     rng: random.Random, indexed_lake: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
     """Write an index file, and return the definition under its schema and the location of the file."""
-    metadata, newest = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
+    metadata, newest_schema_id = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
         known_numbers |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
-        if known_numbers == ids and schema.id >= newest:
+        if known_numbers == ids and schema.id >= newest_schema_id:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
@@ -438,8 +438,7 @@ class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
     File n contains the even numbers from 10 n to 10 n + 8, each in two rows. An index can therefore exclude the file
-    for an
-    odd number, but statistics cannot.
+    for an odd number, but statistics cannot.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
@@ -447,7 +446,7 @@ class IndexedTable:
         self.store = store
         self.registry = registry
         self._properties = {PREFIX + name: text for name, text in properties.items()}
-        self.written = 0
+        self.written_count = 0
 
     @property
     def metadata(self) -> TableMetadata:
@@ -485,8 +484,8 @@ class IndexedTable:
             keys = [compute_term_keys(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
             file = self.table.make_file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), build_part(definition, keys)))
-        self.written += 1
-        path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"
+        self.written_count += 1
+        path = self.table.folder / "_seamark" / "index" / f"{self.written_count:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
@@ -507,7 +506,7 @@ class IndexedTable:
             rows=10 * len(entries),
             size_bytes=len(data),
             snapshot_id=None,
-            created_ms=self.written,
+            created_ms=self.written_count,
         )
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
         return path

@@ -54,7 +54,7 @@ from tests.planner.lakes.predicates import (
 )
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
-LAKES_AT_ONCE = 20
+LAKES_PER_BATCH = 20
 CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
@@ -176,11 +176,11 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
         if is_trusted and path not in java_plan.tasks and not is_excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         _check_deletes(case, file, tasks[path], expected, unfiltered_plan, counts)
-        for meaning, matching_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
+        for meaning, meant_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
             residual_matches = case.match_rows(file, tasks[path].residual, meaning)
             if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
-                matching_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert residual_matches == matching_rows or (case.names_infinity and residual_matches == sparks), (
+                meant_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
+            assert residual_matches == meant_rows or (case.names_infinity and residual_matches == sparks), (
                 f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
@@ -254,9 +254,8 @@ def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that Seamark cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, although the schema of a
-    later
-    manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And it uses
-    the one bound that Seamark's columns cannot represent.
+    later manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And
+    it uses the one bound that Seamark's columns cannot represent.
     """
     columns, current_columns = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
@@ -280,8 +279,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
-        for start in range(0, len(seeds), LAKES_AT_ONCE):
-            chunk = seeds[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_PER_BATCH):
+            chunk = seeds[start : start + LAKES_PER_BATCH]
             random_cases = [case for seed in chunk for case in draw_cases(seed, folder, per_lake)]
             java_task = asyncio.create_task(asyncio.to_thread(plan_with_java, java_planner, random_cases))
             seamark_plans = [await plan_with_seamark(planner, case) for case in random_cases]

@@ -134,8 +134,8 @@ def _draw_whole(rng: random.Random, kind: str) -> int:
 def _draw_float(rng: random.Random, kind: str) -> float:
     greatest = 3.4028234663852886e38 if kind == "float" else 1.7976931348623157e308
     tiny = 1e-45 if kind == "float" else 5e-324
-    special = [0.0, -0.0, math.inf, -math.inf, greatest, -greatest, tiny, -tiny]
-    value = rng.choice(special) if rng.random() < 0.3 else rng.choice([1.0, 0.1, 1e10]) * rng.randint(-20, 20)
+    special_values = [0.0, -0.0, math.inf, -math.inf, greatest, -greatest, tiny, -tiny]
+    value = rng.choice(special_values) if rng.random() < 0.3 else rng.choice([1.0, 0.1, 1e10]) * rng.randint(-20, 20)
     return to_float32(value) if kind == "float" else value
 
 

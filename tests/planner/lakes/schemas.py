@@ -83,7 +83,7 @@ class SchemaMaker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.last_id = 0
-        self._dropped: list[str] = []
+        self._dropped_names: list[str] = []
 
     def draw_first_schema(self, version: int) -> Schema:
         fields = [self._draw_field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
@@ -106,7 +106,7 @@ class SchemaMaker:
         rng = self._rng
         self.last_id += 1
         field_id = self.last_id
-        free_names = [name for name in NAMES + self._dropped if name not in names]
+        free_names = [name for name in NAMES + self._dropped_names if name not in names]
         name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{field_id}"
         names.add(name)
         is_required = rng.random() < 0.3 and not added
@@ -159,7 +159,7 @@ class SchemaMaker:
         dropped_field = self._rng.choice(free_fields)
         if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
             return fields
-        self._dropped.append(dropped_field.name)
+        self._dropped_names.append(dropped_field.name)
         return tuple(field for field in fields if field is not dropped_field)
 
     def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:

@@ -50,7 +50,7 @@ class StarTable(LiveTable):
 
     columns: list[Col]
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    deleted: dict[str, set[int]] = field(default_factory=dict)
+    deleted_positions: dict[str, set[int]] = field(default_factory=dict)
 
     @staticmethod
     async def create(
@@ -95,10 +95,10 @@ class StarTable(LiveTable):
         path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
         write_parquet(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
-        self.deleted.setdefault(file.path, set()).update(listed_positions)
+        self.deleted_positions.setdefault(file.path, set()).update(listed_positions)
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed_positions), path.stat().st_size, {},
-            referenced=file.path, positions=frozenset((file.path, item) for item in listed_positions),
+            referenced_path=file.path, positions=frozenset((file.path, item) for item in listed_positions),
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:

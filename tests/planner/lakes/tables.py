@@ -52,8 +52,10 @@ SCHEMA: dict[str, Any] = {
         {"id": 2, "name": "day", "required": False, "type": "int"},
     ],
 }
-PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-UNCOMPRESSED_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0)
+PLAIN_STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+UNCOMPRESSED_STYLE = Style(
+    has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0
+)
 
 
 class Table:
@@ -82,7 +84,7 @@ class Table:
                 1,
                 500,
                 {},
-                referenced=self.make_file(number, day).path,
+                referenced_path=self.make_file(number, day).path,
             )
             for number in numbers
         ]
@@ -202,7 +204,7 @@ class RecordingObjects(ForwardingObjects):
         self.reads: list[str] = []
         self.ranges: list[str] = []
         self.hold = ""
-        self.held = False
+        self.is_holding = False
         self._gate = asyncio.Event()
 
     def let_go(self) -> None:
@@ -212,7 +214,7 @@ class RecordingObjects(ForwardingObjects):
         name = location.rpartition("/")[2]
         self.reads.append(name)
         if name == self.hold:
-            self.held = True
+            self.is_holding = True
             await self._gate.wait()
         return await self._stored.read(location, limit_bytes=limit_bytes)
 

@@ -200,7 +200,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         view_task = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
-        await until(lambda: recorders[0].held)
+        await until(lambda: recorders[0].is_holding)
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
         recorders[0].let_go()
         await view_task

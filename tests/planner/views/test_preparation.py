@@ -40,7 +40,7 @@ from tests.server.rig import RunningServer, run_server
 from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
-LIMIT = 1 << 20
+LIMIT_BYTES = 1 << 20
 DAYS, CHANGES = 5, 10
 
 
@@ -155,7 +155,9 @@ async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_pat
         for _ in range(CHANGES):
             state = lake.change()
             prepare_task = asyncio.create_task(
-                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused_count), limit_bytes=LIMIT)
+                planner.prepare(
+                    state[0], make_planned_table(last_state[0], prepared=unused_count), limit_bytes=LIMIT_BYTES
+                )
             )
             unused_count = rng.random() < 0.3
             if unused_count:
@@ -185,12 +187,12 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         lake.append()
         new_metadata = lake.commit()
         assert await planner.prepare(
-            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT
+            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES
         ) == build_view_key(new_metadata)
         reads = list(capture.wrapper.reads)
         assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
-        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "the view exists already"
         )
 
@@ -205,7 +207,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     new_metadata = lake.commit()
     size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
-        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "no client has planned the table"
         )
         await plan_table(planner, old_metadata)
@@ -214,7 +216,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         # A view of another table does not count for this table.
         assert (
             await planner.prepare(
-                cold_table.states[-1][0], make_planned_table(cold_table.states[-1][0]), limit_bytes=LIMIT
+                cold_table.states[-1][0], make_planned_table(cold_table.states[-1][0]), limit_bytes=LIMIT_BYTES
             )
             is None
         )
@@ -228,9 +230,9 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan_table(planner, old_metadata)
             views = planner.read_stats().views
-            assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
-                "the budget has no room for the view"
-            )
+            assert (
+                await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None
+            ), "the budget has no room for the view"
             assert planner.read_stats().views == views
             planner.check_invariants()
 
@@ -240,12 +242,12 @@ async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_pa
     async with open_test_planner(tmp_path) as planner:
         old_metadata = lake.states[-1][0]
         await plan_table(planner, old_metadata, make_between(1, 2))
-        latest = make_planned_table(old_metadata)
+        latest_table = make_planned_table(old_metadata)
         for _ in range(6):
             lake.append()
-            key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
+            key = await planner.prepare(lake.commit(), latest_table, limit_bytes=LIMIT_BYTES)
             assert key is not None
-            latest = PlannedTable(key, 0.0, prepared=True)
+            latest_table = PlannedTable(key, 0.0, prepared=True)
             assert planner.read_stats().views == 2
         decoded_count = planner.read_stats().decoded
         assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
@@ -264,7 +266,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT)
+            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES)
         with pytest.raises(Corrupt):
             await plan_table(planner, new_metadata)
         path.write_bytes(data)
@@ -287,14 +289,19 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     first_note = tables.get("a")
     assert first_note is not None
     tables.prepare("a", first_note, ("2",), 7.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, first_note.planned_s)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s, latest_table.planned_s) == (
+        ("2",),
+        True,
+        7.0,
+        first_note.planned_s,
+    )
     tables.note("a", ("2",))
-    tables.prepare("a", latest, ("3",), 9.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s) == (("2",), False, 0.0)
+    tables.prepare("a", latest_table, ("3",), 9.0)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s) == (("2",), False, 0.0)
     clock.ahead_s = RECENTLY_PLANNED_S
     assert tables.is_empty
     assert tables.get("a") is None
@@ -307,8 +314,8 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: RunningServer, prepared_manifests: int) -> int:
-    await until(lambda: server.components.planner.read_stats().prepared == prepared_manifests)
+async def count_decoded_after(server: RunningServer, prepared_count: int) -> int:
+    await until(lambda: server.components.planner.read_stats().prepared == prepared_count)
     return server.components.planner.read_stats().decoded
 
 

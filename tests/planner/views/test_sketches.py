@@ -13,7 +13,7 @@ from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
 from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
-from tests.planner.views.test_view_base import READ_AS, build_manifest, draw_value, make_block
+from tests.planner.views.test_view_base import READ_KINDS, build_manifest, draw_value, make_block
 from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
@@ -22,8 +22,8 @@ OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH
 
 
 def draw_bound(rng: random.Random) -> Bound:
-    column = rng.randrange(len(READ_AS))
-    kind = READ_AS[column]
+    column = rng.randrange(len(READ_KINDS))
+    kind = READ_KINDS[column]
     op = rng.choice(OPS[:-1] if kind != "string" else OPS)
     values: list[Any] = sorted({draw_value(kind, rng, SPREAD) for _ in range(4 if op is Op.IN else 1)})
     return Bound(op, column + 1, f"c{column + 1}", kind, IDENTITY, kind, tuple(values))

@@ -22,7 +22,7 @@ _NO_SUCH_BUCKET = (
 )
 _uploads: dict[str, tuple[Mapping[str, str], dict[int, bytes]]] = {}
 """The headers and the parts of each multipart upload, by its id."""
-_PASSED_ON = ("content-type", "authorization")
+_FORWARDED_HEADERS = ("content-type", "authorization")
 
 
 async def serve(upstream: str, port: int) -> None:
@@ -105,7 +105,7 @@ async def _upload(
     headers = {
         key: value
         for key, value in received_headers.items()
-        if key.lower() in _PASSED_ON or key.lower().startswith("x-goog-meta-")
+        if key.lower() in _FORWARDED_HEADERS or key.lower().startswith("x-goog-meta-")
     }
     url = URL(f"{upstream}/upload/storage/v1/b/{bucket}/o?{urlencode(query)}", encoded=True)
     async with session.post(url, headers=headers, data=body) as answer:

@@ -1,6 +1,4 @@
-"""The contract of pointer stores for claims: no two claims overlap, even in races, and claims end with the
-last name.
-"""
+"""The contract of pointer stores for claims: no two claims overlap, even in races; claims end with the last name."""
 
 from __future__ import annotations
 

@@ -45,8 +45,9 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
 
 
 def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
-    """Return a replacement of index files whose names are single letters. `add` and `remove` are texts of
-    such letters.
+    """Return a replacement of index files whose names are single letters.
+
+    `add` and `remove` are texts of such letters.
     """
     options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)

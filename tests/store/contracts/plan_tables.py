@@ -166,10 +166,10 @@ class PlanTablesContract(StorePair):
         for step in range(10):
             name = f"t~plan~{step:032x}"
             await store_plan_table(store, build_plan(f"p{step}", name, expires_ms=100))
-            (is_renewed,), retired_plans = await asyncio.gather(
+            (is_renewed,), retired_count = await asyncio.gather(
                 store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire_plans(other_store, 1000)
             )
-            assert is_renewed == (retired_plans == 0)
+            assert is_renewed == (retired_count == 0)
             assert (await store.plan_table(NS, name) is not None) == is_renewed
 
     async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(
@@ -201,8 +201,8 @@ class PlanTablesContract(StorePair):
         ]
         assert await list_plan_ids(other_store, uuid="another") == []
         assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
-        latest = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [item.id - 2**61 for item in latest] == [2, 3]
+        latest_plans = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert [item.id - 2**61 for item in latest_plans] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):

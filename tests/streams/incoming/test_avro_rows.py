@@ -32,7 +32,9 @@ def build_record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[s
     }
 
 
-NESTED = build_record({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested")
+NESTED_RECORD = build_record(
+    {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested"
+)
 COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
     ("boolean", [True, False], pa.bool_()),
     ("int", [-(2**31), 2**31 - 1], pa.int32()),
@@ -63,7 +65,7 @@ COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
-    schema = build_record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
+    schema = build_record(*(kind for kind, _, _ in COLUMNS), NESTED_RECORD, {"type": "map", "values": "Nested"})
     nested_values = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [
         {

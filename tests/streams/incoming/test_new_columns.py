@@ -173,11 +173,11 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     ]
     row_after = {"id": 1, "small": 7, "ratio": 1, "raw": "AP8=", "born": 20_484, "at": 1_769_860_800_000_001}
     row_after |= {"seen": "2026-01-31T12:00:00Z", "kind": "x", "price": "+yc=", "later": None}
-    wider = [{"field": "small", "type": "int64"}]
+    wide_fields = [{"field": "small", "type": "int64"}]
     status, answer = await send_envelopes(
         stream,
         build_envelope(row_after, *fields),
-        build_envelope({"id": 2, "small": 1 << 40}, *wider),
+        build_envelope({"id": 2, "small": 1 << 40}, *wide_fields),
         None,
         {"op": "m"},
     )

@@ -46,7 +46,7 @@ from tests.streams.simulation.world import (
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
 KEEPS_KAFKA_LOG = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
-NO_FAULTS = FaultProbabilities(lost=0, repeated=0, refused=0, crash=0, power_cut=0, pause=0, clock_jump=0)
+NO_FAULTS = FaultProbabilities(lost_reply=0, repetition=0, refusal=0, crash=0, power_cut=0, pause=0, clock_jump=0)
 
 
 class KeyedSnapshot(NamedTuple):
@@ -58,7 +58,7 @@ class KeyedSnapshot(NamedTuple):
 
 @dataclass
 class KeyedTable(SimulatedTable):
-    deleted: dict[str, frozenset[int]] = field(default_factory=dict)
+    deleted_positions: dict[str, frozenset[int]] = field(default_factory=dict)
     """The positions of the deleted rows, by file."""
     commits: set[Any] = field(default_factory=set)
     """The flushes that were committed."""
@@ -66,7 +66,7 @@ class KeyedTable(SimulatedTable):
     @property
     def snapshot(self) -> KeyedSnapshot:
         none: frozenset[int] = frozenset()
-        return KeyedSnapshot(self.version, {file: self.deleted.get(file, none) for file in self.files})
+        return KeyedSnapshot(self.version, {file: self.deleted_positions.get(file, none) for file in self.files})
 
 
 class KeyedCatalog(SimulatedCatalog):
@@ -97,16 +97,18 @@ class KeyedCatalog(SimulatedCatalog):
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
         if commit in table.commits:  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
-        if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
+        if self.compares and any(
+            table.flushed_offsets[moved_range.shard] != moved_range.start for moved_range in ranges
+        ):
             raise CommitConflict("the offsets have moved")
         if self.compares_versions and entry.metadata_location != f"v{table.version}":
             raise CommitConflict("rows were changed or moved")
         table.commits.add(commit)
         for moved_range in ranges:
-            table.flushed[moved_range.shard] = moved_range.end
+            table.flushed_offsets[moved_range.shard] = moved_range.end
         table.files = (*table.files, *files)
         for file, positions in _decode(deletes).items():
-            table.deleted[file] = table.deleted.get(file, frozenset()) | positions
+            table.deleted_positions[file] = table.deleted_positions.get(file, frozenset()) | positions
         table.version += 1
 
 
@@ -135,17 +137,17 @@ class KeyedFiles(LineFiles):
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyLines]:
-        latest: dict[bytes, bytes] = {}
+        latest_lines: dict[bytes, bytes] = {}
         for part in rows:
             for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
-                latest[parse_key(line)] = line
-        lines = [line for line in latest.values() if not line.startswith(b"-")]
+                latest_lines[parse_key(line)] = line
+        lines = [line for line in latest_lines.values() if not line.startswith(b"-")]
         files = []
         if lines:
             self._count += 1
             files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
         keys = [parse_key(line) for line in lines]
-        return files, KeyLines(frozenset(latest), {file.location: keys for file in files})
+        return files, KeyLines(frozenset(latest_lines), {file.location: keys for file in files})
 
     def encode_deletes(
         self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored_table: Any, folder: str | None
@@ -236,7 +238,7 @@ class KeyedWorld(SimulationWorld):
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Compare the rows of a plan with the replay of the log up to its offsets, and return an empty counter."""
-        required_appends = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
+        required_appends = [append for append in self.appends if append.is_acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 
         async def plan_fresh() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
@@ -279,7 +281,7 @@ class KeyedWorld(SimulationWorld):
                 log = await stack.enter_async_context(
                     open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=_run_at_once)
                 )
-                stack.callback(lambda: broker.following and broker.following.cancel())
+                stack.callback(lambda: broker.follow_task and broker.follow_task.cancel())
             else:
                 disk = copy_disk(self.disk, durable=True)
                 log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
@@ -319,5 +321,8 @@ class KeyedWorld(SimulationWorld):
     async def check_table(self, table: SimulatedTable, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
         await self._compare(
-            table.uuid, table.flushed, list(self._iterate_live_lines(table.snapshot.files)), acknowledged_appends
+            table.uuid,
+            table.flushed_offsets,
+            list(self._iterate_live_lines(table.snapshot.files)),
+            acknowledged_appends,
         )

@@ -40,7 +40,7 @@ class _Call:
     def cancel(self) -> None:
         if not self.is_cancelled:
             self.is_cancelled = True
-            self.loop.cancelled += self.is_timer
+            self.loop.cancelled_count += self.is_timer
 
     def cancelled(self) -> bool:
         return self.is_cancelled
@@ -62,7 +62,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._clock = clock
         self._clock_ms = 0
         self._timers: list[tuple[float, _Call]] = []
-        self.cancelled = 0
+        self.cancelled_count = 0
         """The number of timers that are cancelled but not removed yet."""
         self.steps = 0
 
@@ -112,14 +112,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         same time.
         """
         timers = self._timers
-        if len(timers) > _TIMERS_MIN and self.cancelled > len(timers) * _CANCELLED_MAX:
+        if len(timers) > _TIMERS_MIN and self.cancelled_count > len(timers) * _CANCELLED_MAX:
             self._timers = [timer for timer in timers if not timer[1].is_cancelled]
             heapq.heapify(self._timers)
-            self.cancelled = 0
+            self.cancelled_count = 0
         else:
             while timers and timers[0][1].is_cancelled:
                 heapq.heappop(timers)
-                self.cancelled -= 1
+                self.cancelled_count -= 1
 
     def _pass_time(self, seconds: float) -> None:
         """Advance the loop's time and the clock. The clock counts whole milliseconds."""

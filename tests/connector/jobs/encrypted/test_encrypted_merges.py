@@ -185,8 +185,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
     assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    # The environment variables of the process are not sufficient, because a server's process has them for
-    # its jobs.
+    # The environment variables of the process are not sufficient, because a server's process has them for its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
     # The process aborts if pyarrow reads the statistics of an encrypted column without its key.
