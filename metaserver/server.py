@@ -225,15 +225,21 @@ async def _open_catalog_components(
             opened_peers = await enter(peers.open_peers(settings, stored, store, keyring, clock, metrics))
         objects: ObjectStore = stored if opened_peers is None else opened_peers.objects
         timeline = await enter(open_timeline(settings, store, clock))
-        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored=stored))
+        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored_objects=stored))
         registry, usage = Registry(store, clock), Usage()
         store.observe(shared.database_shares.charge)
-        indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
+        indexes = await enter(open_indexes(settings, objects, registry, clock, stored_objects=stored))
         # Without authentication there is one tenant, which may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.context.warehouse)
         planner = await enter(
             open_planner(
-                settings, objects, clock, stored=stored, indexes=indexes, usage=usage, location_checker=location_checker
+                settings,
+                objects,
+                clock,
+                stored_objects=stored,
+                indexes=indexes,
+                usage=usage,
+                location_checker=location_checker,
             )
         )
         publisher = await enter(open_publisher(catalog.context))

@@ -609,7 +609,7 @@ def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
 
 def _build_result(
     text: StatementText,
-    reading: ReadStatement,
+    parsed_statement: ReadStatement,
     planned_scans: Sequence[PlannedScan],
     plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -626,7 +626,7 @@ def _build_result(
     ]
     new += [read_from_view(planned_scan.scan, view.name) for planned_scan, view in outer_views.items()]
     if outer_views:
-        new.append(_write_access_checks(text, reading, outer_views))
+        new.append(_write_access_checks(text, parsed_statement, outer_views))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")

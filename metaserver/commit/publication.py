@@ -367,7 +367,7 @@ class Publisher:
             raise
         return [self._build_outcome(prepared) for prepared in commits]
 
-    async def _move_pointers(self, commits: Sequence[PreparedCommit], further: Sequence[Operation]) -> None:
+    async def _move_pointers(self, commits: Sequence[PreparedCommit], further_count: Sequence[Operation]) -> None:
         operations: list[Operation] = []
         for prepared in commits:
             operations += prepared.claims
@@ -379,7 +379,7 @@ class Publisher:
                 else:
                     operations.append(build_swap(prepared.entry, prepared.location, now_ms, self._holder))
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
-        operations += further
+        operations += further_count
         if operations:
             await self._context.transact(operations)
 

@@ -47,8 +47,8 @@ async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note."""
-    passed = await read_passed_time(context.store, context.clock)
-    return passed.measure_ms(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
+    passed_time = await read_passed_time(context.store, context.clock)
+    return passed_time.measure_ms(int(note.partition(" ")[0]), passed_time.now_ms) < _WRITERS_MS
 
 
 async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:

@@ -403,10 +403,10 @@ class FolderBackend:
         await self._run(self._uploads.abort, _make_location(call), call.address.query["uploadId"])
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self, passed: PassedTime) -> None:
+    async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
-        await self._run(self._uploads.delete_abandoned, (passed.find_time_ago(age_ms) + age_ms) / 1000)
+        await self._run(self._uploads.delete_abandoned, (passed_time.find_time_ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
         """Delete a staged file, unless it was published: a published file is no longer in the staging folder."""

@@ -246,13 +246,13 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
     return part_etags
 
 
-def choose_parts(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
+def choose_parts(part_etags: list[tuple[int, str]], present_properties: Mapping[int, Part]) -> list[Part]:
     numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
     selected_parts = []
     for number, etag in part_etags:
-        part = present.get(number)
+        part = present_properties.get(number)
         if part is None or part.etag.strip('"') != etag:
             raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")
         selected_parts.append(part)

@@ -121,8 +121,8 @@ class Preloading:
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_parse_filter(text))
         )  # Do not count the plan as a use of indexes.
-        located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
-        paths = {block.read_text("file_path", local) or "": None for block, local in located}
+        located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
+        paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
         before, known_sizes = self._read.pop(entry.uuid, (policy, {}))
         known_sizes = {path: size for path, size in known_sizes.items() if path in paths} if before == policy else {}
         self._read[entry.uuid] = policy, known_sizes

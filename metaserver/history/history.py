@@ -195,14 +195,14 @@ class QueryHistory:
 
     def add(
         self,
-        read: StatementRead,
+        statement_read: StatementRead,
         principal: str | None,
         plan_s: float = 0.0,
     ) -> list[StatementSampler] | None:
         """Count a statement.
 
         Args:
-            read: The files and bytes that the statement read.
+            statement_read: The files and bytes that the statement read.
             principal: The principal that reads. If the server has no logins, it is None and can use the whole limit.
             plan_s: The duration of planning.
 
@@ -210,17 +210,17 @@ class QueryHistory:
             The functions that sample statements of the shape, if there are few of them. The caller can append a
                 function, which a thread calls before the counts are recorded.
         """
-        key = _Key(read.uuid, principal, read.shape)
+        key = _Key(statement_read.uuid, principal, statement_read.shape)
         counts = self._counts.get(key)
         if counts is None:
             counts = self._add_counts(key)
         counts.statements += 1
-        counts.files_in += min(read.files_in, _FILES_MAX)
-        counts.files_left += min(read.files_left, _FILES_MAX)
+        counts.files_in += min(statement_read.files_in, _FILES_MAX)
+        counts.files_left += min(statement_read.files_left, _FILES_MAX)
         counts.plan_s += plan_s
-        counts.add_sizes(read.bytes_in, read.bytes_left)
-        if read.literals and len(counts.literals) < _LITERALS_MAX:
-            counts.literals.append(read.literals)
+        counts.add_sizes(statement_read.bytes_in, statement_read.bytes_left)
+        if statement_read.literals and len(counts.literals) < _LITERALS_MAX:
+            counts.literals.append(statement_read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_PER_SHAPE_MAX else None
 
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
@@ -403,16 +403,16 @@ class QueryHistory:
         kept_hours = self.days * DAY_HOURS
         before_hour = find_hour(kept_hours, _find_period(kept_hours))
         changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
-        removed = 0
+        removed_count = 0
         failure: SeamarkError | None = None
         for change in changes:
             try:
-                removed += await _repeat_until_done(change)
+                removed_count += await _repeat_until_done(change)
             except SeamarkError as error:
                 failure = error
         if failure is not None:
             raise failure
-        return removed
+        return removed_count
 
 
 def _find_period(age_hours: int) -> int:

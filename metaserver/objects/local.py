@@ -309,14 +309,14 @@ class DurableFolders:
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
                 os.close(parent)
-            opened = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
+            open_file = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
         with self._lock:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))
-            self._known[key] = _identify_folder(opened)
-        return opened
+            self._known[key] = _identify_folder(open_file)
+        return open_file
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
@@ -334,8 +334,8 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
     # Even if another program has replaced the new folder by a link, the descriptor refers to a folder.
     descriptor = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
-        os.fchmod(descriptor, 0o777 & ~umask | inherited)
+        inherited_properties = os.fstat(descriptor).st_mode & stat.S_ISGID
+        os.fchmod(descriptor, 0o777 & ~umask | inherited_properties)
     finally:
         os.close(descriptor)
 

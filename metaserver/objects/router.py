@@ -92,8 +92,8 @@ class RoutedObjects:
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         by_scheme: dict[str, list[Upload]] = {}
         for upload in uploads:
-            parsed = self._warehouse.parse(upload.location)
-            by_scheme.setdefault(parsed.scheme, []).append(replace(upload, location=str(parsed)))
+            parsed_location = self._warehouse.parse(upload.location)
+            by_scheme.setdefault(parsed_location.scheme, []).append(replace(upload, location=str(parsed_location)))
         aborted_count = 0
         for scheme, of_scheme in by_scheme.items():
             async with self._slots:
@@ -107,8 +107,8 @@ class RoutedObjects:
                 await store.ping()
 
     def _find_route(self, location: str, *, root_ok: bool = False) -> tuple[ObjectStore, str]:
-        parsed = self._warehouse.parse(location, root_ok=root_ok)
-        return self._stores[parsed.scheme], str(parsed)
+        parsed_location = self._warehouse.parse(location, root_ok=root_ok)
+        return self._stores[parsed_location.scheme], str(parsed_location)
 
 
 @asynccontextmanager

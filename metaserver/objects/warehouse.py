@@ -107,14 +107,14 @@ class Warehouse:
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
         """Return the parsed location, after the same checks as in `check`."""
-        parsed = parse_location(location, subject)
+        parsed_location = parse_location(location, subject)
         for root in self._roots:
-            if root.holds(parsed) and (root_ok or root != parsed):
-                return parsed
-        if parsed in self._roots:
-            raise BadRequest(f"{subject} {str(parsed)!r} is the root of all tables; choose a path below it")
+            if root.holds(parsed_location) and (root_ok or root != parsed_location):
+                return parsed_location
+        if parsed_location in self._roots:
+            raise BadRequest(f"{subject} {str(parsed_location)!r} is the root of all tables; choose a path below it")
         raise BadRequest(
-            f"{subject} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
+            f"{subject} {str(parsed_location)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
             "operator add its parent to allowed_locations"
         )
 

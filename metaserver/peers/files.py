@@ -62,14 +62,14 @@ class PeerObjects(ForwardingObjects):
 
     def __init__(
         self,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         warehouse: Warehouse,
         membership: Membership,
         cache: FileCache,
         client: PeerClient,
         clock: Clock,
     ) -> None:
-        super().__init__(stored)
+        super().__init__(stored_objects)
         self._warehouse = warehouse
         self._membership = membership
         self._cache = cache

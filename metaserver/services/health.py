@@ -140,10 +140,10 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
     files = find_files_by_prefix(view)
     records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
     grouped = group_by_partition(files)
-    small = bytes_of < small_bytes_max
+    is_small = bytes_of < small_bytes_max
     small_bytes = np.zeros(len(grouped.partitions), dtype=np.int64)
-    np.add.at(small_bytes, grouped.numbers[small], bytes_of[small])
-    small_files = int(small.sum())
+    np.add.at(small_bytes, grouped.numbers[is_small], bytes_of[is_small])
+    small_files = int(is_small.sum())
     merged_files = int((-(-small_bytes // target_bytes)).sum())
     return _Sizes(
         len(bytes_of),

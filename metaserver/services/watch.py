@@ -92,9 +92,9 @@ class TableWatch:
         due_before, self._due_by_state = self._due_by_state, {}
         async for entries, policies in self._list_pages():
             began_s = self._clock.monotonic()
-            inherited = hash(frozenset(policies.items()))
+            inherited_properties = hash(frozenset(policies.items()))
             for entry in entries:
-                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
+                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited_properties))
                 due_s = due_before.get(state, 0.0)
                 if due_s <= began_s:
                     due_s = began_s + await self._examine_table(entry, policies, examine)

@@ -582,12 +582,12 @@ class StreamTable:
         """Delete the files whose retention has passed, and return their number. Repeat a failed release."""
         if self._is_release_late:
             await self.release()
-        now_s, deleted = self._clock.monotonic(), 0
+        now_s, deleted_count = self._clock.monotonic(), 0
         while self._unneeded and self._unneeded[0][0] <= now_s:
             await self._objects.delete(self._unneeded[0][1])
             heapq.heappop(self._unneeded)
-            deleted += 1
-        return deleted
+            deleted_count += 1
+        return deleted_count
 
     def give_up_files(self, locations: Sequence[str]) -> None:
         """Schedule files for deletion when no running query can need them."""

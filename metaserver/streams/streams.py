@@ -511,8 +511,8 @@ class Streams:
         if not entry.flushed:
             return
         try:
-            loaded, metadata = await self.stream_tables.load(entry.uuid)
-            table = await self._open(loaded, metadata)
+            loaded_table, metadata = await self.stream_tables.load(entry.uuid)
+            table = await self._open(loaded_table, metadata)
         except LogElsewhere:  # Readers of this process have not seen the rows.
             return
         store = self._context.store

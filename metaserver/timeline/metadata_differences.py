@@ -105,10 +105,10 @@ def _set_current(before: Document, new: Document, key: str, action: str, field: 
 
 def _list_property_updates(before: Document, new: Document) -> Iterator[Update]:
     earlier, later = before.get("properties") or {}, new.get("properties") or {}
-    changed = {name: value for name, value in later.items() if earlier.get(name) != value}
+    changed_properties = {name: value for name, value in later.items() if earlier.get(name) != value}
     removed = [name for name in earlier if name not in later]
-    if changed:
-        yield {"action": "set-properties", "updates": changed}
+    if changed_properties:
+        yield {"action": "set-properties", "updates": changed_properties}
     if removed:
         yield {"action": "remove-properties", "removals": removed}
 

@@ -377,13 +377,13 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
         return {}
     protector = _open_protector(settings, clock)
     try:
-        opened = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
+        open_file = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
     except WrongKey as error:
         raise ConfigError(
             f"The credentials of the warehouse {warehouse.name} are encrypted with the key {error}, which this server "
             "does not have; set them again with seamark warehouse change"
         ) from None
-    return convert_json(opened, dict[str, Any])
+    return convert_json(open_file, dict[str, Any])
 
 
 async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:

@@ -427,8 +427,8 @@ def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str |
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
     """Return the first of the sorted paths that is within the bounds of a position delete file, or None."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
-    at = 0 if low is None else bisect_left(paths, low)
-    return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
+    position = 0 if low is None else bisect_left(paths, low)
+    return paths[position] if position < len(paths) and (high is None or paths[position] <= high) else None
 
 
 def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:

@@ -220,14 +220,14 @@ async def find_first_match(
     bodies = dict(zip(sizes, await asyncio.gather(*map(read, sizes)), strict=True))
 
     def matches(row: int, delete: int) -> bool:
-        file, deleted = files[row], deletes[delete]
-        data, keys, columns = bodies[file.path], bodies[deleted.path], find_key_columns(metadata, deleted)
+        file, deleted_count = files[row], deletes[delete]
+        data, keys, columns = bodies[file.path], bodies[deleted_count.path], find_key_columns(metadata, deleted_count)
         if data is None or keys is None or isinstance(columns, Unreadable):
             return True
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decode_delete_content(keys, deleted_count, columns, limit_bytes=DECODED_BYTES_MAX)
             stored_columns = _read_columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [stored_columns[column_id] for column_id, _ in columns]
             hashes = hash_halves(
@@ -298,7 +298,7 @@ def _read_columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.Ch
         Unreadable: The file cannot be read.
     """
     try:
-        opened = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))
-        return opened.read_plain_columns(find_columns(opened.schema, ids))
+        open_file = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))
+        return open_file.read_plain_columns(find_columns(open_file.schema, ids))
     except (pa.ArrowException, AmbiguousColumn, OSError, KeyError, ValueError) as error:
         raise Unreadable(path, str(error)) from None

@@ -61,11 +61,11 @@ async def check_row_counts(
         )
     if after >= before:
         return
-    deleted = await _count_deleted_rows(manifests, listed, to_remove)
-    if deleted is not None and after < before - deleted:
+    deleted_count = await _count_deleted_rows(manifests, listed, to_remove)
+    if deleted_count is not None and after < before - deleted_count:
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, and the removed data files have "
-            f"{before:,} (record-count), of which at most {deleted:,} are deleted. A replacement must have the same "
+            f"{before:,} (record-count), of which at most {deleted_count:,} are deleted. A replacement must have the same "
             "rows. Set operation to overwrite, or omit it"
         )
 
@@ -106,7 +106,7 @@ async def _count_deleted_rows(
 
 def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
     searched = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
-    deleted = 0
+    deleted_count = 0
     for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)
         if (block.read_longs("content") == EQUALITY_DELETES).any():
@@ -116,5 +116,5 @@ def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
         applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
         if (records[applies] < 0).any():
             return None
-        deleted += int(records[applies].sum())
-    return deleted
+        deleted_count += int(records[applies].sum())
+    return deleted_count

@@ -110,7 +110,7 @@ class EngineCommits:
         requirements: list[dict[str, Any]],
         updates: list[dict[str, Any]],
         *,
-        fresh: Snapshot | None = None,
+        fresh_snapshot: Snapshot | None = None,
     ) -> LoadedTable:
         """Commit updates of one table. See `commit`. The caller has checked the name of the table.
 
@@ -120,25 +120,25 @@ class EngineCommits:
             name: The name of the table.
             requirements: The requirements of the commit.
             updates: The updates.
-            fresh: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is moved onto
+            fresh_snapshot: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is moved onto
                 the head, without the fresh files of the stream. Any other commit is refused.
         """
         change = TableChange(namespace, name, requirements, updates)
-        return (await self.commit(caller, [change], is_single=True, fresh=fresh))[0]
+        return (await self.commit(caller, [change], is_single=True, fresh_snapshot=fresh_snapshot))[0]
 
     async def commit_transaction(
-        self, caller: Caller, changes: Sequence[TableChange], *, fresh: Snapshot | None = None
+        self, caller: Caller, changes: Sequence[TableChange], *, fresh_snapshot: Snapshot | None = None
     ) -> None:
         """Commit updates of several tables in one transaction of the store. See `commit`.
 
         Args:
-            fresh: See `commit_table`. It must be None for several tables.
+            fresh_snapshot: See `commit_table`. It must be None for several tables.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False, fresh=fresh)
+        await self.commit(caller, changes, is_single=False, fresh_snapshot=fresh_snapshot)
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
@@ -150,17 +150,17 @@ class EngineCommits:
         """
         uuids = {uuid.lower() for uuid in _list_required_uuids(read_requirements(requirements))}
         try:
-            loaded = await self._tables.load(namespace, name)
+            loaded_table = await self._tables.load(namespace, name)
         except NotFound:
             pass
         else:
-            assert loaded.entry is not None
-            if uuids <= {loaded.entry.uuid.lower()}:
-                return loaded
+            assert loaded_table.entry is not None
+            if uuids <= {loaded_table.entry.uuid.lower()}:
+                return loaded_table
         raise make_pointer_moved(namespace, name)
 
     async def commit(
-        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh: Snapshot | None = None
+        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh_snapshot: Snapshot | None = None
     ) -> list[LoadedTable]:
         """Commit all changes or none.
 
@@ -168,7 +168,7 @@ class EngineCommits:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
             is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
-            fresh: See `commit_table`.
+            fresh_snapshot: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -189,7 +189,7 @@ class EngineCommits:
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
-        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh)
+        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot)
         waiting = [each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)]
         if not waiting or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
@@ -397,7 +397,7 @@ class EngineCommits:
             base,
             snapshot_commit,
             is_single=is_single,
-            fresh=commit.fresh,
+            fresh_snapshot=commit.fresh,
         )
 
     async def _raise_if_committed(self, commit: _Commit) -> None:

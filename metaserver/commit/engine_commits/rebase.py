@@ -149,7 +149,7 @@ async def rebase_snapshot(
     commit: SnapshotCommit,
     *,
     is_single: bool,
-    fresh: Snapshot | None = None,
+    fresh_snapshot: Snapshot | None = None,
 ) -> RevisedUpdates | None:
     """Move a snapshot onto the head of its branch.
 
@@ -161,15 +161,15 @@ async def rebase_snapshot(
         base: The table's current metadata.
         commit: The snapshot, which is based on an older head.
         is_single: Whether the request commits only one table.
-        fresh: The fresh snapshot of a stream on which the snapshot is based, or None if its parent is a snapshot of the
+        fresh_snapshot: The fresh snapshot of a stream on which the snapshot is based, or None if its parent is a snapshot of the
             table.
 
     Returns:
         The updates with the moved snapshot, or None if the snapshot cannot be rebased.
     """
     try:
-        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh)
-        if fresh is not None:
+        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh_snapshot)
+        if fresh_snapshot is not None:
             # An append has no conflicts. Its parent lists the fresh files of the stream, so they do not count as added.
             return await work.move_onto_head() if commit.is_append and commit.branch == MAIN else None
         overtaking = work.list_overtaking()
@@ -248,7 +248,7 @@ class _Rebase:
         folder: str,
         base: TableMetadata,
         commit: SnapshotCommit,
-        fresh: Snapshot | None,
+        fresh_snapshot: Snapshot | None,
     ) -> None:
         """Check the form of the snapshot and of the branch.
 
@@ -266,7 +266,7 @@ class _Rebase:
             raise CannotRebase("the table has a snapshot with this id")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase("the schema of the snapshot does not exist")
-        self._base, self._commit, self._fresh = base, commit, fresh
+        self._base, self._commit, self._fresh = base, commit, fresh_snapshot
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -333,10 +333,10 @@ class _Rebase:
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
-        inherited = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        inherited_properties = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         added = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return await self._write_list([*added, *inherited], len(inherited), parent, undone)
+        return await self._write_list([*added, *inherited_properties], len(inherited_properties), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Check that the client's new manifests can get new numbers.

@@ -223,22 +223,22 @@ class Expiration:
                 f"use its "
                 "files"
             )
-        passed = await read_passed_time(context.store, context.clock)
-        now_ms = passed.now_ms
+        passed_time = await read_passed_time(context.store, context.clock)
+        now_ms = passed_time.now_ms
         policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
             with_policies(former_metadata, policies),
             now_ms,
             older_than_ms=request.older_than_ms,
             retain_last=request.retain_last,
-            passed=passed,
+            passed_time=passed_time,
         )
         in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed)
-        count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
+        expiry_message = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed_time)
+        count = min(len(expiry_message.snapshot_ids), SNAPSHOTS_MAX)
         while True:
-            chosen_snapshots = Expired(expired.refs, expired.snapshot_ids[:count])
+            chosen_snapshots = Expired(expiry_message.refs, expiry_message.snapshot_ids[:count])
             new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
                 unused = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
@@ -246,7 +246,7 @@ class Expiration:
                 count //= 2
                 continue
             return _Removal(
-                entry, former_metadata, new_metadata, chosen_snapshots, len(expired.snapshot_ids) - count, unused
+                entry, former_metadata, new_metadata, chosen_snapshots, len(expiry_message.snapshot_ids) - count, unused
             )
 
     def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
@@ -334,13 +334,13 @@ class Expiration:
         If a file cannot be deleted, the files that refer to it are kept, and the instant remains in flight.
         Housekeeping repeats the deletion for one day.
         """
-        failed = deleted = 0
+        failed = deleted_count = 0
 
         async def delete(location: str) -> None:
-            nonlocal failed, deleted
+            nonlocal failed, deleted_count
             try:
                 await self._context.objects.delete(location)
-                deleted += 1
+                deleted_count += 1
             except SeamarkError as error:
                 failed += 1
                 _log.warning("unused file not deleted", location=location, reason=error.message)
@@ -352,7 +352,7 @@ class Expiration:
             if failed:
                 break
         if not failed or self._is_given_up(instant):
-            summary = {"deleted-files": deleted, "failed-files": failed, "size-in-bytes": unused.size_bytes}
+            summary = {"deleted-files": deleted_count, "failed-files": failed, "size-in-bytes": unused.size_bytes}
             await self._end(instant, summary)
         return failed
 

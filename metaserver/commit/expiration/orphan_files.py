@@ -173,15 +173,15 @@ class OrphanRemoval:
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
-            passed = await read_passed_time(self._context.store, self._context.clock)
+            passed_time = await read_passed_time(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
-            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
+            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed_time)
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed_names.add(entry, metadata)
             listing = await self._find(entry, metadata, needed_names, older_than_ms)
             # For the time before the clock was first read, the newest file is the only proof that time has passed. The
             # clock may have jumped.
-            confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
+            confirmed_ms = older_than_ms - max(0, passed_time.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
             if confirmed or uploads:
@@ -194,7 +194,7 @@ class OrphanRemoval:
             report = msgspec.structs.replace(report, uploads=await self._context.objects.abort_uploads(uploads))
             if not confirmed and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed_names, confirmed, report, passed.now_ms)
+            return await self._remove(caller, entry, needed_names, confirmed, report, passed_time.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         context = self._context
@@ -210,15 +210,15 @@ class OrphanRemoval:
             raise BadRequest(f"Cannot remove orphan files of {format_path(namespace, name)}: {reason}")
         return entry, metadata
 
-    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
+    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed_time: PassedTime) -> int:
         if request.older_than_ms is None:
-            return passed.find_time_ago(read_minimum_age_ms(metadata))
-        if request.older_than_ms > passed.now_ms - AGE_MIN_MS:
+            return passed_time.find_time_ago(read_minimum_age_ms(metadata))
+        if request.older_than_ms > passed_time.now_ms - AGE_MIN_MS:
             raise BadRequest(
-                f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
+                f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed_time.now_ms}): files that "
                 "a writer is about to commit would be removed; choose an earlier time"
             )
-        return min(request.older_than_ms, passed.find_time_ago(AGE_MIN_MS))
+        return min(request.older_than_ms, passed_time.find_time_ago(AGE_MIN_MS))
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
@@ -295,7 +295,7 @@ class OrphanRemoval:
         requested_ms: int,
     ) -> OrphanReport:
         deleted: list[ObjectInfo] = []
-        failed = 0
+        failed_count = 0
 
         async def delete(info: ObjectInfo) -> bool:
             try:
@@ -320,20 +320,20 @@ class OrphanRemoval:
                 # Write the note again after the deletion, for a commit that checked a file before it was deleted.
                 await note_removal(self._context, entry.uuid)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
-            failed += outcomes.count(False)
+            failed_count += outcomes.count(False)
         deletion = msgspec.structs.replace(
             _make_report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
         )
         summary: dict[str, Any] = {
             "deleted-files": deletion.files,
-            "failed-files": failed,
+            "failed-files": failed_count,
             "size-in-bytes": deletion.size_in_bytes,
             **({"aborted-uploads": deletion.uploads} if deletion.uploads else {}),
         }
         await self._context.transact(
             [self._context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
-        return msgspec.structs.replace(deletion, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
+        return msgspec.structs.replace(deletion, files_failed=failed_count, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the names of the files that other commits have added since the listing.

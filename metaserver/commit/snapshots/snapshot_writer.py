@@ -128,7 +128,7 @@ class SnapshotWriter:
         fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
         parts = -(-len(entries) // fitting)
         entries_per_part = -(-len(entries) // parts)
-        chunks = [entries[at : at + entries_per_part] for at in range(0, len(entries), entries_per_part)]
+        chunks = [entries[start : start + entries_per_part] for start in range(0, len(entries), entries_per_part)]
         return await gather(
             [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
             MANIFESTS_CONCURRENT_MAX,

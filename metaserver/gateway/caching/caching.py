@@ -90,7 +90,7 @@ class CachingBackend:
                 "unsent": self._sending.taken_bytes,
             },
             disk={name: stats.used_bytes for name, stats in disks},
-            served=self.served_bytes,
+            served_bytes=self.served_bytes,
             events={
                 "fetch": fetches.requests,
                 "hedged_read": self._tiers.store.hedged,

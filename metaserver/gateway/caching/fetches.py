@@ -221,9 +221,9 @@ class Fetches:
         """
         if not self._take(expected_bytes, owner):
             return None
-        opened: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, opened))
-        return await asyncio.shield(opened)
+        open_file: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
+        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, open_file))
+        return await asyncio.shield(open_file)
 
     async def _open(
         self,

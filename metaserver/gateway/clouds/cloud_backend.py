@@ -326,13 +326,13 @@ class CloudBackend:
         await self._uploads.remove(store, key, upload_id)
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self, passed: PassedTime) -> None:
+    async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete the parts of uploads that have not changed for `gateway_uploads_s` of passed time.
 
         Raises:
             SeamarkError: The cloud does not answer, or refuses a request.
         """
-        before_ms = passed.find_time_ago(int(self._abandoned_s * 1000))
+        before_ms = passed_time.find_time_ago(int(self._abandoned_s * 1000))
         for bucket in self._buckets:
             try:
                 await self._uploads.delete_abandoned(self._open_bucket(bucket), before_ms)

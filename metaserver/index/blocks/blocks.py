@@ -41,19 +41,19 @@ class Blocks:
         executor: ThreadPoolExecutor,
         decoders: Decoders,
         *,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         manifests_in_flight: int,
         limit_bytes: int,
     ) -> None:
         """Create a loader.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have.
+            stored_objects: The storage itself, without the caches that `objects` may have.
             manifests_in_flight: The number of manifests that are read or decoded concurrently.
             limit_bytes: The maximum size of a manifest or manifest list.
         """
         self._objects = objects
-        self._stored = stored
+        self._stored = stored_objects
         self._stack = stack
         self._executor = executor
         self._decoders = decoders

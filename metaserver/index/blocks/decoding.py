@@ -244,15 +244,15 @@ class _Process:
             buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
             raise _ProcessLost(f"its answer has {size} bytes, which do not fit into memory") from error
-        at = 0
-        while at < size:
+        position = 0
+        while position < size:
             try:
-                count = os.readv(self._from, [buffer[at:]])
+                count = os.readv(self._from, [buffer[position:]])
             except OSError as error:
                 raise _ProcessLost(str(error)) from error
             if not count:
-                raise _ProcessLost(f"the process ended after {at} bytes of {size}")
-            at += count
+                raise _ProcessLost(f"the process ended after {position} bytes of {size}")
+            position += count
         return buffer
 
     def end(self) -> None:

@@ -305,8 +305,8 @@ class KafkaBroker:
     async def delete_stream(self, stream: str) -> None:
         topic = self._address.make_topic_name(stream)
         self._partitions.pop(topic, None)
-        deleted = self._admin.delete_topics([topic])
-        await self._await_answer(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        deleted_count = self._admin.delete_topics([topic])
+        await self._await_answer(deleted_count[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:
         await self._delete_before(

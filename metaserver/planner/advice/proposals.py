@@ -365,10 +365,10 @@ class _Advisor:
 
     def _choose_index_name(self, column: str) -> str:
         """Return a name that no index of the table has, so that the proposal replaces no index."""
-        defined = read_definitions(self._state.metadata)
+        definitions = read_definitions(self._state.metadata)
         base = f"by_{column.replace('.', '_')}"
         names = chain([base], (f"{base}_{number}" for number in count_from(2)))
-        return next(name for name in names if name not in defined.by_name and name not in defined.problems)
+        return next(name for name in names if name not in definitions.by_name and name not in definitions.problems)
 
     def _propose_index_drops(self) -> Iterator[Proposal]:
         """Propose to drop the indexes that plans have probed, but that left out no file."""

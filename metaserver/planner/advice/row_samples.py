@@ -193,9 +193,9 @@ def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]
         kept_rows = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
     sampled = {}
     for column_id, kind in columns.items():
-        encoded = _encode_column([part[column_id] for part in parts], kind)
-        if encoded is not None:
-            values, codes = encoded
+        encoded_value = _encode_column([part[column_id] for part in parts], kind)
+        if encoded_value is not None:
+            values, codes = encoded_value
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
             sampled[column_id] = _drop_unused_values(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
@@ -223,13 +223,13 @@ def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.N
     if not types:
         return None
     widest = max(types, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
-    encoded = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
-    values = _convert_values(encoded.dictionary, kind)
+    encoded_value = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
+    values = _convert_values(encoded_value.dictionary, kind)
     order = np.argsort(values, kind="stable")
     code_of = np.empty(len(values) + 1, dtype=np.int32)
     code_of[order] = np.arange(1, len(values) + 1)
     code_of[len(values)] = 0
-    indices = pc.fill_null(encoded.indices, len(values)).to_numpy(zero_copy_only=False)
+    indices = pc.fill_null(encoded_value.indices, len(values)).to_numpy(zero_copy_only=False)
     return values[order], code_of[indices]
 
 

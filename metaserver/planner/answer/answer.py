@@ -384,12 +384,12 @@ class _Residuals:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        cached = self._to_stored.get((id(residual), form))
-        if cached is None:
+        cached_value = self._to_stored.get((id(residual), form))
+        if cached_value is None:
             if len(self._to_stored) >= _RESIDUALS_MAX:
                 self._to_stored.clear()
-            cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
-        return cached[1]
+            cached_value = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
+        return cached_value[1]
 
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Encode a residual in at most `_longest` bytes, as the client requires.

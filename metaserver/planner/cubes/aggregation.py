@@ -107,10 +107,10 @@ class GroupQuery:
         if "`" in self.where:  # Trino does not quote names with backticks, and `parse_sql` does.
             raise NotFromGroups("the condition has a backtick")
         try:
-            parsed = parse_sql(self.where, self.schema, strict=True)
-            if not parsed.exact:
+            sql_filter = parse_sql(self.where, self.schema, strict=True)
+            if not sql_filter.exact:
                 raise NotFromGroups("the condition is more than comparisons of columns with literals")
-            return bind(parsed.expression, self.schema, (), case_sensitive=True)
+            return bind(sql_filter.expression, self.schema, (), case_sensitive=True)
         except BadRequest as error:
             raise NotFromGroups(error.message) from None
 

@@ -322,11 +322,11 @@ class Segments:
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
         """Return the encoded groups of a segment, from the cache if possible."""
-        encoded = self.get_entry(key, _WHOLE_SEGMENT)
-        if encoded is None:
-            encoded = await asyncio.to_thread(EncodedGroups, segment)
-            self.put_entry(key, _WHOLE_SEGMENT, encoded)
-        return encoded
+        encoded_value = self.get_entry(key, _WHOLE_SEGMENT)
+        if encoded_value is None:
+            encoded_value = await asyncio.to_thread(EncodedGroups, segment)
+            self.put_entry(key, _WHOLE_SEGMENT, encoded_value)
+        return encoded_value
 
     async def _merge_group(self, merger: _Merger, group: FileGroup) -> pa.Table:
         """Return the merged groups of a group of files, from the stored segment if possible.
@@ -375,9 +375,9 @@ class Segments:
         for start in range(0, len(files), _CONCURRENT_OPENS_MAX):
             if places.is_complete:
                 break
-            opened = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
-            was_opened = was_opened and all(opened)
-            await asyncio.to_thread(places.add, start, opened)
+            open_file = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
+            was_opened = was_opened and all(open_file)
+            await asyncio.to_thread(places.add, start, open_file)
         if was_opened and not damaged:
             self._places.put(key, places, places.size_bytes)
         return places
@@ -462,12 +462,12 @@ class _Merger:
         in_memory = self._segments.get_entry(file.location, entry)
         if in_memory is not None and in_memory.schema == self._schema:
             return in_memory
-        (opened,) = await self._segments.open([file])
-        if opened is None:
+        (open_file,) = await self._segments.open([file])
+        if open_file is None:
             raise _DamagedIndexFile(file)
         self._segments.stats.entries_read += 1
         try:
-            groups = await asyncio.to_thread(_read_entry, opened, entry)
+            groups = await asyncio.to_thread(_read_entry, open_file, entry)
         except ValueError:  # The entry is damaged, or Arrow cannot read its columns.
             raise _DamagedIndexFile(file) from None
         if groups.schema != self._schema:
@@ -486,13 +486,13 @@ class _Merger:
         merging = _Merging(self._schema, self._functions)
         for number in np.unique(file_of).tolist():
             file = self._files[number]
-            (opened,) = await self._segments.open([file])
-            if opened is None:
+            (open_file,) = await self._segments.open([file])
+            if open_file is None:
                 raise _DamagedIndexFile(file)
             entries = np.sort(entry_of[file_of == number]).tolist()
             self._segments.stats.entries_read += len(entries)
             try:
-                await asyncio.to_thread(_add_entries, merging, opened, entries)
+                await asyncio.to_thread(_add_entries, merging, open_file, entries)
             except ValueError:  # An entry is damaged, or its columns differ from the definition.
                 raise _DamagedIndexFile(file) from None
         return await asyncio.to_thread(merging.finish)

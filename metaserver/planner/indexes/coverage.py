@@ -188,10 +188,10 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
     The latest coverage of each definition is cached as long as the view exists.
     """
-    cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
+    cached_value = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
-    stale = [key for key in index_files if key not in cached or cached[key][0] != locations[key]]
-    coverage_of = {key: cached[key][1] for key in index_files if key not in stale}
+    stale = [key for key in index_files if key not in cached_value or cached_value[key][0] != locations[key]]
+    coverage_of = {key: cached_value[key][1] for key in index_files if key not in stale}
     if stale:
 
         def cover() -> dict[str, Coverage]:
@@ -199,7 +199,7 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
             return {key: Coverage(ids, index_files[key]) for key in stale}
 
         new_coverages = await asyncio.to_thread(cover)
-        cached.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
+        cached_value.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
         coverage_of |= new_coverages
     return coverage_of
 

@@ -92,12 +92,12 @@ class IndexSelection:
         if not texts:
             return ()
         key = (metadata.table_uuid, metadata.current_schema_id, texts, metadata.properties.get(NAME_MAPPING))
-        cached = self._definitions.get(key)
-        if cached is None or cached[0] != metadata.schemas:
-            cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
+        cached_value = self._definitions.get(key)
+        if cached_value is None or cached_value[0] != metadata.schemas:
+            cached_value = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _CACHED_DEFINITIONS_MAX:
                 self._definitions.popitem(last=False)
-        return tuple(definition for definition in cached[1].enabled if not KINDS[definition.kind].aggregates)
+        return tuple(definition for definition in cached_value[1].enabled if not KINDS[definition.kind].aggregates)
 
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
@@ -119,10 +119,10 @@ class IndexSelection:
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, remote_hits = await self._open_files(projection, files, until_s)
+        open_file, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
-            **opened,
+            **open_file,
         }
         described = {
             definition_id: [usable[file.location] for file in of_definition if file.location in usable]
@@ -138,7 +138,7 @@ class IndexSelection:
         by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
         is_missing = is_missing or any(file.location in remote_hits and file.definition in by_keys for file in files)
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
-        return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, is_missing)
+        return Probe(view, projection, coverage, open_file, hits_by_key, remote_indexes, files, until_s, is_missing)
 
     def record(self, probe: Probe, entry: Entry) -> None:
         """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
@@ -173,16 +173,16 @@ class IndexSelection:
 
         Index files that do not arrive in time are missing from both results; their fetches continue.
         """
-        opened: dict[str, OpenIndex] = {}
+        open_file: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
         for file in files:
             opened_index = self._indexes.find_in_memory(file)
             if opened_index is None:
                 absent.append(file)
             else:
-                opened[file.location] = opened_index
+                open_file[file.location] = opened_index
         if not absent:
-            return opened, {}
+            return open_file, {}
         large = [file for file in absent if self._indexes.supports_remote_reads(file)]
         fresh = not all(self._indexes.is_being_fetched(file) for file in large)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
@@ -202,8 +202,8 @@ class IndexSelection:
             task.cancel()
         if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
             await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
-        opened |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
-        return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
+        open_file |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
+        return open_file, {location: hits for location, hits in remote_hits.items() if location not in open_file}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
         """Evaluate all predicates of the plan in a large index file, with range reads.

@@ -88,8 +88,10 @@ class IndexResolver:
             ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [result for result in ready if result is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
-        opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
-        return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
+        open_file = {index.location: index for index in usable if isinstance(index, OpenIndex)}
+        return RecordIndex(
+            coverage, open_file, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)}
+        )
 
     async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
         """Return the files of a bitmap index. `load` loads their rows."""

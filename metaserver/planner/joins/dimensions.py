@@ -175,9 +175,9 @@ class Dimensions:
             DimensionSkipped: The keys cannot be determined, or are not ready in time.
         """
         key = request.key
-        cached = self._keys.get(key)
-        if cached is not None:
-            return cached
+        cached_value = self._keys.get(key)
+        if cached_value is not None:
+            return cached_value
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(self._compute_key_sets(request, key), name="dimension")
@@ -191,9 +191,9 @@ class Dimensions:
             raise DimensionSkipped(error.message) from None
 
     async def derive_condition(
-        self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
+        self, bound_scan: BoundScan, entry: Entry, read_value: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Plan the scan, and return the condition that `read` derives from the plan in a thread.
+        """Plan the scan, and return the condition that `read_value` derives from the plan in a thread.
 
         The method waits until `until_s`, in monotonic seconds.
 
@@ -203,7 +203,7 @@ class Dimensions:
 
         async def plan() -> Expression:
             scan = await self._planner.plan(bound_scan, entry)
-            return await asyncio.to_thread(read, scan)
+            return await asyncio.to_thread(read_value, scan)
 
         try:
             return await asyncio.wait_for(plan(), max(0.0, until_s - self._clock.monotonic()))

@@ -171,10 +171,12 @@ class FoundFiles:
         stored_values = self.read_longs(name)
         is_missing = stored_values == MISSING
         if is_missing.any():
-            inherited = [get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
+            inherited_properties = [
+                get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()
+            ]
             stored_values = np.where(
                 is_missing,
-                self.repeat_by_segment([MISSING if value is None else value for value in inherited]),
+                self.repeat_by_segment([MISSING if value is None else value for value in inherited_properties]),
                 stored_values,
             )
         return stored_values
@@ -372,10 +374,10 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
     high = np.where(longs < 0, (1 << 63) - 1, 1 << 63).astype(np.uint64)
     short = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8").view(np.uint8).reshape(rows, 16)
     matrix[short_present] = short[short_present]
-    present = ((strings.present != 0) | short_present).astype(np.uint8)
+    is_present = ((strings.present != 0) | short_present).astype(np.uint8)
     ends = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(present, out=ends[1:])
-    return Strings(ends * 16, matrix[present != 0].reshape(-1), present)
+    np.cumsum(is_present, out=ends[1:])
+    return Strings(ends * 16, matrix[is_present != 0].reshape(-1), is_present)
 
 
 # Column layouts
@@ -402,35 +404,35 @@ class _Layouts:
 
     def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of numbers in all blocks."""
-        cached = self._sides.get(key := (name, _NUMBER))
+        cached_value = self._sides.get(key := (name, _NUMBER))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of texts in all blocks."""
-        cached = self._sides.get(key := (name, _TEXT))
+        cached_value = self._sides.get(key := (name, _TEXT))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached = self._sides.get(key := (name, column_id))
+        cached_value = self._sides.get(key := (name, column_id))
         return (
             self._read(view, key, lambda block: _get_packed_counts(block, name, column_id))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached = self._sides.get(key := (side, column_id))
-        if cached is None:
-            cached = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
-        return cached
+        cached_value = self._sides.get(key := (side, column_id))
+        if cached_value is None:
+            cached_value = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
+        return cached_value
 
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]

@@ -295,9 +295,9 @@ class PrefixCache:
             BadRequest: The prefix is invalid.
         """
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
-        cached = self._cache.get((*version, text))
-        if cached is not None:
-            return cached[1]
+        cached_value = self._cache.get((*version, text))
+        if cached_value is not None:
+            return cached_value[1]
         table = self._cache.get((*version, None))
         if table is None:
             table = (_collect_table_fields(metadata), EVERYTHING)

@@ -161,11 +161,11 @@ class CachedViews:
 
     def get(self, key: ViewKey) -> CachedView | None:
         """Return the view, and make it the most recently used view."""
-        cached = self._views.get(key)
-        if cached is not None:
+        cached_value = self._views.get(key)
+        if cached_value is not None:
             self._views.move_to_end(key)
-            self._held[cached.holder].views.move_to_end(key)
-        return cached
+            self._held[cached_value.holder].views.move_to_end(key)
+        return cached_value
 
     def peek(self, key: ViewKey) -> CachedView | None:
         """Return the view without changing the order of use."""

@@ -157,15 +157,15 @@ class PlanWriter:
         """
         entries: list[ManifestEntry] = []
         # The work is done in batches, because all decoded manifests of a large table do not fit into memory.
-        for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
-            parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
+        for start in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
+            parts = manifests.parts[start : start + _MANIFESTS_IN_FLIGHT_MAX]
             decoded = await asyncio.gather(*(self._get_manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded, parts, strict=True):
                 read = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
                 entries += read() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read)
         work = partial(encode_plan_files, manifests, entries, metadata, snapshot, location, plan_id)
-        small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
-        return work() if small else await asyncio.to_thread(work)
+        is_small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
+        return work() if is_small else await asyncio.to_thread(work)
 
     async def _get_manifest(self, manifest: ManifestFile) -> DecodedManifest:
         """Return a decoded manifest. Recent manifests are cached."""

@@ -410,20 +410,20 @@ class Planner:
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
         """
-        cached = self._views.get(bound_scan.view_key)
+        cached_value = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._load_view(bound_scan, whole=whole) if cached is None else cached
+            return await self._load_view(bound_scan, whole=whole) if cached_value is None else cached_value
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if cached is None:
+        if cached_value is None:
             check_paths = partial(self._location_checker.check_paths, uuid, metadata)
             await check_paths(lists)
-            cached = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
+            cached_value = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:  # All tables with the same manifest lists share the cached view.
-            await self._location_checker.check(uuid, metadata, lists, cached.view)
-            cached.checked.add(key)
-        return cached
+        if key not in cached_value.checked:  # All tables with the same manifest lists share the cached view.
+            await self._location_checker.check(uuid, metadata, lists, cached_value.view)
+            cached_value.checked.add(key)
+        return cached_value
 
     async def _load_view(
         self,
@@ -451,9 +451,9 @@ class Planner:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
         for made_key in (bound_scan.view_key, key):  # Another request may have made the view.
-            cached = self._views.get(made_key)
-            if cached is not None:
-                return cached
+            cached_value = self._views.get(made_key)
+            if cached_value is not None:
+                return cached_value
         selected_manifests = [data[ordinal] for ordinal in ordinals]
         deletes = manifests.deletes
         if check_paths is not None:
@@ -540,7 +540,7 @@ async def open_planner(
     objects: ObjectStore,
     clock: Clock,
     *,
-    stored: ObjectStore | None = None,
+    stored_objects: ObjectStore | None = None,
     indexes: Indexes | None = None,
     usage: Usage | None = None,
     location_checker: LocationChecker | None = None,
@@ -551,7 +551,7 @@ async def open_planner(
         settings: The settings.
         objects: The storage, possibly with caches.
         clock: The clock.
-        stored: The storage without caches. If it is None, `objects` is used.
+        stored_objects: The storage without caches. If it is None, `objects` is used.
         indexes: The indexes. If it is None, the planner uses no index.
         usage: The counts of how plans use indexes.
         location_checker: Checks the files that a table names. If it is None, a table may name any file.
@@ -581,7 +581,7 @@ async def open_planner(
                 stack,
                 executor,
                 decoding,
-                stored=stored or objects,
+                stored_objects=stored_objects or objects,
                 manifests_in_flight=decoders * _MANIFESTS_IN_FLIGHT_PER_THREAD,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )

@@ -86,7 +86,7 @@ def run_stages(
         metadata=_drop_history(bound_scan.metadata),
         stages=tuple(stages),
         snapshot_id=bound_scan.snapshot_id,
-        considered=cached.files,
+        considered_files=cached.files,
         complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
         indexes=() if probe is None else probe.used,
     )

@@ -290,32 +290,32 @@ def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bou
 
 
 def _match_floats(
-    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
+    values: npt.NDArray[np.float64], is_present: npt.NDArray[np.bool_], bound: Bound
 ) -> npt.NDArray[np.bool_]:
     """Return whether each float satisfies the predicate, bool[values].
 
     NaN is greater than every number, as in Java. A comparison with a zero is true if it is true for either zero.
     """
-    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
+    nan: npt.NDArray[np.bool_] = is_present & np.isnan(values)
     keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
     op = bound.op
     if op is Op.IS_NULL:
-        return ~present
+        return ~is_present
     if op is Op.NOT_NULL:
-        return present
+        return is_present
     if op is Op.IS_NAN:
         return nan
     if op is Op.NOT_NAN:
         return ~nan
     matches: npt.NDArray[np.bool_]
     if op in (Op.IN, Op.EQ):
-        matches = present & np.isin(values, keys)
+        matches = is_present & np.isin(values, keys)
     elif op in (Op.NOT_IN, Op.NOT_EQ):
-        matches = ~present | ~np.isin(values, keys) | (values == 0)
+        matches = ~is_present | ~np.isin(values, keys) | (values == 0)
     elif op in (Op.LT, Op.LT_EQ):
-        matches = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+        matches = is_present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
     else:
-        matches = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+        matches = nan | (is_present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
     return matches
 
 

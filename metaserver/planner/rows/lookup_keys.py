@@ -141,8 +141,8 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
     return columns
 
 
-def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
-    """Return the keys of one column. Set `possible` to False for values that no row can have."""
+def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
+    """Return the keys of one column. Set `possible_keys` to False for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -151,7 +151,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
         except OverflowError:
             pass
         else:
-            possible &= (numbers >= low) & (numbers <= high)
+            possible_keys &= (numbers >= low) & (numbers <= high)
             return convert_to_keys(pa.array(numbers), "long")
     keys: list[Key | None] = []
     nans = np.zeros(len(values), dtype=np.bool_)
@@ -164,7 +164,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
             nans[number] = True
         else:
             key = _convert_key(term, value, number)
-            possible[number] &= key is not None
+            possible_keys[number] &= key is not None
         keys.append(key)
     return _assemble_keys(term.kind, keys, nulls, nans)
 

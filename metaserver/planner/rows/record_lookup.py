@@ -148,8 +148,8 @@ def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> d
 
 
 def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
-    none = np.empty(0, dtype=np.int64)
-    return none, none, none, np.empty(0, dtype=np.bool_)
+    no_values = np.empty(0, dtype=np.int64)
+    return no_values, no_values, no_values, np.empty(0, dtype=np.bool_)
 
 
 _Rows = tuple[Longs, Longs, Longs]
@@ -166,8 +166,8 @@ class _IndexFileRows(NamedTuple):
 class _LookupKeys:
     """The keys of one request, with the hash of each key, in batches."""
 
-    def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
-        self._columns, self._possible = columns, possible
+    def __init__(self, columns: Sequence[Keys], possible_keys: Mask | None) -> None:
+        self._columns, self._possible = columns, possible_keys
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)

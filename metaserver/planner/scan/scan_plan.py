@@ -69,7 +69,7 @@ class ScanPlan:
         metadata: TableMetadata,
         stages: tuple[PruningStage, ...],
         snapshot_id: int | None,
-        considered: int,
+        considered_files: int,
         complete: bool = True,
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
@@ -89,7 +89,7 @@ class ScanPlan:
         """False if the time budget ended, or if an index was not loaded in time. A later plan may keep fewer files."""
         self.indexes = indexes
         self.snapshot_id = snapshot_id
-        self.considered = considered
+        self.considered = considered_files
         """The number of live files of the snapshot, including files of manifests that were not read."""
         self.metadata = metadata
         """The metadata of the table at planning time. They contain the partition specs."""

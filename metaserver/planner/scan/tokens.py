@@ -79,8 +79,8 @@ class Tokens:
     def _sign_token(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
         """Return the token with this body, signed for a purpose and a table."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
-        sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
-        return to_base64url(sealed)
+        ciphertext = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
+        return to_base64url(ciphertext)
 
     def _open_token(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         """Return the body of a token, or None if the token is not valid for this purpose and table."""

@@ -153,9 +153,9 @@ def check_restored(uuid: str) -> Steps[None]:
 
 def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
     """Return claims on `key` and on the folders that contain it. Their values of `shared` are `first` to `last`."""
-    folders, at = [key], len(key)
-    while (at := key.rfind("/", 0, at)) > 0:
-        folders.append(key[:at])
+    folders, position = [key], len(key)
+    while (position := key.rfind("/", 0, position)) > 0:
+        folders.append(key[:position])
     rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
         "AND shared BETWEEN $3 AND $4",

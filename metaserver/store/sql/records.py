@@ -305,7 +305,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
     """Remove at most `limit` rows in total, the oldest first."""
-    removed = 0
+    removed_count = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),
         ("audit", "id", "at_ms", audit_before_ms),
@@ -314,10 +314,10 @@ def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, 
         rows = yield StoreStatement(
             f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608
             f"(SELECT {key} FROM {table} WHERE {time} < $1 ORDER BY {time} LIMIT $2) RETURNING 1",
-            (before_ms, limit - removed),
+            (before_ms, limit - removed_count),
         )
-        removed += len(rows)
-    return removed
+        removed_count += len(rows)
+    return removed_count
 
 
 # Further warehouses --------------------------------------------------------------------------------------------------

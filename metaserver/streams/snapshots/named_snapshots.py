@@ -147,15 +147,15 @@ class NamedSnapshots:
             # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
-            encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
-            locations += [location for location, _ in encoded.files]
+            encoded_value = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
+            locations += [location for location, _ in encoded_value.files]
             await asyncio.gather(
-                *(self._objects.create(location, data, durable=False) for location, data in encoded.files)
+                *(self._objects.create(location, data, durable=False) for location, data in encoded_value.files)
             )
         finally:
             table.give_up_files(locations)
-        self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
-        return encoded.snapshot
+        self._add(table.uuid, _NamedSnapshot(key, encoded_value.snapshot, self._clock.monotonic()))
+        return encoded_value.snapshot
 
     def _add(self, uuid: str, named: _NamedSnapshot) -> None:
         self._last[uuid] = named

@@ -209,11 +209,11 @@ class TopicIntake:
             RetryLater: The table accepts no rows now, so its messages must wait.
         """
         try:
-            loaded, dead_letters = await self._tables.load(self._uuid)
-            check_stream_table(loaded.metadata, self._topic.name)
+            loaded_table, dead_letters = await self._tables.load(self._uuid)
+            check_stream_table(loaded_table.metadata, self._topic.name)
         except BadRequest as error:
             raise RetryLater(error.message) from None
-        return loaded, dead_letters
+        return loaded_table, dead_letters
 
     async def _append(self, partition: int, run: MessageRun) -> None:
         loaded, dead_letters = await self._load()

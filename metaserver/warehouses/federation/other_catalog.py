@@ -253,7 +253,7 @@ class OtherCatalog:
     async def _read(
         self,
         key: Hashable,
-        read: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
+        read_value: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
         *,
         is_new: bool = False,
         fresh_s: float = 0.0,
@@ -264,7 +264,7 @@ class OtherCatalog:
         """
 
         async def refresh() -> Any:
-            new_answer = await read(self._answers.get(key))
+            new_answer = await read_value(self._answers.get(key))
             if (former := self._answers.pop(key, None)) is not None:
                 self._answers_bytes -= former.size_bytes
             self._answers[key] = new_answer
