@@ -143,18 +143,18 @@ class OpaClient:
         """
         now_s = self._clock.monotonic()
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
-        decided: dict[_Question, bool] = {}
+        answers_by_question: dict[_Question, bool] = {}
         for question in questions:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
-                decided[question] = is_allowed
-        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+                answers_by_question[question] = is_allowed
+        new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), BATCH_MAX):
             batch = new_questions[start : start + BATCH_MAX]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
-            decided.update(zip(batch, answers, strict=True))
+            answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
-        return [decided[question] for question in questions]
+        return [answers_by_question[question] for question in questions]
 
     def _keep(self, decisions: Any, until_s: float) -> None:
         if self._cache_s <= 0:

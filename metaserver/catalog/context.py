@@ -109,8 +109,8 @@ class CatalogContext:
         must not place a table over the files of another namespace.
 
         Args:
-            target_namespace: The namespace of the new entry, in which the caller may write. Its location may be outside the
-                locations of its parents.
+            target_namespace: The namespace of the new entry, in which the caller may write. Its location may be outside
+                the locations of its parents.
 
         Raises:
             BadRequest: The location is outside the warehouse.
@@ -128,7 +128,8 @@ class CatalogContext:
             if root != parsed_location and root.holds(parsed_location):
                 return
         raise Forbidden(
-            f"{description} {str(parsed_location)!r} is outside the namespaces that {caller.principal_name} may write; omit "
+            f"{description} {str(parsed_location)!r} is outside the namespaces that {caller.principal_name} may "
+            "write; omit "
             "it, and the "
             "server chooses a location"
         )

@@ -218,6 +218,7 @@ def _check_inside(own_locations: list[Location], path: str, description: str) ->
     parsed_location = parse_location(path, description)
     if not any(location.holds(parsed_location) and location != parsed_location for location in own_locations):
         raise BadRequest(
-            f"{description} {str(parsed_location)!r} is outside the table's own location {str(own_locations[0])!r}; an import "
+            f"{description} {str(parsed_location)!r} is outside the table's own location {str(own_locations[0])!r}; "
+            "an import "
             "takes only tables and views whose files are below their location or their write.*.path folders"
         )

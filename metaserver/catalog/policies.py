@@ -89,7 +89,8 @@ def record_setters(principal: str, properties: Mapping[str, str], old_properties
     computed from the stored value. Without logins there are no names.
 
     Args:
-        principal: The principal that changes the properties: the setter of each value that differs from `old_properties`.
+        principal: The principal that changes the properties: the setter of each value that differs from
+            `old_properties`.
         properties: The properties after the change. Names of setters in them are ignored.
         old_properties: The properties before the change.
     """

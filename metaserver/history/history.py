@@ -342,20 +342,20 @@ class QueryHistory:
         return add_sums([shape.sums for shape in shapes])
 
     async def list_table_totals(
-        self, days: int, limit: int, within: Sequence[NamespacePath] | None = None
+        self, days: int, limit: int, namespaces: Sequence[NamespacePath] | None = None
     ) -> list[QueryTotals]:
         """Return the sums of each table, for the tables with the most statements first.
 
         Args:
             days: The number of days of the history. Statements of the last seconds may be missing.
             limit: The maximum number of tables.
-            within: The namespaces of the tables, or None for all tables.
+            namespaces: The namespaces of the tables, or None for all tables.
         """
         if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
             await self.flush()
-        if within is not None and len(within) > NAMESPACES_MAX:
-            within = None
-        return await self._store.query_totals(self._compute_first_hour(days), within, limit)
+        if namespaces is not None and len(namespaces) > NAMESPACES_MAX:
+            namespaces = None
+        return await self._store.query_totals(self._compute_first_hour(days), namespaces, limit)
 
     def _compute_first_hour(self, days: int) -> int:
         # A row of an older day or week has the first hour of its period.
@@ -422,12 +422,12 @@ def _find_period(age_hours: int) -> int:
 
 async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
     """Repeat a change until it affects fewer rows than its limit, and return the total number of changed rows."""
-    changed = 0
+    changed_rows = 0
     while count := await change():
-        changed += count
+        changed_rows += count
         if count < _CHANGED_ROWS_MAX:
             break
-    return changed
+    return changed_rows
 
 
 def _group_records_by_table(
@@ -435,23 +435,23 @@ def _group_records_by_table(
 ) -> dict[str, tuple[QueryRecord, ...]]:
     """Return the records of shapes and of times by the UUID of the table, after taking the samples."""
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
-    for key, counted in counts.items():
+    for key, statement_counts in counts.items():
         shape = key.shape
         if shape is None:
-            record = QueryRecord(OTHER_SHAPES, "", "", "", counted.compute_sums())
+            record = QueryRecord(OTHER_SHAPES, "", "", "", statement_counts.compute_sums())
         else:
             owner = "" if key.principal is None else digest_owner(key.uuid, key.principal)
             filter_samples = [
-                sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None
+                sample for take in statement_counts.samplers if (sample := _take_sample(take, key.uuid)) is not None
             ]
             for sample in filter_samples:
-                counted.add_sizes(sample.bytes_in, sample.bytes_left)
-            repeats = compute_repeats(counted.literals)
+                statement_counts.add_sizes(sample.bytes_in, sample.bytes_left)
+            repeats = compute_repeats(statement_counts.literals)
             samples = [
                 replace(sample.filter, repeats=repeats) for sample in filter_samples if sample.filter is not None
             ]
             text = msgspec.json.encode(samples).decode() if samples else ""
-            record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.compute_sums())
+            record = QueryRecord(shape.fingerprint, owner, shape.text, text, statement_counts.compute_sums())
         tables[key.uuid].append(record)
     # A record of times has no shape. It must follow the record with its shape.
     for (uuid, fingerprint), sums in times.items():

@@ -79,8 +79,8 @@ class Peers:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of reads since the start, by source."""
-        damaged = self.client.damaged + self.cache.damaged
-        return {**self.objects.counts.as_dict(), "damaged": damaged}
+        damaged_count = self.client.damaged + self.cache.damaged
+        return {**self.objects.counts.as_dict(), "damaged": damaged_count}
 
     @asynccontextmanager
     async def serve(
@@ -151,8 +151,8 @@ async def open_peers(
             started_ms=clock.now_ms(),
         )
         warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
-        used = stack.enter_context(closing(_open_used_tickets(settings, clock)))
-        tickets = PeerTickets(keyring, clock, used, leeway_s=settings.clock_leeway_s)
+        ticket_record = stack.enter_context(closing(_open_used_tickets(settings, clock)))
+        tickets = PeerTickets(keyring, clock, ticket_record, leeway_s=settings.clock_leeway_s)
         membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)
         cache = await stack.enter_async_context(open_file_cache(settings, stored_objects))
         client = await stack.enter_async_context(open_peer_client(settings, tickets))

@@ -94,7 +94,7 @@ class StaleReads:
         if task is None and len(self._running) < RUNNING_MAX:
             task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
             self._running[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
+            task.add_done_callback(lambda finished_task: self._finish(key, finished_task))
         return task
 
     async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:

@@ -56,8 +56,8 @@ async def open_streams(
                 await stack.enter_async_context(run_in_background("streams", streams.run))
                 await stack.enter_async_context(run_in_background("openings of streams", streams.openings.run))
                 if logs.is_shared and settings.role != READ:
-                    read = partial(_read_topics, catalog, streams, logs, owners)
-                    await stack.enter_async_context(run_in_background("input topics", read))
+                    read_topics = partial(_read_topics, catalog, streams, logs, owners)
+                    await stack.enter_async_context(run_in_background("input topics", read_topics))
                 yield streams
         finally:
             await streams.close()

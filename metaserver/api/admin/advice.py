@@ -176,17 +176,17 @@ async def read_advised_table(
     files = find_files_by_prefix(scan.view)
     if files.file_count < 1:
         return "the table has no data files"
-    listed = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
-    sample = await sample_rows(call.components.objects, metadata, listed, columns)
+    data_files = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
+    sample = await sample_rows(call.components.objects, metadata, data_files, columns)
     if isinstance(sample, str):
         return sample
     if not sample.columns:
         return "the sampled files do not have the compared columns"
     unused_indexes = _find_unused_indexes(call, loaded_table)
-    applied = await _load_applied(call.components.history, loaded_table.entry.uuid)
-    corrections = compute_corrections(applied)
+    applied_proposals = await _load_applied(call.components.history, loaded_table.entry.uuid)
+    corrections = compute_corrections(applied_proposals)
     time_corrections = compute_time_corrections(
-        await _add_recorded(call.components.history, loaded_table.entry.uuid, applied[:_APPLIED_MAX])
+        await _add_recorded(call.components.history, loaded_table.entry.uuid, applied_proposals[:_APPLIED_MAX])
     )
     times = await run_simulation(call, lambda: EngineTimes.of(shapes))
 

@@ -205,10 +205,10 @@ class _Trials:
         """
         call, tables = self._call, self._call.components.catalog.tables
         current = (await tables.load(call.namespace, call.name)).metadata.properties
-        present = list_own_properties(self.applied)
+        own_properties = list_own_properties(self.applied)
         changed_properties = {name: value for name, value in updates.items() if current.get(name) != value}
         for name in changed_properties:
-            if name in current and present.get(name) != current[name]:
+            if name in current and own_properties.get(name) != current[name]:
                 raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
         removed_names = sorted(name for name, value in removals.items() if current.get(name) == value)
         if not changed_properties and not removed_names:

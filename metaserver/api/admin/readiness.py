@@ -102,8 +102,8 @@ def _list_folders(settings: Settings) -> list[Path]:
 def _measure_lacking_bytes(folders: Iterable[Path], minimum_bytes: int) -> int:
     """Return the free space in bytes that the fullest disk lacks.
 
-    A disk needs `minimum_bytes` bytes of free space, or a twentieth of its size if this is less. If a folder does not exist
-    yet, the disk of its nearest existing parent is measured.
+    A disk needs `minimum_bytes` bytes of free space, or a twentieth of its size if this is less. If a folder does not
+    exist yet, the disk of its nearest existing parent is measured.
     """
     lacking_by_disk = []
     for folder in folders:

@@ -237,7 +237,7 @@ def _choose_policy_name(name: str) -> str:
 
 
 def _write_literal(time: TimeColumn, at_ms: int) -> str:
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
     if time.kind == "date":
-        return f"DATE '{at.date().isoformat()}'"
-    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
+        return f"DATE '{moment.date().isoformat()}'"
+    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'"

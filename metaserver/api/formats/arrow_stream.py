@@ -91,10 +91,10 @@ class RecordBatchWriter:
                     span = next(spans)
                     if buffer is not None:
                         _slice_body(body, span)[:] = memoryview(buffer).cast("B")
-        for at, size in offsets:
+        for start, size in offsets:
             padding = -size % _ALIGNMENT_BYTES
             if padding:
-                body[at + size : at + size + padding] = bytes(padding)
+                body[start + size : start + size + padding] = bytes(padding)
         return nulls
 
 

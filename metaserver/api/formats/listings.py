@@ -230,9 +230,9 @@ class ColumnStats:
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
         """Add a column with the lower or upper bounds."""
         kind = arrow.find_arrow_type(self._column.kind)
-        packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
-        if packed is not None:
-            columns.add(name, kind, packed)
+        integer_bounds = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
+        if integer_bounds is not None:
+            columns.add(name, kind, integer_bounds)
         else:
             values = arrow.make_bound_array(stats.read_bounds(side), self._column.kind)
             columns.add(name, values.type, values)

@@ -187,8 +187,8 @@ class _RequestPipeline:
             return from_http_exception(error, request), error
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-                client_gone = ClientGone("The client closed the connection before the answer")
-                return from_seamark_error(client_gone, head=request.method == "HEAD"), client_gone
+                client_error = ClientGone("The client closed the connection before the answer")
+                return from_seamark_error(client_error, head=request.method == "HEAD"), client_error
             _log.error("unexpected error", request_id=request_id, operation=description.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:

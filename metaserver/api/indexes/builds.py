@@ -267,9 +267,9 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
-    none = find_files_at(TableView((), ()), entry_ids[:0])
+    no_files = find_files_at(TableView((), ()), entry_ids[:0])
     return make_items(
-        FileListing(metadata, find_files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows)
+        FileListing(metadata, find_files_at(files.view, entry_ids[rows]), no_files, None), _FILE_FIELDS, 0, len(rows)
     )
 
 
@@ -358,8 +358,8 @@ def _read_token(call: Call, build: Build) -> _Token | None:
     if text is None:
         return None
     try:
-        packed = (call.components.catalog.pages.decode(text) or "").encode()
-        token = convert_json(packed, _Token)
+        token_json = (call.components.catalog.pages.decode(text) or "").encode()
+        token = convert_json(token_json, _Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):

@@ -118,8 +118,8 @@ def read_scan_report(
         uuid: The UUID of the table.
         metadata: The metadata of the table.
         report: The report.
-        plan_and_age: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest partition of
-            this plan in milliseconds.
+        plan_and_age: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest
+            partition of this plan in milliseconds.
         now_ms: The time.
 
     Returns:

@@ -377,7 +377,7 @@ def _explain_scan(
     """Return the explanation of a plan."""
     estimates = estimate_layouts(scan, samples, properties)
     files = find_files_at(scan.view, scan.entry_ids)
-    deletes = {delete for applying in scan.find_deletes_by_file(scan.entry_ids) for delete in applying}
+    deletes = {delete for deletes_of_file in scan.find_deletes_by_file(scan.entry_ids) for delete in deletes_of_file}
     residuals, is_complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
     if files_max:

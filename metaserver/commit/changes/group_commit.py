@@ -342,7 +342,7 @@ class Commits:
                 attempt.metadata,
                 events=events,
                 operations=operations,
-                stored=attempt.settle,
+                check_stored=attempt.settle,
                 is_checked=True,
             )
         except CommitUnknown as error:
@@ -421,7 +421,7 @@ class Commits:
             Collision: Another flush has moved an offset.
         """
         offsets = entry.parse_flushed_offsets()
-        if any(offsets.get(moved.shard) != moved.start for moved in ranges):
+        if any(offsets.get(flushed_range.shard) != flushed_range.start for flushed_range in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:

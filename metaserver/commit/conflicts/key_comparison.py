@@ -198,10 +198,12 @@ async def find_first_match(
         return pairs[0]
     deletes = list_delete_files_at(view, row_sets[1])
     files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, row_sets[0])}
-    keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
-    sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
+    keyed_rows = [delete for delete in deletes.values() if delete.content == EQUALITY]
+    sizes = {file.path: file.size_bytes for file in files.values()} | {
+        file.path: file.size_bytes for file in keyed_rows
+    }
     if (
-        len(keyed) < len(deletes)
+        len(keyed_rows) < len(deletes)
         or len(sizes) > FILES_MAX
         or sum(sizes.values()) > BYTES_MAX
         or min(sizes.values()) < 0
@@ -244,8 +246,8 @@ async def find_first_match(
 
 
 def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
-    ordered = sorted(rows)
-    return list(zip(ordered, view.find_positions(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    sorted_items = sorted(rows)
+    return list(zip(sorted_items, view.find_positions(np.array(sorted_items, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:

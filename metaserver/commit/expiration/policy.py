@@ -96,24 +96,24 @@ def find_expired(
     """
     passed_time = passed_time or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
-    ended: list[str] = []
+    ended_refs: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
         if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed_time.find_time_ago(max_age_ms)):
-            ended.append(name)
+            ended_refs.append(name)
         elif ref.is_branch:
             branches.append(ref)
         else:
             kept_ids.add(ref.snapshot_id)
-    referenced = _find_ancestors(metadata, branches)
+    referenced_ids = _find_ancestors(metadata, branches)
     kept_ids |= _find_retained(metadata, branches, policy, passed_time)
     replaced_ms = _find_replacement_times(metadata)
     kept_ids |= {
         snapshot.snapshot_id
         for snapshot in metadata.snapshots
-        if snapshot.snapshot_id not in referenced
+        if snapshot.snapshot_id not in referenced_ids
         and replaced_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms) >= policy.older_than_ms
     }
     old = sorted(
@@ -121,7 +121,7 @@ def find_expired(
         for snapshot in metadata.snapshots
         if snapshot.snapshot_id not in kept_ids
     )
-    return Expired(tuple(ended), tuple(id_ for _, id_ in old))
+    return Expired(tuple(ended_refs), tuple(id_ for _, id_ in old))
 
 
 def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
@@ -195,6 +195,6 @@ def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}
-    for entry, following in pairwise(log):
-        times_ms[entry.snapshot_id] = max(following.timestamp_ms, times_ms.get(entry.snapshot_id, 0))
+    for entry, next_entry in pairwise(log):
+        times_ms[entry.snapshot_id] = max(next_entry.timestamp_ms, times_ms.get(entry.snapshot_id, 0))
     return times_ms

@@ -212,10 +212,10 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
-        packed = await self._decoders.decode(data, location)
+        block_memory = await self._decoders.decode(data, location)
         # Check the block before it is cached, because the next read of the file may return valid bytes.
-        _check_manifest(manifest, Block(packed))
-        return packed
+        _check_manifest(manifest, Block(block_memory))
+        return block_memory
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
         """Read a file of the table.

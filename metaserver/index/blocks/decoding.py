@@ -127,21 +127,21 @@ class Decoders:
         with self._lock:
             if not self._active_loads:
                 return None
-            for at, process in enumerate(self._idle):
+            for position, process in enumerate(self._idle):
                 if process.is_ready():
                     self.by_processes += 1
-                    return self._idle.pop(at)
+                    return self._idle.pop(position)
             if len(self._processes) >= self._processes_max:
                 return None
             try:
-                started = _Process()
+                new_process = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
                 # The environment may not allow processes.
                 self._processes_max = 0
                 return None
-            self._processes.add(started)
-            self._idle.append(started)
+            self._processes.add(new_process)
+            self._idle.append(new_process)
             return None
 
     def _return_process(self, process: _Process) -> None:

@@ -194,8 +194,8 @@ class Indexes:
         """Open an index file by range, and return the result of `read_value` for it.
 
         Returns:
-            None if the file cannot be opened by range, if `read_value` returns None, or if `read_value` fails because the file
-            is damaged or the storage does not answer.
+            None if the file cannot be opened by range, if `read_value` returns None, or if `read_value` fails because
+            the file is damaged or the storage does not answer.
         """
         remote = await self.open_remote(file)
         if remote is None:
@@ -221,7 +221,8 @@ class Indexes:
         """Open an index file completely, or return the result of `read_value` for the file opened by range.
 
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
-        calls `read_value`. If `read_value` gives no result, the whole file is loaded. The method waits as long as necessary.
+        calls `read_value`. If `read_value` gives no result, the whole file is loaded. The method waits as long as
+        necessary.
 
         Returns:
             None if the file cannot be used.
@@ -229,9 +230,9 @@ class Indexes:
         open_file = self.find_in_memory(file)
         if open_file is not None or not self.supports_remote_reads(file):
             return open_file or await self.open(file)
-        fresh = not self.is_being_fetched(file)
+        is_read_locally = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if fresh:  # Reading from the local disk takes little time.
+        if is_read_locally:  # Reading from the local disk takes little time.
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
             result = await self.read_remotely(file, read_value)
@@ -322,10 +323,11 @@ def _check_registration(header: IndexHeader, file: RegisteredIndexFile) -> None:
         Corrupt: The header belongs to another table or index.
     """
     header_identity = (header.table_uuid, header.definition, header.kind)
-    registered = (file.uuid, file.definition, file.kind)
-    if header_identity != registered:
+    registered_identity = (file.uuid, file.definition, file.kind)
+    if header_identity != registered_identity:
         raise Corrupt(
-            f"{file.location} has table, definition and kind {header_identity}, but is registered with {registered}"
+            f"{file.location} has table, definition and kind {header_identity}, but is registered with "
+            f"{registered_identity}"
         )
 
 

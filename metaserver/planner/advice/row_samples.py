@@ -174,8 +174,8 @@ def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
         return pa.nulls(rows)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+    joined_column = column.combine_chunks()
+    return joined_column.chunk(0) if isinstance(joined_column, pa.ChunkedArray) else joined_column
 
 
 def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
@@ -191,15 +191,17 @@ def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]
     kept_rows = np.arange(total)
     if total > LAYOUT_ROWS_MAX:
         kept_rows = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
-    sampled = {}
+    sampled_columns = {}
     for column_id, kind in columns.items():
         encoded_value = _encode_column([part[column_id] for part in parts], kind)
         if encoded_value is not None:
             values, codes = encoded_value
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
-            sampled[column_id] = _drop_unused_values(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
-    return RowSample(sampled, len(parts), len(kept_rows))
+            sampled_columns[column_id] = _drop_unused_values(
+                SampledColumn(column_id, kind, values, codes[kept_rows], counts)
+            )
+    return RowSample(sampled_columns, len(parts), len(kept_rows))
 
 
 def _drop_unused_values(column: SampledColumn) -> SampledColumn:

@@ -154,24 +154,24 @@ def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     for shape_sums in shapes:
         sums = shape_sums.sums
         table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
-        after = _compute_read_fraction(sums)
-        before = before_of.get(shape_sums.fingerprint)
-        if before is None:
-            before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else after
-        before_bytes += before * table_bytes
-        after_bytes += after * table_bytes
+        fraction_after = _compute_read_fraction(sums)
+        fraction_before = before_of.get(shape_sums.fingerprint)
+        if fraction_before is None:
+            fraction_before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else fraction_after
+        before_bytes += fraction_before * table_bytes
+        after_bytes += fraction_after * table_bytes
         files += sums.files_left
-    saved = 1 - after_bytes / before_bytes if before_bytes else 0.0
+    saved_fraction = 1 - after_bytes / before_bytes if before_bytes else 0.0
     mean_bytes, mean_files = int(after_bytes / statements), files / statements
     reads = make_reads(mean_files, mean_bytes, [shape_sums.sums for shape_sums in shapes])
-    pays = saved >= GAIN_MIN_FRACTION
-    reason = f"{statements:,} statements since the change read {saved:.0%} fewer bytes than before"
+    pays = saved_fraction >= GAIN_MIN_FRACTION
+    reason = f"{statements:,} statements since the change read {saved_fraction:.0%} fewer bytes than before"
     if not pays:
         reason = (
-            f"{statements:,} statements since the change saved {saved:.1%} of the bytes; the minimum is "
+            f"{statements:,} statements since the change saved {saved_fraction:.1%} of the bytes; the minimum is "
             f"{GAIN_MIN_FRACTION:.0%}"
         )
-    return Verdict(pays, round(saved, 4), reads, reason)
+    return Verdict(pays, round(saved_fraction, 4), reads, reason)
 
 
 def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Reads:
@@ -179,10 +179,10 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
 
     The seconds are the mean of the times that engines have reported. Without a reported time, they are an estimate.
     """
-    timed = sum(shape_sums.timed for shape_sums in sums)
+    timed_statements = sum(shape_sums.timed for shape_sums in sums)
     seconds = (
-        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed
-        if timed
+        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed_statements
+        if timed_statements
         else EngineCosts().estimate(files, size_bytes)
     )
     return Reads(round(files, 2), size_bytes, round(seconds, 4))
@@ -253,10 +253,10 @@ def refuse_proposal(
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    present = list_own_properties(applied_proposal)
+    own_properties = list_own_properties(applied_proposal)
     for name in properties:
         current = effective.properties.get(name)
-        if current is not None and present.get(name) != current:
+        if current is not None and own_properties.get(name) != current:
             return f"a user has defined the property {name}"
     if proposal.change.kind == "cluster":
         switch = CLUSTERING.switch
@@ -344,10 +344,10 @@ def compute_corrections(applied_proposal: Iterable[AppliedProposal]) -> dict[str
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     for proposal in applied_proposal:
-        measured, predicted = proposal.measured, proposal.proposal.predicted
-        if measured is not None and measured.bytes > 0 and predicted.bytes > 0:
+        measured_reads, prediction = proposal.measured, proposal.proposal.predicted
+        if measured_reads is not None and measured_reads.bytes > 0 and prediction.bytes > 0:
             correction = max(0.01, proposal.proposal.correction)
-            ratios[proposal.proposal.kind].append(measured.bytes / predicted.bytes * correction)
+            ratios[proposal.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
     return _average_ratios(ratios)
 
 
@@ -358,10 +358,15 @@ def compute_time_corrections(applied_proposal: Iterable[AppliedProposal]) -> dic
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     for proposal in applied_proposal:
-        recorded, predicted = proposal.recorded, proposal.proposal.predicted
-        if recorded is not None and proposal.timed >= STATEMENTS_MIN and recorded.seconds > 0 and predicted.seconds > 0:
+        recorded_reads, prediction = proposal.recorded, proposal.proposal.predicted
+        if (
+            recorded_reads is not None
+            and proposal.timed >= STATEMENTS_MIN
+            and recorded_reads.seconds > 0
+            and prediction.seconds > 0
+        ):
             correction = max(0.01, proposal.proposal.time_correction)
-            ratios[proposal.proposal.kind].append(recorded.seconds / predicted.seconds * correction)
+            ratios[proposal.proposal.kind].append(recorded_reads.seconds / prediction.seconds * correction)
     return _average_ratios(ratios)
 
 

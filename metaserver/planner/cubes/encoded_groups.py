@@ -114,8 +114,8 @@ class EncodedGroups:
             columns = {
                 column_id: self._take_rows(self._columns[get_group_column_name(column_id)], rows) for column_id in ids
             }
-            selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
-            rows = np.flatnonzero(selected) if rows is None else rows[selected]
+            is_selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
+            rows = np.flatnonzero(is_selected) if rows is None else rows[is_selected]
         return rows
 
     @staticmethod
@@ -141,5 +141,5 @@ def _encode_column(array: pa.Array) -> _EncodedColumn | None:
 
 
 def _to_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    joined_column = column.combine_chunks()
+    return joined_column if isinstance(joined_column, pa.Array) else pa.concat_arrays(joined_column.chunks)

@@ -124,11 +124,11 @@ class IndexSelection:
             **{location: hits.remote for location, hits in remote_hits.items()},
             **open_file,
         }
-        described = {
+        usable_indexes = {
             definition_id: [usable[file.location] for file in of_definition if file.location in usable]
             for definition_id, of_definition in listed_files.items()
         }
-        coverage = await compute_coverages(view, described)
+        coverage = await compute_coverages(view, usable_indexes)
         hits_by_key: dict[object, dict[str, Flags]] = {}
         for location, of_file in remote_hits.items():
             for key, hits in of_file.hits.items():
@@ -143,8 +143,8 @@ class IndexSelection:
     def record(self, probe: Probe, entry: Entry) -> None:
         """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
         now_ms = self._clock.now_ms()
-        for definition_id, (files_in, removed) in probe.counts.items():
-            self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
+        for definition_id, (files_in, removed_files) in probe.counts.items():
+            self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed_files, now_ms=now_ms)
         for file in probe.listed_files:
             if file.location in probe.damaged:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
@@ -183,25 +183,27 @@ class IndexSelection:
                 open_file[file.location] = opened_index
         if not absent:
             return open_file, {}
-        large = [file for file in absent if self._indexes.supports_remote_reads(file)]
-        fresh = not all(self._indexes.is_being_fetched(file) for file in large)
+        large_files = [file for file in absent if self._indexes.supports_remote_reads(file)]
+        are_all_local = not all(self._indexes.is_being_fetched(file) for file in large_files)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if fresh:  # Reading from the local disk takes little time.
+        if are_all_local:  # Reading from the local disk takes little time.
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         remote_reads = {
             file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
-            for file in large
+            for file in large_files
             if not tasks[file.location].done()
         }
-        awaited = [task for location, task in tasks.items() if location not in remote_reads]
-        await asyncio.wait([*awaited, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
+        awaited_tasks = [task for location, task in tasks.items() if location not in remote_reads]
+        await asyncio.wait(
+            [*awaited_tasks, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic())
+        )
         remote_hits = {
             location: hits for location, task in remote_reads.items() if (hits := _take_result(task)) is not None
         }
         for task in remote_reads.values():
             task.cancel()
-        if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
-            await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
+        if unanswered_tasks := [tasks[location] for location in remote_reads if location not in remote_hits]:
+            await asyncio.wait(unanswered_tasks, timeout=max(0.0, until_s - self._clock.monotonic()))
         open_file |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
         return open_file, {location: hits for location, hits in remote_hits.items() if location not in open_file}
 
@@ -245,10 +247,10 @@ class IndexSelection:
             if file.location in missing_files
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
-        loaded = [_take_result(task) for task in tasks]
+        load_results = [_take_result(task) for task in tasks]
         for task in tasks:
             task.cancel()
-        return any(loaded)
+        return any(load_results)
 
 
 async def _load_rows(index: RemoteIndexFile, files: Sequence[int], _: RemoteIndexFile) -> bool | None:

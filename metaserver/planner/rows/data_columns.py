@@ -38,10 +38,10 @@ class _StoredFile:
     closed = False
 
     def __init__(
-        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetched: Budget
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetch_budget: Budget
     ) -> None:
         self._objects, self._loop, self._path, self._size = objects, loop, path, size
-        self._fetched = fetched
+        self._fetched = fetch_budget
         self._at = 0
         self._checked: dict[tuple[int, int], bytes] = {}
         """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""

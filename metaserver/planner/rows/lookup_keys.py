@@ -47,10 +47,10 @@ def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[K
     Raises:
         BadRequest: A key is invalid; the message contains the key's number.
     """
-    possible = np.ones(len(rows), dtype=np.bool_)
+    is_possible = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
-    columns = [_make_column(term, column, possible) for term, column in zip(terms, values, strict=True)]
-    return columns, None if possible.all() else possible
+    columns = [_make_column(term, column, is_possible) for term, column in zip(terms, values, strict=True)]
+    return columns, None if is_possible.all() else is_possible
 
 
 def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
@@ -117,12 +117,12 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
     columns: list[list[Any]] = [[] for _ in terms]
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
-            differing = set(texts).symmetric_difference(row)
-            if differing:
+            differing_names = set(texts).symmetric_difference(row)
+            if differing_names:
                 problem = (
-                    f"lacks {min(differing)}"
-                    if min(differing) in texts
-                    else f"has {min(differing)[:_SHOWN_CHARS_MAX]!r}"
+                    f"lacks {min(differing_names)}"
+                    if min(differing_names) in texts
+                    else f"has {min(differing_names)[:_SHOWN_CHARS_MAX]!r}"
                 )
                 raise BadRequest(f"Key {number} {problem}: the index is on {', '.join(texts)}")
             values: Iterable[Any] = [row[text] for text in texts]

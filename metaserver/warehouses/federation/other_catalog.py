@@ -234,12 +234,12 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(cached: _CachedAnswer | None) -> _CachedAnswer:
+        async def read(cached_view: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
-            answer = await self._get(path, query, "" if cached is None else cached.etag)
-            if answer.status == 304 and cached is not None:
-                return self._keep(cached.value, cached.etag)
+            answer = await self._get(path, query, "" if cached_view is None else cached_view.etag)
+            if answer.status == 304 and cached_view is not None:
+                return self._keep(cached_view.value, cached_view.etag)
             if answer.status == 404:
                 return self._keep(None)
             location = self._decode(answer, _Loaded).metadata_location

@@ -145,11 +145,11 @@ def _decode_segment(segment: str, subject: str) -> str:
         BadRequest: The segment is not percent-encoded UTF-8.
     """
     raw = segment.encode()
-    at = raw.find(b"%")
-    while at >= 0:
-        if len(raw) < at + 3 or raw[at + 1] not in _HEX or raw[at + 2] not in _HEX:
+    position = raw.find(b"%")
+    while position >= 0:
+        if len(raw) < position + 3 or raw[position + 1] not in _HEX or raw[position + 2] not in _HEX:
             raise BadRequest(f"The {subject} in the path is not percent-encoded; encode % as %25")
-        at = raw.find(b"%", at + 3)
+        position = raw.find(b"%", position + 3)
     try:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
