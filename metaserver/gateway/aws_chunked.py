@@ -146,7 +146,7 @@ class ChunkDecoder:
         if len(self._buffer) < 2:
             return False
         if self._buffer[:2] != b"\r\n":
-            raise S3Error("InvalidRequest", "A chunk's data is longer than its header states")
+            raise S3Error("InvalidRequest", "The data of a chunk are longer than the size in its header")
         del self._buffer[:2]
         self._verify()
         if self._withheld:

@@ -284,8 +284,12 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
             raise Forbidden(f"A request with the header {name!r} is not allowed here; leave it out")
     source = headers.get("x-amz-copy-source")
     if source is not None:
-        if method != "PUT" or "+" in source or "?" in source:
-            raise Forbidden("A copy is allowed only with PUT; its source must not have a version or a '+' (write %2B)")
+        if method != "PUT":
+            raise Forbidden(f"A copy is allowed only with PUT, not with {method}")
+        if "?" in source:
+            raise Forbidden(f"x-amz-copy-source has a version, which is not allowed: {source[:200]!r}")
+        if "+" in source:
+            raise Forbidden(f"x-amz-copy-source has a '+', which is ambiguous; write %2B: {source[:200]!r}")
         bucket, _, key = _decode_escapes(source).removeprefix("/").partition("/")
         _check_key(bucket, key, table, "x-amz-copy-source")
 
@@ -305,14 +309,14 @@ def parse_delete_body(body: str | None) -> list[str]:
         raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
     # A key has 4 tags. Twice as many are accepted, for example for <Quiet>. Parsing a body of only tags takes a second.
     if text.count("<") > 8 * DELETE_KEYS_MAX:
-        raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
+        raise BadRequest(f"The body has {text.count('<'):,} tags; at most {8 * DELETE_KEYS_MAX:,} are accepted")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
     except (ElementTree.ParseError, ValueError) as error:
         raise BadRequest(f"The body is not XML: {error}") from None
     keys: list[str] = []
     if _read_name(root) != "Delete":
-        raise BadRequest("The body is not a <Delete> element of the S3 API")
+        raise BadRequest(f"The body is a <{_read_name(root)[:100]}> element; send a <Delete> element of the S3 API")
     for child in root:
         if _read_name(child) == "Quiet":
             continue

@@ -282,8 +282,10 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     """Report the end of a change of the policy `auto`, and measure the table."""
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
-    if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
-        raise BadRequest("size-bytes must be at least 0 and below 2^60, and seconds at least 0 and below 10^9")
+    if not 0 <= body.size_bytes < 1 << 60:
+        raise BadRequest(f"size-bytes is {body.size_bytes}; it must be at least 0 and below 2^60")
+    if not 0 <= body.seconds < 1e9:
+        raise BadRequest(f"seconds is {body.seconds:g}; it must be at least 0 and below 10^9")
     trials = await _load_trials(call)
     stored_trial = next(
         (stored_trial for stored_trial in trials.find(APPLYING) if stored_trial.trial.number == body.number), None

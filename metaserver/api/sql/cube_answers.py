@@ -56,7 +56,7 @@ Format = Literal["json", "arrow"]
 
 ENGINE = "cube"
 _HISTORY_ENGINE = "seamark"
-_WHY = "the request follows from a cube that has all data files"
+_WHY = "a cube that has all data files answers the request"
 _CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20

@@ -125,7 +125,8 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
     if not names:
         raise BadRequest("select has no column; name a column, or omit select")
     if len(set(names)) < len(names):
-        raise BadRequest("select has a column twice; name each column once")
+        repeated_name = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"select has the column {repeated_name[:100]} twice; name each column once")
     if unknown := [name for name in names if name not in by_name]:
         raise BadRequest(
             f"select has the column {unknown[0][:100]!r}, which the table does not have; it has "

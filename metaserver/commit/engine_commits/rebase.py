@@ -263,13 +263,13 @@ class _Rebase:
         ref = base.refs.get(commit.branch)
         head = base.snapshot(ref.snapshot_id) if ref is not None and ref.is_branch else None
         if ref is None or head is None:
-            raise CannotRebase("the branch does not exist")
+            raise CannotRebase(f"the branch {commit.branch} does not exist")
         if base.format_version < 2 or not snapshot.sequence_number:
             raise CannotRebase("the table or the client's snapshot has no sequence numbers")
         if base.snapshot(snapshot.snapshot_id) is not None:
-            raise CannotRebase("the table has a snapshot with this id")
+            raise CannotRebase(f"the table already has a snapshot with the id {snapshot.snapshot_id}")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
-            raise CannotRebase("the schema of the snapshot does not exist")
+            raise CannotRebase(f"the schema {snapshot.schema_id} of the snapshot does not exist")
         self._base, self._commit, self._fresh = base, commit, fresh_snapshot
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
@@ -438,8 +438,9 @@ class _Rebase:
         if any(manifest.content != 0 for manifest in lists.dropped):
             raise CannotRebase("delete manifests were merged")
         count = (snapshot.summary or {}).get("added-data-files", "0")
-        if count != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
-            raise CannotRebase("the summary and the manifest list state different numbers of files")
+        listed_count = sum(manifest.added_files_count or 0 for manifest in lists.added)
+        if count != str(listed_count):
+            raise CannotRebase(f"the summary states {count} added data files, and the manifest list {listed_count}")
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
@@ -484,8 +485,11 @@ class _Rebase:
         return own_manifests, {manifest.manifest_path for manifest in dropped_manifests} if keeps_merge else set()
 
     async def _read(self, source: Manifests, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
-        if sum(manifest.manifest_length for manifest in manifests) > _MANIFESTS_LIMIT_BYTES:
-            raise CannotRebase("the manifests to check are too large")
+        size_bytes = sum(manifest.manifest_length for manifest in manifests)
+        if size_bytes > _MANIFESTS_LIMIT_BYTES:
+            raise CannotRebase(
+                f"the manifests to check have {size_bytes:,} bytes; the limit is {_MANIFESTS_LIMIT_BYTES:,}"
+            )
         entry_lists = []
         for manifest in manifests:
             entries = await source.read_entries(manifest, self._base)
