@@ -338,8 +338,11 @@ class Translation:
             for expression in node.expressions
         ]
         values = [self.expressions.translate_values(row, outer) for row in rows]
-        if len({len(row) for row in values}) != 1:
-            raise InvalidRequest("The rows of VALUES have different numbers of columns")
+        widths = {len(row) for row in values}
+        if len(widths) != 1:
+            raise InvalidRequest(
+                f"The rows of VALUES have {min(widths)} to {max(widths)} columns; give each row the same number"
+            )
         columns: list[tuple[str, SqlType]] = []
         for number, column in enumerate(zip(*values, strict=True)):
             kind = UNKNOWN

@@ -213,9 +213,12 @@ def lookup(
     """
     names = list(keys)
     lengths = {len(values) for values in keys.values()}
-    if not names or len(lengths) != 1:
+    if not names:
+        raise InvalidRequest("keys has no columns; name each key column with the values of the keys")
+    if len(lengths) != 1:
         raise InvalidRequest(
-            "keys has no columns, or columns of different lengths; each column must have one value for each key"
+            f"the columns of keys have {min(lengths):,} to {max(lengths):,} values; "
+            "each column must have one value for each key"
         )
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()

@@ -609,7 +609,7 @@ def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
 
 def _build_result(
     text: StatementText,
-    reading: ReadStatement,
+    parsed_statement: ReadStatement,
     planned_scans: Sequence[PlannedScan],
     plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -626,7 +626,7 @@ def _build_result(
     ]
     new += [read_from_view(planned_scan.scan, view.name) for planned_scan, view in outer_views.items()]
     if outer_views:
-        new.append(_write_access_checks(text, reading, outer_views))
+        new.append(_write_access_checks(text, parsed_statement, outer_views))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
@@ -643,7 +643,8 @@ def _build_result(
         for planned_scan in sorted(outer_views, key=lambda view: view.scan.start)
     )
     each += [f"views={view_versions}"] if view_versions else []
-    summary = f"rewritten; scans={len(own_plans) + len(outer_views)}; files={_count_files(own_plans.values())}; {'; '.join(each)}"
+    summary = f"rewritten; scans={len(own_plans) + len(outer_views)}; files={_count_files(own_plans.values())}; "
+    summary += "; ".join(each)
     plan_ids = {(planned_scan.table, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in plans.items()}
     plan_ids |= {(planned_scan.table, view.plan_id) for planned_scan, view in views.items()}
     files, considered_files = (
@@ -680,9 +681,9 @@ def _write_access_checks(
         columns = columns.replace("'", "''") if planned_scan.scan.quoted else columns
         columns_by_name[text.text[planned_scan.scan.start : planned_scan.scan.end]] = columns
     parts = [
-        f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)'
+        f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)'  # noqa: S608
         for n, (name, columns) in enumerate(columns_by_name.items())
-    ]  # noqa: S608
+    ]
     query_list = ", ".join(parts)
     return Replacement(with_offset, with_offset, f"{query_list}, " if has_with else f"WITH {query_list} ")
 

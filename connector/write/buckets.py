@@ -290,13 +290,15 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
 def _check_doubling(old_buckets: int, buckets: int, column: str) -> None:
     if 0 < buckets < old_buckets:
         raise InvalidRequest(
-            f"{column} has {old_buckets} buckets, and {buckets} are fewer: the number of buckets can only grow, because a "
+            f"{column} has {old_buckets} buckets, and {buckets} are fewer: the number of buckets can only grow, "
+            "because a "
             "merge of buckets rewrites every file"
         )
     times, remainder = divmod(buckets, old_buckets)
     if remainder or times & (times - 1) or times < 1:
         raise InvalidRequest(
-            f"{column} has {old_buckets} buckets; {buckets} is not {old_buckets} doubled: {2 * old_buckets}, {4 * old_buckets}, "
+            f"{column} has {old_buckets} buckets; {buckets} is not {old_buckets} doubled: {2 * old_buckets}, "
+            f"{4 * old_buckets}, "
             f"{8 * old_buckets}, … With another number, rows of an old bucket would belong to all new buckets"
         )
 

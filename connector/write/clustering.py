@@ -508,7 +508,7 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tuple[int, bytes] | None:
-    """Return the position near `target_position` at which the highest bit changes, and the smallest key of the cell after it.
+    """Return the position near `target_position` at which the highest bit changes, and the smallest key after it.
 
     Return None if all keys are equal.
 

@@ -394,8 +394,11 @@ def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
             raise Unwritable(
                 f"column {field.name} has a type that readers compare differently; it cannot be a key column"
             )
-    if not fields or len(set(columns)) < len(columns):
-        raise Unwritable("a key must have at least one column, and each column only once")
+    if not fields:
+        raise Unwritable("the key has no columns; name at least one column")
+    if len(set(columns)) < len(columns):
+        repeated_name = next(name for name in columns if columns.count(name) > 1)
+        raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 

@@ -125,6 +125,7 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
         if pc.any(is_wrapped).as_py():
             range_text = "next to the smallest int" if int_form.end < 0 else "in the range of ints"
             raise Unwritable(
-                f"a key of column {field.name} is {range_text}, and the column may once have been an int. Therefore the "
+                f"a key of column {field.name} is {range_text}, and the column may once have been an int. Therefore "
+                "the "
                 f"partition of its rows under {spec_field.transform} is not certain; use another strategy"
             )

@@ -67,7 +67,8 @@ def find_latest_rows(
                 f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
             )
         if columns is None and set(names) != set(batches[0].schema.names):
-            raise Unwritable("the batches of rows have different columns; all rows must have the same columns")
+            name = min(set(names) ^ set(batches[0].schema.names))
+            raise Unwritable(f"only some of the rows have the column {name}; all rows must have the same columns")
     table = _concatenate(
         batches if columns is None else [batch.select(needed) for batch in batches],
         [by_name[column] for column in needed],

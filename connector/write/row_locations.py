@@ -331,8 +331,11 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
         Unwritable: A column cannot be a key column.
     """
     by_name = {field.name: field for field in schema.fields}
-    if not names or len(set(names)) < len(names):
-        raise Unwritable("a key must have at least one column, and each column only once")
+    if not names:
+        raise Unwritable("the key has no columns; name at least one column")
+    if len(set(names)) < len(names):
+        repeated_name = next(name for name in names if list(names).count(name) > 1)
+        raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     for name in names:
         if name not in by_name:
             raise Unwritable(f"the table has no key column {name}; it has {', '.join(by_name)}")

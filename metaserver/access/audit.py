@@ -106,23 +106,23 @@ class AuditLog:
         """
         if not self.is_kept(operation, status):
             return False
-        unauthenticated = principal_name == ANONYMOUS_NAME and status in _DENIED
+        is_anonymous_refusal = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._count_up()
-            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=unauthenticated):
+            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=is_anonymous_refusal):
                 return False
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
             principal_name=_shorten_and_clean(principal_name),
             action=operation,
-            resource=_shorten_and_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
+            resource=_shorten_and_clean(resource[:_STRANGER_TEXT_MAX] if is_anonymous_refusal else resource),
             outcome=classify_outcome(status, kind),
             status=status,
             request_id=request_id,
             remote=_shorten_and_clean(remote or ""),
         )
-        waits = not unauthenticated and (status in _DENIED or is_recorded(operation))
+        waits = not is_anonymous_refusal and (status in _DENIED or is_recorded(operation))
         if self._closing or (self._queue.full() and not waits):
             self.dropped += 1
             return False
@@ -180,8 +180,8 @@ class AuditLog:
             try:
                 await self._store.transact([SaveAudit(records)])
             except Exception as error:  # noqa: BLE001  without the writer, requests would block once the queue is full
-                waiting = self.waiting
-                log_safely(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting)
+                waiting_count = self.waiting
+                log_safely(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting_count)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

@@ -120,8 +120,8 @@ class GatewayKeys:
         return grant, secret
 
     def _get_expiry_ms(self) -> int:
-        half = max(1, self._lifetime_ms // 2)
-        return (self._clock.now_ms() // half + 2) * half
+        half_lifetime_ms = max(1, self._lifetime_ms // 2)
+        return (self._clock.now_ms() // half_lifetime_ms + 2) * half_lifetime_ms
 
 
 class ExpiredGrant(Forbidden):
@@ -137,5 +137,5 @@ def _derive_key_pair(key: bytes, payload: bytes) -> tuple[str, str]:
     return f"SMKA{access}", secret
 
 
-def _compute_mac(key: bytes, about: bytes, payload: bytes) -> bytes:
-    return hmac.digest(key, about + b"\x00" + payload, hashlib.sha256)
+def _compute_mac(key: bytes, associated_data: bytes, payload: bytes) -> bytes:
+    return hmac.digest(key, associated_data + b"\x00" + payload, hashlib.sha256)

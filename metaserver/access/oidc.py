@@ -89,20 +89,20 @@ class Oidc:
         self._attempts = 0
         self._fetching = asyncio.Lock()
 
-    async def identify(self, token: str, unverified: jwt.Unverified) -> Identity:
+    async def identify(self, token: str, parsed_token: jwt.Unverified) -> Identity:
         """Return the identity that the token proves.
 
         Raises:
             Unauthenticated: The token is invalid. The message contains the reason.
             RetryLater: The issuer's keys are unavailable.
         """
-        algorithm = unverified.header.get("alg")
-        key = await self._find_key(unverified.header.get("kid"))
+        algorithm = parsed_token.header.get("alg")
+        key = await self._find_key(parsed_token.header.get("kid"))
         if not isinstance(algorithm, str) or algorithm not in key.algorithms:
             raise Unauthenticated(
                 f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
             )
-        claims = jwt.verify_and_read_claims(token, unverified, key.key, algorithm)
+        claims = jwt.verify_and_read_claims(token, parsed_token, key.key, algorithm)
         audience, expected = claims.get("aud"), self._settings.audience
         if audience != expected and not (isinstance(audience, list) and expected in audience):
             raise Unauthenticated(f"The token is not for the audience {expected}")
@@ -188,8 +188,8 @@ class Oidc:
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
         attempts_before = self._attempts
         async with self._fetching:
-            paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
-            if self._attempts == attempts_before and not paused:
+            is_paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
+            if self._attempts == attempts_before and not is_paused:
                 await self._fetch()
                 self._attempts += 1
         if not self._failed:
@@ -221,9 +221,9 @@ class Oidc:
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")
-        allowed = ("https",) if self._issuer.startswith("https:") else ("https", "http")
-        if urlsplit(url).scheme not in allowed:
-            raise ValueError(f"jwks_uri is not {' or '.join(allowed)}")
+        allowed_schemes = ("https",) if self._issuer.startswith("https:") else ("https", "http")
+        if urlsplit(url).scheme not in allowed_schemes:
+            raise ValueError(f"jwks_uri is not {' or '.join(allowed_schemes)}")
         return url
 
     async def _get(self, url: str) -> Any:
@@ -283,8 +283,8 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
         key.public_key  # noqa: B018  parsed here, so that a broken key is ignored instead of failing a request
     except (JoseError, ValueError, TypeError, KeyError):
         return None
-    declared = value.get("alg")
-    if declared is not None and declared not in algorithms:
+    declared_algorithm = value.get("alg")
+    if declared_algorithm is not None and declared_algorithm not in algorithms:
         return None
     return VerifyKey(key, algorithms)
 

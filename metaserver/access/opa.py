@@ -111,9 +111,9 @@ class PolicySlots:
     def check_invariants(self) -> None:
         """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
         assert self._held.total() <= self._limit
-        assert all(0 < held <= self._share for held in self._held.values())
-        live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
-        assert not any(self._may_start(holder) for holder in live)
+        assert all(0 < held_slots <= self._share for held_slots in self._held.values())
+        waiting_holders = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
+        assert not any(self._may_start(holder) for holder in waiting_holders)
 
     @property
     def is_free(self) -> bool:
@@ -143,18 +143,18 @@ class OpaClient:
         """
         now_s = self._clock.monotonic()
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
-        decided: dict[_Question, bool] = {}
+        answers_by_question: dict[_Question, bool] = {}
         for question in questions:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
-                decided[question] = is_allowed
-        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+                answers_by_question[question] = is_allowed
+        new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), BATCH_MAX):
             batch = new_questions[start : start + BATCH_MAX]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
-            decided.update(zip(batch, answers, strict=True))
+            answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
-        return [decided[question] for question in questions]
+        return [answers_by_question[question] for question in questions]
 
     def _keep(self, decisions: Any, until_s: float) -> None:
         if self._cache_s <= 0:
@@ -181,7 +181,9 @@ class OpaClient:
                     principal.name, self._batch_url, {**question, "objects": objects}, is_listing=True
                 )
                 return _read_positions(positions, len(objects))
-            return await self._ask_each(principal.name, [{**question, "object": described} for described in objects])
+            return await self._ask_each(
+                principal.name, [{**question, "object": object_fields} for object_fields in objects]
+            )
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             _log.warning("Open Policy Agent gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
@@ -225,8 +227,8 @@ class OpaClient:
 
 def _describe_securable(securable: Securable) -> dict[str, Any]:
     kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
-    described = {"kind": kind, "namespace": list(securable.namespace)}
-    return {**described, "name": securable.name} if securable.name else described
+    fields = {"kind": kind, "namespace": list(securable.namespace)}
+    return {**fields, "name": securable.name} if securable.name else fields
 
 
 def _read_positions(positions: object, count: int) -> list[bool]:
@@ -239,8 +241,8 @@ def _read_positions(positions: object, count: int) -> list[bool]:
         return [False] * count
     if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
         raise ValueError("the result is not a list of positions in the objects")
-    allowed = set(positions)
-    return [place in allowed for place in range(count)]
+    allowed_positions = set(positions)
+    return [place in allowed_positions for place in range(count)]
 
 
 class OpaAuthorizer(Authorizer):
@@ -272,9 +274,9 @@ class OpaAuthorizer(Authorizer):
         results = await self._grants.allows_each(principal, operation, securables)
         if principal.name == SERVICE_PRINCIPAL:
             return results
-        granted = [place for place, is_allowed in enumerate(results) if is_allowed]
-        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted])
-        for place, is_allowed in zip(granted, decisions, strict=True):
+        granted_places = [place for place, is_allowed in enumerate(results) if is_allowed]
+        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted_places])
+        for place, is_allowed in zip(granted_places, decisions, strict=True):
             results[place] = is_allowed
         return results
 

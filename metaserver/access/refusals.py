@@ -44,7 +44,7 @@ class Refusals:
         """If the current window has ended, return its unwritten refusals, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
-        unrecorded = [
+        refusals = [
             UnrecordedRefusals(principal, remote, count - self._each[(principal, remote) in self._unauthenticated])
             for (principal, remote), count in self._counts.items()
             if count > self._each[(principal, remote) in self._unauthenticated]
@@ -52,7 +52,7 @@ class Refusals:
         self._since_ms = now_ms
         self._counts.clear()
         self._unauthenticated.clear()
-        return unrecorded
+        return refusals
 
     def check_invariants(self) -> None:
         assert len(self._counts) <= self._keys_max + 2

@@ -67,10 +67,10 @@ class Catalog:
             NoSuchTable: The table does not exist.
             Forbidden: The table has not claimed the location that its metadata names.
         """
-        loaded = await self.tables.load(namespace, name)
-        assert loaded.entry is not None
-        await check_claimed_location(self.context, loaded.entry.uuid, loaded.metadata.location)
-        return loaded.metadata.location
+        loaded_table = await self.tables.load(namespace, name)
+        assert loaded_table.entry is not None
+        await check_claimed_location(self.context, loaded_table.entry.uuid, loaded_table.metadata.location)
+        return loaded_table.metadata.location
 
     async def check_owned(self, uuid: str, location: str) -> None:
         """Check that a table has claimed a location.
@@ -139,18 +139,18 @@ async def open_catalog(
     timeline: Timeline,
     keyring: Keyring,
     *,
-    stored: ObjectStore | None = None,
+    stored_objects: ObjectStore | None = None,
 ) -> AsyncIterator[Catalog]:
     """Open the catalog.
 
     Args:
-        stored: The storage without the caches that `objects` may have. The default is `objects`.
+        stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
 
     Raises:
         ConfigError: The warehouse URI is invalid.
     """
     warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
-    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
+    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored_objects=stored_objects)
     context = CatalogContext(
         settings=settings,
         store=store,

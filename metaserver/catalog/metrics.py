@@ -45,7 +45,7 @@ class MetricsReports:
         if entry is None:
             await self._context.require_namespace(namespace)
             return None
-        stored = MetricsReport(
+        stored_report = MetricsReport(
             id=str(self._context.clock.uuid7()),
             uuid=entry.uuid,
             namespace=namespace,
@@ -63,7 +63,7 @@ class MetricsReports:
             )
         self._sent.add(caller.principal_name, now_s, now_s + _WINDOW_S, size)
         keep = self._context.settings.metrics_reports_limit
-        await self._context.store.transact([SaveMetricsReport(report=stored, keep=keep)])
+        await self._context.store.transact([SaveMetricsReport(report=stored_report, keep=keep)])
         return entry
 
     async def list(

@@ -124,9 +124,9 @@ class Views:
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
-        claimed = await make_claim(self._context, caller, metadata, entry, fresh=True)
-        created = self._context.create_entry(caller, entry)
-        await self._context.create_and_transact(path, document, [claimed, *created, record, *remember])
+        claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
+        new_entry = self._context.create_entry(caller, entry)
+        await self._context.create_and_transact(path, document, [claim, *new_entry, record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:

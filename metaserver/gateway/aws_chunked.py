@@ -146,7 +146,7 @@ class ChunkDecoder:
         if len(self._buffer) < 2:
             return False
         if self._buffer[:2] != b"\r\n":
-            raise S3Error("InvalidRequest", "A chunk's data is longer than its header states")
+            raise S3Error("InvalidRequest", "The data of a chunk are longer than the size in its header")
         del self._buffer[:2]
         self._verify()
         if self._withheld:
@@ -171,7 +171,7 @@ class ChunkDecoder:
 
     def _read_trailers(self) -> None:
         lines = [line for line in bytes(self._buffer).split(b"\r\n") if line]
-        signed, signature = b"", ""
+        signed_bytes, signature = b"", ""
         for line in lines:
             name, colon, value = (part.strip() for part in line.partition(b":"))
             if not colon:
@@ -181,10 +181,10 @@ class ChunkDecoder:
                 signature = value.decode("ascii", "replace")
                 continue
             self.trailers[lower] = value.decode("latin-1")
-            signed += lower.encode() + b":" + value + b"\n"
+            signed_bytes += lower.encode() + b":" + value + b"\n"
         if self._is_signed:
             text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
-            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed).hexdigest()}", signature)
+            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed_bytes).hexdigest()}", signature)
 
 
 class ChunkSigner:
@@ -221,12 +221,12 @@ class ChunkSigner:
     def _parse_header(self, data: bytes) -> bytes:
         if not self._is_signed:
             return b"%x\r\n" % len(data)
-        about = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._about}"
-        signature = self._sign(about, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
+        description = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._about}"
+        signature = self._sign(description, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
         return b"%x;chunk-signature=%s\r\n" % (len(data), signature.encode())
 
-    def _sign(self, about: str, hashed: hashlib._Hash, between: str = "") -> str:
-        text = f"{about}{self._previous}\n{between}{hashed.hexdigest()}"
+    def _sign(self, description: str, data_hash: hashlib._Hash, middle: str = "") -> str:
+        text = f"{description}{self._previous}\n{middle}{data_hash.hexdigest()}"
         self._previous = hmac.digest(self._key, text.encode(), "sha256").hex()
         return self._previous
 
@@ -240,10 +240,10 @@ def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_sig
     if trailer and trailer not in _CHECKSUM_CHARS:
         raise S3Error("InvalidRequest", f"x-amz-trailer must be one of {', '.join(_CHECKSUM_CHARS)}")
     signature = _SIGNATURE_BYTES if is_signed else 0
-    full, remainder = divmod(length, chunk_bytes)
-    framed = full * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
-    framed += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
-    framed += len("0\r\n") + signature + len("\r\n")
+    full_chunks, remainder = divmod(length, chunk_bytes)
+    framed_bytes = full_chunks * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
+    framed_bytes += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
+    framed_bytes += len("0\r\n") + signature + len("\r\n")
     if trailer:
-        framed += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
-    return framed
+        framed_bytes += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
+    return framed_bytes

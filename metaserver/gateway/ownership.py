@@ -133,8 +133,8 @@ class GrantChecker:
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)
-                changed = {instant.uuid for instant in instants if instant.action != "commit"}
-                if changed:
+                changed_uuids = {instant.uuid for instant in instants if instant.action != "commit"}
+                if changed_uuids:
                     self._forgotten += 1
-                    for known_key in [known_key for known_key in self._known if known_key[0] in changed]:
+                    for known_key in [known_key for known_key in self._known if known_key[0] in changed_uuids]:
                         del self._known[known_key]

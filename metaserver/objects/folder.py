@@ -24,10 +24,10 @@ def map_to_file_location(location: str, folder: str, parse: Callable[[str], Loca
     Raises:
         BadRequest: The location has another scheme.
     """
-    at = parse(location)
-    if at.scheme != "s3":
+    parsed_location = parse(location)
+    if parsed_location.scheme != "s3":
         raise BadRequest(f"{location!r} is not on S3")
-    return f"file://{folder}/{at.bucket}/{at.path}".rstrip("/")
+    return f"file://{folder}/{parsed_location.bucket}/{parsed_location.path}".rstrip("/")
 
 
 class FolderObjects(ForwardingObjects):

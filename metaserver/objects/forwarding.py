@@ -11,8 +11,8 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class ForwardingObjects:
-    def __init__(self, stored: ObjectStore) -> None:
-        self._stored = stored
+    def __init__(self, stored_objects: ObjectStore) -> None:
+        self._stored = stored_objects
 
     def _map_location(self, location: str) -> str:
         """Return the location in the other store."""

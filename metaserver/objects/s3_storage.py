@@ -155,8 +155,8 @@ class S3Storage(ServerStorage):
             now_ms=now_ms,
         )
         # Use a thread, because the function may request credentials of AWS's chain over HTTP.
-        signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
-        return signed, signing.choose_cache_control(request)
+        signed_headers = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
+        return signed_headers, signing.choose_cache_control(request)
 
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         # With the objects gateway, jobs get keys for one table from the catalog, like all clients. If a folder or

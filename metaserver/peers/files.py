@@ -62,14 +62,14 @@ class PeerObjects(ForwardingObjects):
 
     def __init__(
         self,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         warehouse: Warehouse,
         membership: Membership,
         cache: FileCache,
         client: PeerClient,
         clock: Clock,
     ) -> None:
-        super().__init__(stored)
+        super().__init__(stored_objects)
         self._warehouse = warehouse
         self._membership = membership
         self._cache = cache
@@ -84,24 +84,24 @@ class PeerObjects(ForwardingObjects):
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         """Read a file through its owner, or from the storage if it can change or no replica can answer."""
-        checked = str(self._warehouse.parse(location))
-        ranked = self._membership.rank_replicas(checked) if is_immutable(checked) else []
-        if not ranked:
+        checked_location = str(self._warehouse.parse(location))
+        ranked_replicas = self._membership.rank_replicas(checked_location) if is_immutable(checked_location) else []
+        if not ranked_replicas:
             self.counts.direct += 1
-            return await self._stored.read(checked, limit_bytes=limit_bytes)
-        owner = self._choose_owner(ranked)
+            return await self._stored.read(checked_location, limit_bytes=limit_bytes)
+        owner = self._choose_owner(ranked_replicas)
         if owner is None:
             self.counts.failed += 1
-            return await self._stored.read(checked, limit_bytes=limit_bytes)
+            return await self._stored.read(checked_location, limit_bytes=limit_bytes)
         if owner == self._membership.address:
-            return await self._read_owned_file(checked, limit_bytes)
+            return await self._read_owned_file(checked_location, limit_bytes)
         return await self._flights.run(
-            (checked, limit_bytes), lambda: self._read_from_owner(owner, checked, limit_bytes)
+            (checked_location, limit_bytes), lambda: self._read_from_owner(owner, checked_location, limit_bytes)
         )
 
-    def _choose_owner(self, ranked: list[str]) -> str | None:
+    def _choose_owner(self, ranked_replicas: list[str]) -> str | None:
         """Return the owner, or its substitute while the owner fails, or None if both fail."""
-        for rank, address in enumerate(ranked):
+        for rank, address in enumerate(ranked_replicas):
             if address == self._membership.address or self._get_breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
                 return address
@@ -130,16 +130,16 @@ class PeerObjects(ForwardingObjects):
         """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
         pending = self._client.request_file(owner, location, limit_bytes)
-        reading: asyncio.Task[bytes] | None = None
+        read_task: asyncio.Task[bytes] | None = None
         try:
             await self._wait(pending, began_s)
             if not pending.answer.done():
                 self.counts.hedged += 1
-                reading = asyncio.get_running_loop().create_task(
+                read_task = asyncio.get_running_loop().create_task(
                     self._read_storage(location, limit_bytes), name="hedged-read"
                 )
-                await asyncio.wait((pending.answer, reading), return_when=asyncio.FIRST_COMPLETED)
-                if not pending.answer.done() and reading.exception() is not None:
+                await asyncio.wait((pending.answer, read_task), return_when=asyncio.FIRST_COMPLETED)
+                if not pending.answer.done() and read_task.exception() is not None:
                     await asyncio.wait((pending.answer,))
             if pending.answer.done():
                 content = self._read_result(pending, owner, began_s)
@@ -147,24 +147,24 @@ class PeerObjects(ForwardingObjects):
                     return content
             elif not pending.acknowledged.is_set():
                 self._get_breaker(owner).record_failure(self._clock.monotonic())
-            if reading is None:
+            if read_task is None:
                 return await self._read_storage(location, limit_bytes)
-            return await reading
+            return await read_task
         finally:
             pending.answer.cancel()
-            if reading is not None:
-                reading.cancel()
-            await asyncio.gather(pending.answer, *filter(None, (reading,)), return_exceptions=True)
+            if read_task is not None:
+                read_task.cancel()
+            await asyncio.gather(pending.answer, *filter(None, (read_task,)), return_exceptions=True)
 
     async def _wait(self, pending: PendingRequest, began_s: float) -> None:
         """Wait until the answer is complete, or until it takes too long."""
-        beginning = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
+        start_task = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(
-                (pending.answer, beginning), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
+                (pending.answer, start_task), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            beginning.cancel()
+            start_task.cancel()
         if not pending.acknowledged.is_set():
             return
         self._began.add(self._clock.monotonic() - began_s)

@@ -137,15 +137,19 @@ class JobQueue:
             self._repeated[key] = job, due_s
             return True
         due_s = max(due_s if delay_s else 0.0, self._resting.get(key, (0.0, 0))[0])
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            is_same = (waiting.job.priority, waiting.job.tenant, waiting.due_s) == (job.priority, job.tenant, due_s)
-            if waiting.job.tenant != job.tenant:
-                self._count_waiting(waiting.job, -1)
+        waiting_job = self._waiting.get(key)
+        if waiting_job is not None:
+            is_same = (waiting_job.job.priority, waiting_job.job.tenant, waiting_job.due_s) == (
+                job.priority,
+                job.tenant,
+                due_s,
+            )
+            if waiting_job.job.tenant != job.tenant:
+                self._count_waiting(waiting_job.job, -1)
                 self._count_waiting(job, 1)
-            waiting.job, waiting.due_s = job, due_s
+            waiting_job.job, waiting_job.due_s = job, due_s
             if not is_same:
-                self._push_item(waiting)
+                self._push_item(waiting_job)
             return True
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
@@ -157,9 +161,9 @@ class JobQueue:
 
     def discard(self, key: Key) -> None:
         """Remove a waiting job, and the planned repetition of a running job."""
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            self._count_waiting(waiting.job, -1)
+        waiting_job = self._waiting.pop(key, None)
+        if waiting_job is not None:
+            self._count_waiting(waiting_job.job, -1)
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:

@@ -84,9 +84,9 @@ class RunLog:
         """Return whether the last recorded run of the job failed."""
         if job.key in self._clean:
             return False
-        failed = job.service in await find_failed_runs(self._timeline, job.uuid)
-        self._note_result(job, failed=failed)
-        return failed
+        has_failed = job.service in await find_failed_runs(self._timeline, job.uuid)
+        self._note_result(job, failed=has_failed)
+        return has_failed
 
     def _note_result(self, job: Job, *, failed: bool) -> None:
         """Remember whether the last run of a job succeeded."""

@@ -64,8 +64,8 @@ class StaleReads:
         request may wait.
         """
         staleness = get_current_staleness()
-        cached = self._known.get(key)
-        if staleness is None or cached is None or not staleness.allows(self._clock.monotonic() - cached[1]):
+        cached_value = self._known.get(key)
+        if staleness is None or cached_value is None or not staleness.allows(self._clock.monotonic() - cached_value[1]):
             return await self._read(key, run)
         task = self._start(key, run)
         if task is not None:
@@ -78,11 +78,11 @@ class StaleReads:
                 if not isinstance(error, RetryLater):
                     raise error
             self._away_until_s = self._clock.monotonic() + _AWAY_S
-        age_s = self._clock.monotonic() - cached[1]
-        if not staleness.allows(age_s) or self._known.get(key) is not cached:
+        age_s = self._clock.monotonic() - cached_value[1]
+        if not staleness.allows(age_s) or self._known.get(key) is not cached_value:
             return await self._read(key, run)
         staleness.record_age(age_s)
-        return cached[0]  # type: ignore[return-value]
+        return cached_value[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
         """Return the running read for this key, which requests share, or start it.
@@ -94,7 +94,7 @@ class StaleReads:
         if task is None and len(self._running) < RUNNING_MAX:
             task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
             self._running[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
+            task.add_done_callback(lambda finished_task: self._finish(key, finished_task))
         return task
 
     async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:

@@ -27,10 +27,10 @@ class ShardBlocks:
         oldest_ms: The time at which the log received the oldest row, or None if there are no rows.
     """
 
-    def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
+    def __init__(self, log: StreamLog, shard: Shard, flushed_offset: int) -> None:
         self._log = log
         self._shard = shard
-        self.start = self.end = flushed
+        self.start = self.end = flushed_offset
         self._records: deque[Record] = deque()
         """The records in ascending order and without a gap, from the record that contains `start` on."""
         self._early: dict[int, Record] = {}
@@ -120,15 +120,15 @@ class ShardBlocks:
             size_bytes += record.batch.size_bytes
         return [*ranges, (first, end)]
 
-    def release(self, flushed: int) -> None:
-        """Remove the rows before `flushed`, which are in the table's files."""
-        if flushed <= self.start:
+    def release(self, flushed_offset: int) -> None:
+        """Remove the rows before `flushed_offset`, which are in the table's files."""
+        if flushed_offset <= self.start:
             return
-        while self._records and self._records[0].end <= flushed:
+        while self._records and self._records[0].end <= flushed_offset:
             self.size_bytes -= self._records.popleft().batch.size_bytes
-        self.start = flushed
-        if flushed > self.end:  # Another process has flushed rows that are not in memory.
-            self.end = flushed
+        self.start = flushed_offset
+        if flushed_offset > self.end:  # Another process has flushed rows that are not in memory.
+            self.end = flushed_offset
             self._take_early()
 
     def check_invariants(self) -> None:

@@ -67,17 +67,17 @@ class KeyedGets:
             Corrupt: A file of the table cannot be read.
         """
         assert loaded_table.entry is not None
-        stored = self._search.open(loaded_table.entry, loaded_table.metadata)
-        work = partial(self._row_files.get, keys, columns, loaded_table.metadata, stored, LIMITS)
+        stored_rows = self._search.open(loaded_table.entry, loaded_table.metadata)
+        work = partial(self._row_files.get, keys, columns, loaded_table.metadata, stored_rows, LIMITS)
         if principal is None:
             return KeyedRowsAnswer(*await asyncio.wrap_future(self._threads.submit(copy_context().run, work)))
         share = self._shares.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
         self._shares[principal] = share
         await share.acquire()
-        running = self._threads.submit(copy_context().run, work)
+        future = self._threads.submit(copy_context().run, work)
         # Release the share only when the work ends, because a cancelled request still uses its thread.
-        running.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
-        return KeyedRowsAnswer(*await asyncio.wrap_future(running))
+        future.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
+        return KeyedRowsAnswer(*await asyncio.wrap_future(future))
 
     def close(self) -> None:
         """End the threads."""

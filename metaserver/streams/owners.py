@@ -50,10 +50,12 @@ class StreamOwners:
             return False
         if self._membership is None:
             return True
-        ranked = self._membership.rank_replicas(uuid)
-        return not ranked or ranked[0] == self._membership.address
+        ranked_replicas = self._membership.rank_replicas(uuid)
+        return not ranked_replicas or ranked_replicas[0] == self._membership.address
 
-    def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0) -> bool:
+    def may_flush(
+        self, uuid: str, flushed_offsets: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0
+    ) -> bool:
         """Return whether this process flushes the rows of a table that have waited long enough.
 
         The owner flushes them. Another process, unless it only reads, flushes them if the owner has flushed nothing for
@@ -61,7 +63,7 @@ class StreamOwners:
 
         Args:
             uuid: The table.
-            flushed: Its current flushed offsets.
+            flushed_offsets: Its current flushed offsets.
             now_ms: The current time.
             owner_interval_ms: An additional time for which the owner may flush nothing.
         """
@@ -71,8 +73,8 @@ class StreamOwners:
             self._unmoved.pop(uuid, None)
             return True
         offsets, since_ms = self._unmoved.get(uuid, ({}, now_ms))
-        if offsets != flushed:
-            offsets, since_ms = dict(flushed), now_ms
+        if offsets != flushed_offsets:
+            offsets, since_ms = dict(flushed_offsets), now_ms
         self._unmoved[uuid] = (offsets, since_ms)
         return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 

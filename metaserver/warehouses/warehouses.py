@@ -312,8 +312,8 @@ class Warehouses:
             stored = await self.find(name) if await self._may_exist(name) else None
         except RetryLater:
             # The databases of the warehouses are in the same place. So let an open warehouse answer as far as it can.
-            opened = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
-            warehouse = next(opened, None)
+            open_file = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
+            warehouse = next(open_file, None)
             if warehouse is None:
                 raise
             return warehouse
@@ -405,10 +405,10 @@ class Warehouses:
         """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
         # Ignore these errors. Another request may have changed the warehouse, and a missing key was logged before.
         with suppress(CommitConflict, ConfigError):
-            sealed = await renew_seal(self._settings, self._clock, stored)
-            if sealed is not None:
+            ciphertext = await renew_seal(self._settings, self._clock, stored)
+            if ciphertext is not None:
                 # Do not change the version. A new version would close and open the warehouse in all processes.
-                renewed = msgspec.structs.replace(stored, credentials=sealed)
+                renewed = msgspec.structs.replace(stored, credentials=ciphertext)
                 await self._store.transact([ChangeWarehouse(renewed, expected_version=stored.version)])
 
     def end_waits(self) -> None:

@@ -133,7 +133,7 @@ def build_scan(
         metadata=table,
         stages=(),
         snapshot_id=1,
-        considered=view.file_count,
+        considered_files=view.file_count,
     )
 
 

@@ -113,7 +113,7 @@ async def test_invalid_or_too_large_request_is_refused_with_the_reason(
     assert "keys[0] names no column" in await read_refusal(stream, {"keys": [{}]})
     assert "keys[0] has a null" in await read_refusal(stream, {"keys": [None]})
     assert "the column 'town'" in await read_refusal(stream, {"keys": [1], "select": ["town"]})
-    assert "a column twice" in await read_refusal(stream, {"keys": [1], "select": ["id", "id"]})
+    assert "select has the column id twice" in await read_refusal(stream, {"keys": [1], "select": ["id", "id"]})
     assert "select has no column" in await read_refusal(stream, {"keys": [1], "select": []})
     assert "the limit is 1,000" in await read_refusal(stream, {"keys": list(range(1001))}, 413)
     await append_batch(stream, 1, 1, 1)

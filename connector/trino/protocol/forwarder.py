@@ -218,8 +218,8 @@ class Forwarder:
         respond.
 
         Args:
-            response_handler: A handler that creates the client's response from the coordinator's response, which is then not
-                compressed. Without a handler, the coordinator's response is returned unchanged.
+            response_handler: A handler that creates the client's response from the coordinator's response, which is
+                then not compressed. Without a handler, the coordinator's response is returned unchanged.
         """
         last_error: aiohttp.ClientError | None = None
         for coordinator in coordinators:

@@ -202,7 +202,7 @@ def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
     spans, end = _footer.spans(data, offset)
     columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:
-        raise ValueError("a row group must have exactly one list of columns")
+        raise ValueError(f"row group {ordinal} has {len(columns)} lists of columns instead of one")
     _, _, begin, stop = columns[0]
     chunks: Longs = np.empty((_read_list_length(data, begin), _footer.WIDTH), dtype=np.int64)
     _footer.locate_chunks(data, begin, chunks)

@@ -375,7 +375,8 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
     if file.equality_ids is None:
         raise ValueError("equality-ids: equality deletes need them")
     if len(set(file.equality_ids)) != len(file.equality_ids):
-        raise ValueError("equality-ids: a column is present twice")
+        repeated_id = next(column_id for column_id in file.equality_ids if file.equality_ids.count(column_id) > 1)
+        raise ValueError(f"equality-ids: column {repeated_id} is present twice")
     for column_id in file.equality_ids:
         column = metadata.current_schema.column(column_id)
         if column is None:
@@ -402,8 +403,12 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
-    if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
-        raise ValueError("split-offsets: the offsets must ascend and be within the file")
+    if list(offsets) != sorted(set(offsets)):
+        raise ValueError("split-offsets: the offsets are not in ascending order")
+    if offsets and offsets[-1] >= max(1, file.file_size_in_bytes):
+        raise ValueError(
+            f"split-offsets: the offset {offsets[-1]:,} is not within the file of {file.file_size_in_bytes:,} bytes"
+        )
     kinds: dict[int, Type] = {}
     current = metadata.current_schema.index.by_id
     for name in _BY_COLUMN:

@@ -452,5 +452,5 @@ def _count_days(year: str, month: str, day: str) -> int:
 def _count_nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     hours, minutes, seconds = int(hour), int(minute), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
-        raise ValueError("the hour, minute or second of the time is too large")
+        raise ValueError(f"{hours:02}:{minutes:02}:{seconds:02} is not a time of day; the last second is 23:59:59")
     return (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))

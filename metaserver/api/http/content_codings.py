@@ -79,12 +79,12 @@ class Inflater:
             TooLarge: The ratio of uncompressed to received bytes is too large.
         """
         while self._is_full or self._get_undecoded() or self._at < len(self._input):
-            out = self._inflate_step(size)
-            self._unpacked += len(out)
+            output = self._inflate_step(size)
+            self._unpacked += len(output)
             if self._unpacked > RATIO_FREE_BYTES and self._unpacked > RATIO_MAX * self._sent:
                 raise TooLarge(f"The request body unpacks to more than {RATIO_MAX} times its size; send it unpacked")
-            if out:
-                return out
+            if output:
+                return output
         return b""
 
     def finish(self) -> None:
@@ -103,28 +103,28 @@ class Inflater:
 
     def _inflate_step(self, size: int) -> bytes:
         """Inflate at most `size` bytes in one call of zlib."""
-        packed = self._get_undecoded()
-        if not packed and not self._is_full:
-            packed = self._input[self._at : self._at + _PIECE_BYTES]
-            self._at += len(packed)
-            self._sent += len(packed)
-        stream = self._open_member(packed)
+        compressed = self._get_undecoded()
+        if not compressed and not self._is_full:
+            compressed = self._input[self._at : self._at + _PIECE_BYTES]
+            self._at += len(compressed)
+            self._sent += len(compressed)
+        stream = self._open_member(compressed)
         try:
-            out = stream.decompress(packed, size)
+            output = stream.decompress(compressed, size)
         except zlib.error:
             raise self._to_bad_request("is corrupt") from None
-        self._is_full = len(out) == size and not stream.eof
+        self._is_full = len(output) == size and not stream.eof
         if stream.eof:  # The bytes after the end belong to the next member.
-            unused = len(stream.unused_data)
-            self._at -= unused
-            self._sent -= unused
-        return out
+            unused_bytes = len(stream.unused_data)
+            self._at -= unused_bytes
+            self._sent -= unused_bytes
+        return output
 
-    def _open_member(self, packed: bytes) -> zlib._Decompress:
-        """Return the decompressor of the member that `packed` continues or begins."""
+    def _open_member(self, compressed: bytes) -> zlib._Decompress:
+        """Return the decompressor of the member that `compressed` continues or begins."""
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.
-            self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
+            self._stream = zlib.decompressobj(_ZLIB if compressed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding != "gzip":
                 raise self._to_bad_request("has bytes after its end")

@@ -143,7 +143,7 @@ async def make_table_answer(
     `compress` is False for answers that are requested only once. `plan_snapshots` are added after the snapshots of the
     table.
     """
-    staged = loaded_table.entry is None
+    is_staged = loaded_table.entry is None
     snapshots = loaded_table.metadata.snapshots_by_id
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = ""
@@ -153,7 +153,9 @@ async def make_table_answer(
             call, loaded_table.entry.metadata_location, namespace, name, mode, plan_snapshots
         )
     uuid = loaded_table.metadata.table_uuid or "" if loaded_table.entry is None else loaded_table.entry.uuid
-    config, credentials = await build_access_config(call, uuid, loaded_table.metadata, namespace, name, staged=staged)
+    config, credentials = await build_access_config(
+        call, uuid, loaded_table.metadata, namespace, name, staged=is_staged
+    )
     if loaded_table.entry is not None:
         config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded_table.metadata)}
     tail = _encode_tail(config, credentials)
@@ -194,7 +196,7 @@ async def answer_fresh_read(
     return _make_json_response(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 
 
-async def make_plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
+async def make_plan_answer(call: Call, loaded_plan: LoadedPlan, mode: SnapshotMode) -> web.Response:
     """Return a LoadTableResult of a plan table.
 
     The plan table has the storage of the planned table, and the client plans its scans.
@@ -202,17 +204,17 @@ async def make_plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -
     If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table.
     Otherwise, Iceberg's Java library would leave out the files and row groups in which only NaN matches.
     """
-    plan, table = loaded.plan, loaded.table
+    plan, table = loaded_plan.plan, loaded_plan.table
     assert plan.name is not None
     assert table.entry is not None
     etag = await compute_table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
     config, credentials = await build_access_config(
         call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name
     )
-    tests_nan = TESTS_NAN in loaded.metadata.properties
+    tests_nan = TESTS_NAN in loaded_plan.metadata.properties
     planned_by = choose_planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
-    return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
+    return await _answer_with_location(call, plan.location, loaded_plan.metadata, mode, tail, etag)
 
 
 def _encode_tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
@@ -249,11 +251,11 @@ async def _answer_with_location(
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
     """Return the document with plan snapshots before its first snapshot."""
-    before, separator, after = document.partition(_SNAPSHOTS)
+    head, separator, tail = document.partition(_SNAPSHOTS)
     if not separator:
         return document
-    added = ",".join(plan.snapshot for plan in plan_snapshots).encode()
-    return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
+    plan_json = ",".join(plan.snapshot for plan in plan_snapshots).encode()
+    return b"".join((head, separator, plan_json, b"" if tail.startswith(b"]") else b",", tail))
 
 
 def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
@@ -292,10 +294,10 @@ def answer_unregistered(call: Call, loaded_table: LoadedTable) -> web.Response:
     return _make_json_response(_render_with_location(call, loaded_table), {})
 
 
-def make_view_answer(call: Call, loaded: LoadedView) -> web.Response:
+def make_view_answer(call: Call, loaded_view: LoadedView) -> web.Response:
     """Return the answer with a view and its metadata."""
-    location = loaded.entry.metadata_location
-    document = call.components.catalog.documents.view_document(location, loaded.metadata)
+    location = loaded_view.entry.metadata_location
+    document = call.components.catalog.documents.view_document(location, loaded_view.metadata)
     return _make_json_response(
         b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {}
     )
@@ -331,18 +333,18 @@ async def build_access_config(
     sign_path = make_table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # The server cannot look up a staged table to sign a request, so the URL contains a pass.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
-    requested = delegation or call.headers.get(DELEGATION)
+    delegation_mode = delegation or call.headers.get(DELEGATION)
 
     def vend() -> VendedKeys:
         principal_name = call.principal.name
-        pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
+        is_pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.components.gateway_keys
         return keys.issue(
             table_uuid,
             location,
             writable=may_write,
             principal_name=principal_name,
-            pinned=pinned,
+            pinned=is_pinned,
             staged=staged,
             namespace=namespace,
         )
@@ -354,11 +356,11 @@ async def build_access_config(
             await call.components.catalog.check_owned(table_uuid, location)
         elif not location.endswith(table_uuid.replace("-", "")):
             # Another table could be created at the location of the client's choice before this table is created.
-            requested = SIGNING
+            delegation_mode = SIGNING
     return await storage.grant_client_access(
         settings,
         table,
-        delegation=requested,
+        delegation=delegation_mode,
         sign_path=sign_path,
         refresh_path="" if staged else make_table_path(namespace, name, settings.prefix) + "/credentials",
         vend=vend,

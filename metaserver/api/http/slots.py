@@ -76,7 +76,7 @@ class HolderLimit:
 
     def check_invariants(self) -> None:
         assert 0 <= sum(self._held.values()) <= self.taken <= self.limit
-        assert all(0 < held <= self.share for held in self._held.values())
+        assert all(0 < held_slots <= self.share for held_slots in self._held.values())
 
 
 class WorkerLimits:

@@ -105,16 +105,17 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     """Return the groups of a cube with their partial aggregates, for the data files that the cube covers."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    definition = await find_cube(call, loaded, body.definition_id)
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    definition = await find_cube(call, loaded_table, body.definition_id)
     is_short = len(body.files) <= _IN_LOOP_CHARACTERS
     ids = _parse_ids(body.files) if is_short else await asyncio.to_thread(_parse_ids, body.files)
     text = bytes(body.filter)
     condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
-    reading = await read_groups(call, loaded, definition, body.columns, ids, condition, combines_few=False)
-    is_short = reading.groups.nbytes <= _IN_LOOP_CHARACTERS
+    group_reading = await read_groups(call, loaded_table, definition, body.columns, ids, condition, combines_few=False)
+    is_short = group_reading.groups.nbytes <= _IN_LOOP_CHARACTERS
     return web.Response(
-        body=reading.encode() if is_short else await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM
+        body=group_reading.encode() if is_short else await asyncio.to_thread(group_reading.encode),
+        content_type=ARROW_STREAM,
     )
 
 
@@ -125,11 +126,11 @@ async def find_cube(call: Call, loaded_table: LoadedTable, definition_id: str) -
         Forbidden: The caller may not read a dimension table whose attributes the cube has.
         NotFound: The table has no cube with this id.
     """
-    defined = read_definitions(loaded_table.metadata).by_name.values()
+    index_definitions = read_definitions(loaded_table.metadata).by_name.values()
     definition = next(
         (
             defined_index
-            for defined_index in defined
+            for defined_index in index_definitions
             if defined_index.id == definition_id and KINDS[defined_index.kind].aggregates
         ),
         None,
@@ -167,7 +168,7 @@ async def read_groups(
     """
     schema = _select_columns(definition, columns)
     assert loaded_table.entry is not None
-    reading = GroupReading(
+    group_reading = GroupReading(
         schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
     )
 
@@ -178,22 +179,22 @@ async def read_groups(
             await call.components.worker_limits.selecting.run(call.principal.name, work)
 
     async for part in call.components.segments.read_parts(loaded_table.entry, definition, ids):
-        if reading.enqueue(part):
-            await run(reading.process)
-            if reading.is_done:
+        if group_reading.enqueue(part):
+            await run(group_reading.process)
+            if group_reading.is_done:
                 break
-    await run(reading.finish)
-    _count_use(call, loaded_table.entry, definition, reading)
-    return reading
+    await run(group_reading.finish)
+    _count_use(call, loaded_table.entry, definition, group_reading)
+    return group_reading
 
 
-def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> None:
+def _count_use(call: Call, entry: Entry, definition: IndexDefinition, group_reading: GroupReading) -> None:
     """Count the use of the cube. The covered files count as removed, because their rows are not read."""
     call.components.usage.note(
         entry.uuid,
         definition.id,
-        files_in=reading.files,
-        files_removed=reading.covered_files,
+        files_in=group_reading.files,
+        files_removed=group_reading.covered_files,
         now_ms=call.components.clock.now_ms(),
     )
 
@@ -238,12 +239,12 @@ def _is_expensive(condition: Expression) -> bool:
     """Return whether a condition has too many values, predicates or transformed columns to be evaluated."""
     if is_longer(condition, CONDITION_VALUES_MAX):
         return True
-    transformed = {
+    transformed_columns = {
         (predicate.column_id, predicate.transform)
         for predicate in collect_predicates(condition)
         if predicate.transform != IDENTITY
     }
-    return len(transformed) > _TRANSFORMS_MAX
+    return len(transformed_columns) > _TRANSFORMS_MAX
 
 
 def _parse_ids(text: str) -> Ids:
@@ -333,13 +334,13 @@ class GroupReading:
     def _add(self, part: GroupPart) -> None:
         """Add the groups of some files."""
         try:
-            selected = part.groups.select(self._condition, self._schema.names)
+            selected_groups = part.groups.select(self._condition, self._schema.names)
         except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
-            selected = part.groups.select(TRUE, self._schema.names)
+            selected_groups = part.groups.select(TRUE, self._schema.names)
         self._covered[part.files] = True
-        self._pending.append(selected)
-        self._rows += selected.num_rows
-        self._bytes += selected.nbytes
+        self._pending.append(selected_groups)
+        self._rows += selected_groups.num_rows
+        self._bytes += selected_groups.nbytes
         if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
             self._combine_groups()
 
@@ -359,8 +360,8 @@ class GroupReading:
 
     def encode(self) -> bytes:
         """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""
-        covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
-        table = self._groups.replace_schema_metadata({"covered": covered})
+        covered_files = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
+        table = self._groups.replace_schema_metadata({"covered": covered_files})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)

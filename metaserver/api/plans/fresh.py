@@ -61,8 +61,8 @@ async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: Clie
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):
         await call.components.streams.flush(entry.uuid)
         return FreshPlan(LoadedTable(entry, metadata), None, False)
-    fresh = await load_fresh(call, entry, metadata)
-    return FreshPlan(fresh.loaded, fresh.snapshot, True)
+    fresh_table = await load_fresh(call, entry, metadata)
+    return FreshPlan(fresh_table.loaded, fresh_table.snapshot, True)
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:

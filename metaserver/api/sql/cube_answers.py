@@ -56,7 +56,7 @@ Format = Literal["json", "arrow"]
 
 ENGINE = "cube"
 _HISTORY_ENGINE = "seamark"
-_WHY = "the request follows from a cube that has all data files"
+_WHY = "a cube that has all data files answers the request"
 _CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
@@ -185,21 +185,21 @@ class CubeAnswers:
         principal = call.principal.name
         async with self._slots.hold_slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
-                encoded = await self._compute_from_cubes(call, loaded_table, query, snapshot_id, cubes, kind)
+                encoded_value = await self._compute_from_cubes(call, loaded_table, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
                 return None
-        if encoded is not None and len(encoded.body) <= _ANSWER_BYTES_MAX:
-            self._answers.put(_make_key(entry, key), encoded, len(encoded.body) + len(key))
-        return encoded
+        if encoded_value is not None and len(encoded_value.body) <= _ANSWER_BYTES_MAX:
+            self._answers.put(_make_key(entry, key), encoded_value, len(encoded_value.body) + len(key))
+        return encoded_value
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
         """Return the enabled cubes of a table, ordered by their number of dimensions."""
         cubes = self._cubes.get(entry.metadata_location)
         if cubes is None:
-            defined = [
+            cube_definitions = [
                 definition for definition in read_definitions(metadata).enabled if KINDS[definition.kind].aggregates
             ]
-            cubes = tuple(sorted(defined, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
+            cubes = tuple(sorted(cube_definitions, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
             self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
         return cubes
 
@@ -240,8 +240,8 @@ class CubeAnswers:
             plan = _make_plan(self._placeholder, loaded_table, cube, answer, len(files.ids))
             encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
             body = encode() if _is_small(rows, rows.num_columns) else await asyncio.to_thread(encode)
-            read = StatementRead(loaded_table.entry.uuid, _make_shape(answer), len(files.ids), 0)
-            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, read)
+            statement_read = StatementRead(loaded_table.entry.uuid, _make_shape(answer), len(files.ids), 0)
+            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, statement_read)
         return None
 
     async def _list_files(
@@ -281,12 +281,12 @@ class CubeAnswers:
             return in_memory
         if not (await components.segments.find_covered(entry, cube, files.ids)).all():
             return None
-        merged = await components.segments.read(entry, cube, files.ids)
-        if not merged.covered.all():
+        segment = await components.segments.read(entry, cube, files.ids)
+        if not segment.covered.all():
             return None
-        reduced: pa.Table = await asyncio.to_thread(reduce_groups, merged.table, answer)
-        self._groups.put(key, reduced, int(reduced.nbytes))
-        return reduced
+        reduced_groups: pa.Table = await asyncio.to_thread(reduce_groups, segment.table, answer)
+        self._groups.put(key, reduced_groups, int(reduced_groups.nbytes))
+        return reduced_groups
 
 
 async def _plan_snapshot(

@@ -68,8 +68,8 @@ class FairSlots:
             RetryLater: No slot became free within `wait_s`, or too many statements wait.
         """
         if holder is not None:
-            waiting = sum(entry.holder == holder for entry in self._waiting)
-            if self._held[holder] + waiting >= self.share:
+            waiting_count = sum(entry.holder == holder for entry in self._waiting)
+            if self._held[holder] + waiting_count >= self.share:
                 raise TooManyRequests(
                     f"{holder[:100]} uses its whole share, {self.share:,} of the server's {self.limit:,} {self._what}; "
                     "wait for an answer before you send another statement"
@@ -116,8 +116,8 @@ class FairSlots:
             self._held[holder] -= 1
             if not self._held[holder]:
                 del self._held[holder]
-        while ready := [entry for entry in self._waiting if self._may_start(entry.holder)]:
-            entry = min(ready, key=lambda each: 0 if each.holder is None else self._held[each.holder])
+        while startable_entries := [entry for entry in self._waiting if self._may_start(entry.holder)]:
+            entry = min(startable_entries, key=lambda each: 0 if each.holder is None else self._held[each.holder])
             self._waiting.remove(entry)
             if not entry.granted.done():
                 self._grant_slot(entry.holder)
@@ -126,5 +126,5 @@ class FairSlots:
     def check_invariants(self) -> None:
         """Assert that the numbers of slots agree. Only tests call this method."""
         assert 0 <= self._held.total() <= self.taken <= self.limit
-        assert all(0 <= held <= self.share for held in self._held.values())
+        assert all(0 <= held_slots <= self.share for held_slots in self._held.values())
         assert not any(self._may_start(entry.holder) for entry in self._waiting)

@@ -104,8 +104,8 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
             )
     for request in requests:  # All rows fit now, so a refused request adds no columns.
         await request.add_columns()
-    prepared = [(request.target, request.prepared) for request in requests]
-    answers = await append_prepared(call, prepared, producer, scope=_ALL_TABLES)
+    rows_by_target = [(request.target, request.prepared) for request in requests]
+    answers = await append_prepared(call, rows_by_target, producer, scope=_ALL_TABLES)
     return AppendedToTables(answers)
 
 

@@ -61,8 +61,8 @@ class PlanShares:
         if holder is None:
             self._bytes_of_all.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
             return
-        before_s, before = self._granted.get((holder, plan), (0.0, 0))
-        self._move(holder, plan, now_s, max(until_s, before_s), before + size)
+        before_s, size_before = self._granted.get((holder, plan), (0.0, 0))
+        self._move(holder, plan, now_s, max(until_s, before_s), size_before + size)
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans. Their files stay for the grace period."""
@@ -73,7 +73,7 @@ class PlanShares:
 
     def _move(self, holder: str, plan: int, now_s: float, until_s: float, size: int) -> None:
         if len(self._granted) >= self._sweep_at:
-            self._granted = {key: kept for key, kept in self._granted.items() if kept[0] > now_s}
+            self._granted = {key: grant for key, grant in self._granted.items() if grant[0] > now_s}
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted))
         former_share = self._granted.pop((holder, plan), None)
         if former_share is not None:

@@ -318,7 +318,7 @@ class ChangeApplication:
             metadata,
             parent,
             # A merge could remove the old manifests that the undo restores.
-            merging=None if undo is not None and undo.manifests else self._merging,
+            merge=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._context.clock.now_ms(),
         )
         self._needed = produced.needed if self._filter is None else produced.needed | self._filter.written
@@ -346,10 +346,10 @@ class ChangeApplication:
         check_path = await self._make_path_check(metadata)
         restored = undo.restored_files
         await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
-        stored: list[StoredManifest] = []
+        stored_manifests: list[StoredManifest] = []
         for spec_id, content, entries in await run_by_count(len(restored), undo.groups):
-            stored += await self._writer.write_manifests(entries, metadata, spec_id, content)
-        return tuple(stored)
+            stored_manifests += await self._writer.write_manifests(entries, metadata, spec_id, content)
+        return tuple(stored_manifests)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """Check that no added file is already live, according to cached manifests.

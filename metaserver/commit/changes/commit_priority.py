@@ -72,11 +72,11 @@ class CommitPriority:
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
         """Count a collision of a change. If no change has priority, grant it to the change that has waited longest."""
         key = (table, change)
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = _Waiting(now_s)
-        waiting.collisions += 1
-        waiting.took_s, waiting.last_s = now_s - waiting.last_s, now_s
+        waiting_request = self._waiting.get(key)
+        if waiting_request is None:
+            waiting_request = self._waiting[key] = _Waiting(now_s)
+        waiting_request.collisions += 1
+        waiting_request.took_s, waiting_request.last_s = now_s - waiting_request.last_s, now_s
         self._waiting.move_to_end(key)
         while len(self._waiting) > _CHANGES_MAX or self._get_oldest_s() < now_s - _FORGET_S:
             self._waiting.popitem(last=False)

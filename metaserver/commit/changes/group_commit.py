@@ -135,26 +135,26 @@ class Commits:
             IdempotencyTaken: Another request has used the idempotency key.
         """
         try:
-            loaded = await self._tables.load(namespace, name)
+            loaded_table = await self._tables.load(namespace, name)
         except NotFound:
             await self._check_not_done(request, request.table_uuid, namespace, name)
             raise
-        entry = loaded.entry
+        entry = loaded_table.entry
         assert entry is not None
         application = ChangeApplication(self._context, self._manifests, self._planner, caller, request, entry.uuid)
         pending = PendingChange(caller, entry.uuid, application, self._context.clock.now_ms())
         ended = True
         try:
             await self._check_table(pending, entry)
-            last = await self._load_last_commit(pending, entry, loaded.metadata)
+            last = await self._load_last_commit(pending, entry, loaded_table.metadata)
             if last is not None and _is_repeat(pending, last):
-                return self._build_repeated_result(pending, last, entry, loaded.metadata)
+                return self._build_repeated_result(pending, last, entry, loaded_table.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            find_head(request.branch, loaded.metadata)  # Refuse an unknown branch before writing any file.
-            pending.index_files = await index_files(entry, loaded.metadata)
-            await application.prepare(loaded.metadata)
-            await application.preload(loaded.metadata)
+            find_head(request.branch, loaded_table.metadata)  # Refuse an unknown branch before writing any file.
+            pending.index_files = await index_files(entry, loaded_table.metadata)
+            await application.prepare(loaded_table.metadata)
+            await application.preload(loaded_table.metadata)
             result = await self._queue_and_wait(namespace, name, pending)
         except CommitUnknown:
             raise  # Keep the files of the change, because they may be live.
@@ -342,7 +342,7 @@ class Commits:
                 attempt.metadata,
                 events=events,
                 operations=operations,
-                stored=attempt.settle,
+                check_stored=attempt.settle,
                 is_checked=True,
             )
         except CommitUnknown as error:
@@ -421,7 +421,7 @@ class Commits:
             Collision: Another flush has moved an offset.
         """
         offsets = entry.parse_flushed_offsets()
-        if any(offsets.get(moved.shard) != moved.start for moved in ranges):
+        if any(offsets.get(flushed_range.shard) != flushed_range.start for flushed_range in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:

@@ -90,7 +90,7 @@ class CachingBackend:
                 "unsent": self._sending.taken_bytes,
             },
             disk={name: stats.used_bytes for name, stats in disks},
-            served=self.served_bytes,
+            served_bytes=self.served_bytes,
             events={
                 "fetch": fetches.requests,
                 "hedged_read": self._tiers.store.hedged,
@@ -112,9 +112,9 @@ class CachingBackend:
     async def answer(self, call: S3Call) -> web.StreamResponse:
         if call.method in ("GET", "HEAD"):
             if _is_plain(call):
-                answered = await self._read(call)
-                if answered is not None:
-                    return answered
+                response = await self._read(call)
+                if response is not None:
+                    return response
             return await self._inner.answer(call)
         written_locations = _list_changed_locations(call)
         for location in written_locations:
@@ -125,31 +125,31 @@ class CachingBackend:
             for location in written_locations:
                 self._records.note_write(location)
 
-    def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
+    def begin(self, s3_read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
         """Send the part of the answer that is available without waiting for the store, the disk, or the client.
 
         Args:
-            read: The request.
+            s3_read: The request.
             transport: The connection, which has no unsent bytes. It keeps bytes that the kernel does not accept.
 
         Returns:
             The started answer. None if nothing was sent, because there is no trusted record, the first block is not
             available, or the read has conditions.
         """
-        if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
+        if not _is_plain(s3_read) or not _CONDITIONS.isdisjoint(s3_read.headers):
             return None
-        location = _make_location(read)
+        location = _make_location(s3_read)
         record = self._records.get_trusted(location)
         if record is None:
             return None
         try:
-            part = read_range(read.headers.get("range"), record.size)
+            part = read_range(s3_read.headers.get("range"), record.size)
         except S3Error:
             return None
         start, length = part or (0, record.size)
-        owner, end = _make_owner(read), start + length
+        owner, end = _make_owner(s3_read), start + length
         unsent = AnswerBudget(self._sending, owner.holder)
-        sent_end = start if read.method == "GET" else end
+        sent_end = start if s3_read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
         if sent_end < end:
@@ -158,7 +158,7 @@ class CachingBackend:
             if not pieces:
                 return None
             self._follow(record, start, end, owner)
-        head = _encode_head(record, part, read.request_id, self._clock.now_ms())
+        head = _encode_head(record, part, s3_read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
         sent_end += sum(map(len, pieces))
         while sent_end < end and not transport.get_write_buffer_size() and sent_end - start < _BYTES_PER_TURN:
@@ -186,7 +186,7 @@ class CachingBackend:
         If the first block is not available, there are no bytes.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
-        pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
+        pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, is_counted=counted)
         if offer < block_bytes:
             pieces = [keep_part(piece, 0, len(piece), 0)[0] for piece in pieces]
             return pieces, sum(map(len, pieces))
@@ -245,9 +245,9 @@ class CachingBackend:
         """
         owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._sending, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
-        read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
+        s3_read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
-            record = self._records.get_trusted(location) or await self._find(location, read, owner)
+            record = self._records.get_trusted(location) or await self._find(location, s3_read, owner)
             if record is None:
                 return 0
             start = 0 if last_bytes is None else max(0, record.size - last_bytes)
@@ -365,7 +365,7 @@ class CachingBackend:
         continues = self._continues_last_read(record, start)
         self._follow(record, start, start + length, owner)
         unsent = AnswerBudget(self._sending, owner.holder)
-        pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
+        pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not continues)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.
             first = await anext(pieces, None)
@@ -400,8 +400,8 @@ class CachingBackend:
         Each part that is read ahead has twice the size of the previous part. The next part is read when half of the
         previous part was requested.
         """
-        ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
-        follows = start == ended
+        previous_end, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
+        follows = start == previous_end
         streak = min(streak + 1, 6) if follows else 0
         if streak:
             window = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
@@ -466,12 +466,12 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     await writer.drain()
 
 
-def _make_location(read: S3Read) -> str:
-    return f"s3://{read.address.bucket}/{read.address.key}"
+def _make_location(s3_read: S3Read) -> str:
+    return f"s3://{s3_read.address.bucket}/{s3_read.address.key}"
 
 
-def _make_owner(read: S3Read) -> Owner:
-    return Owner(read.principal_name, read.pinned or find_written_once_kind(read.address.key) == "metadata")
+def _make_owner(s3_read: S3Read) -> Owner:
+    return Owner(s3_read.principal_name, s3_read.pinned or find_written_once_kind(s3_read.address.key) == "metadata")
 
 
 def _encode_head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:

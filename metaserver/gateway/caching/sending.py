@@ -45,7 +45,7 @@ class SendBudget:
 
     def check_invariants(self) -> None:
         assert self.taken_bytes == sum(self._held.values())
-        assert all(held > 0 for held in self._held.values())
+        assert all(held_slots > 0 for held_slots in self._held.values())
 
 
 class AnswerBudget:

@@ -83,9 +83,13 @@ class CloudUploads:
         Raises:
             S3Error: The upload or one of its parts does not exist, or the order of the parts is wrong.
         """
-        stored = {(part.number, part.etag.strip('"')): part for part in await self._list_parts(store, key, upload_id)}
-        listed = {number: stored[number, etag] for number, etag in part_etags if (number, etag) in stored}
-        parts = choose_parts(list(part_etags), listed)
+        stored_parts = {
+            (part.number, part.etag.strip('"')): part for part in await self._list_parts(store, key, upload_id)
+        }
+        listed_parts = {
+            number: stored_parts[number, etag] for number, etag in part_etags if (number, etag) in stored_parts
+        }
+        parts = choose_parts(list(part_etags), listed_parts)
         headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
         return convert_json(bytes(await headers.bytes_async()), dict[str, str]), parts
 

@@ -41,19 +41,19 @@ class Blocks:
         executor: ThreadPoolExecutor,
         decoders: Decoders,
         *,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         manifests_in_flight: int,
         limit_bytes: int,
     ) -> None:
         """Create a loader.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have.
+            stored_objects: The storage itself, without the caches that `objects` may have.
             manifests_in_flight: The number of manifests that are read or decoded concurrently.
             limit_bytes: The maximum size of a manifest or manifest list.
         """
         self._objects = objects
-        self._stored = stored
+        self._stored = stored_objects
         self._stack = stack
         self._executor = executor
         self._decoders = decoders
@@ -212,10 +212,10 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
-        packed = await self._decoders.decode(data, location)
+        block_memory = await self._decoders.decode(data, location)
         # Check the block before it is cached, because the next read of the file may return valid bytes.
-        _check_manifest(manifest, Block(packed))
-        return packed
+        _check_manifest(manifest, Block(block_memory))
+        return block_memory
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
         """Read a file of the table.

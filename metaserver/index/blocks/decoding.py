@@ -127,21 +127,21 @@ class Decoders:
         with self._lock:
             if not self._active_loads:
                 return None
-            for at, process in enumerate(self._idle):
+            for position, process in enumerate(self._idle):
                 if process.is_ready():
                     self.by_processes += 1
-                    return self._idle.pop(at)
+                    return self._idle.pop(position)
             if len(self._processes) >= self._processes_max:
                 return None
             try:
-                started = _Process()
+                new_process = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
                 # The environment may not allow processes.
                 self._processes_max = 0
                 return None
-            self._processes.add(started)
-            self._idle.append(started)
+            self._processes.add(new_process)
+            self._idle.append(new_process)
             return None
 
     def _return_process(self, process: _Process) -> None:
@@ -244,15 +244,15 @@ class _Process:
             buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
             raise _ProcessLost(f"its answer has {size} bytes, which do not fit into memory") from error
-        at = 0
-        while at < size:
+        position = 0
+        while position < size:
             try:
-                count = os.readv(self._from, [buffer[at:]])
+                count = os.readv(self._from, [buffer[position:]])
             except OSError as error:
                 raise _ProcessLost(str(error)) from error
             if not count:
-                raise _ProcessLost(f"the process ended after {at} bytes of {size}")
-            at += count
+                raise _ProcessLost(f"the process ended after {position} bytes of {size}")
+            position += count
         return buffer
 
     def end(self) -> None:

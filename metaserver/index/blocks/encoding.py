@@ -91,12 +91,12 @@ def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bo
 
 def _collect_present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
     columns = {name: packer.packed(number) for name, number in numbers.items()}
-    return {name: packed for name, packed in columns.items() if packed is not None}
+    return {name: packed_column for name, packed_column in columns.items() if packed_column is not None}
 
 
 def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
-    wide = np.where(counts < 0, MISSING, counts.astype(np.int64))
-    return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
+    long_counts = np.where(counts < 0, MISSING, counts.astype(np.int64))
+    return packer.longs(long_counts, absent_low=True), packer.longs(values, absent_low=True)
 
 
 def _get_schema(manifest: DecodedManifest) -> Schema:
@@ -204,11 +204,11 @@ def _add_columns(
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
-            of_low, of_high = lower.get(column_id), upper.get(column_id)
-            usable = _drop_unusable_bounds(manifest, kind, of_low, of_high)
+            low_bounds, high_bounds = lower.get(column_id), upper.get(column_id)
+            usable = _drop_unusable_bounds(manifest, kind, low_bounds, high_bounds)
             is_left_out |= usable is not None
-            of_low, of_high = usable or (of_low, of_high)
-            number = packer.column(get_source_code(kind), of_column, of_low, of_high, record_count)
+            low_bounds, high_bounds = usable or (low_bounds, high_bounds)
+            number = packer.column(get_source_code(kind), of_column, low_bounds, high_bounds, record_count)
             columns.append((column_id, kind, number))
     return columns, is_left_out
 
@@ -238,11 +238,11 @@ def _get_column_kind(schema: Schema, column_id: int) -> str | None:
     return _canonicalize_primitive(column.type)
 
 
-def _canonicalize_primitive(of: object) -> str | None:
+def _canonicalize_primitive(type_name: object) -> str | None:
     """Return the canonical name of a primitive type, or None for any other type."""
-    if not isinstance(of, str):
+    if not isinstance(type_name, str):
         return None
     try:
-        return canonicalize_primitive(of)
+        return canonicalize_primitive(type_name)
     except BadRequest:
         return None  # The type belongs to a later format version, so its order is unknown.

@@ -84,20 +84,20 @@ class Indexes:
         stack: Stack[OpenIndex],
         clock: Clock,
         *,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
         """Create a cache of index files.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have.
+            stored_objects: The storage itself, without the caches that `objects` may have.
             limit_bytes: The maximum size of an index file that is read.
             whole_bytes: The maximum size of an index file that is always read as a whole. Larger files may be read by
                 range.
         """
         self._objects = objects
-        self._stored = stored
+        self._stored = stored_objects
         self.registry = registry
         self._stack = stack
         self._clock = clock
@@ -123,9 +123,9 @@ class Indexes:
 
         The method never raises.
         """
-        opened = self.find_in_memory(file)
-        if opened is not None:
-            return opened
+        open_file = self.find_in_memory(file)
+        if open_file is not None:
+            return open_file
         until_s = self._retry_at.get(file.location)
         if until_s is not None and self._clock.monotonic() < until_s:
             return None
@@ -177,10 +177,10 @@ class Indexes:
             return remote
 
         async def load() -> RemoteIndexFile:
-            header, opened = await open_remote(self._objects, file)
+            header, open_file = await open_remote(self._objects, file)
             _check_registration(header, file)
-            self._remote.put(file.location, opened, opened.size_bytes)
-            return opened
+            self._remote.put(file.location, open_file, open_file.size_bytes)
+            return open_file
 
         try:
             return await self._opening_remote.run(file.location, load)
@@ -189,19 +189,19 @@ class Indexes:
             return None
 
     async def read_remotely(
-        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read_value: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> T | None:
-        """Open an index file by range, and return the result of `read` for it.
+        """Open an index file by range, and return the result of `read_value` for it.
 
         Returns:
-            None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file
-            is damaged or the storage does not answer.
+            None if the file cannot be opened by range, if `read_value` returns None, or if `read_value` fails because
+            the file is damaged or the storage does not answer.
         """
         remote = await self.open_remote(file)
         if remote is None:
             return None
         try:
-            result = await read(remote)
+            result = await read_value(remote)
         except ValueError as error:
             self._remote.discard(file.location)
             self.schedule_verification([file], str(error))
@@ -216,25 +216,26 @@ class Indexes:
         return result
 
     async def open_or_read(
-        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read_value: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """Open an index file completely, or return the result of `read` for the file opened by range.
+        """Open an index file completely, or return the result of `read_value` for the file opened by range.
 
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
-        calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as necessary.
+        calls `read_value`. If `read_value` gives no result, the whole file is loaded. The method waits as long as
+        necessary.
 
         Returns:
             None if the file cannot be used.
         """
-        opened = self.find_in_memory(file)
-        if opened is not None or not self.supports_remote_reads(file):
-            return opened or await self.open(file)
-        fresh = not self.is_being_fetched(file)
+        open_file = self.find_in_memory(file)
+        if open_file is not None or not self.supports_remote_reads(file):
+            return open_file or await self.open(file)
+        is_read_locally = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if fresh:  # Reading from the local disk takes little time.
+        if is_read_locally:  # Reading from the local disk takes little time.
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
-            result = await self.read_remotely(file, read)
+            result = await self.read_remotely(file, read_value)
             if result is not None:
                 return result
             await asyncio.wait([task])
@@ -322,10 +323,11 @@ def _check_registration(header: IndexHeader, file: RegisteredIndexFile) -> None:
         Corrupt: The header belongs to another table or index.
     """
     header_identity = (header.table_uuid, header.definition, header.kind)
-    registered = (file.uuid, file.definition, file.kind)
-    if header_identity != registered:
+    registered_identity = (file.uuid, file.definition, file.kind)
+    if header_identity != registered_identity:
         raise Corrupt(
-            f"{file.location} has table, definition and kind {header_identity}, but is registered with {registered}"
+            f"{file.location} has table, definition and kind {header_identity}, but is registered with "
+            f"{registered_identity}"
         )
 
 
@@ -345,7 +347,12 @@ def _make_cache_key(location: str) -> str:
 
 @asynccontextmanager
 async def open_indexes(
-    settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
+    settings: Settings,
+    objects: ObjectStore,
+    registry: Registry,
+    clock: Clock,
+    *,
+    stored_objects: ObjectStore | None = None,
 ) -> AsyncIterator[Indexes]:
     """Open `Indexes` with its memory tier and its folder on the local disk.
 
@@ -354,7 +361,7 @@ async def open_indexes(
         objects: The storage, possibly with caches.
         registry: The registry of index files.
         clock: The clock.
-        stored: The storage without caches. If it is None, `objects` is used.
+        stored_objects: The storage without caches. If it is None, `objects` is used.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
@@ -373,7 +380,7 @@ async def open_indexes(
             registry,
             stack,
             clock,
-            stored=stored or objects,
+            stored_objects=stored_objects or objects,
             limit_bytes=settings.index_file_limit_bytes,
             whole_bytes=settings.index_whole_bytes,
         )

@@ -184,7 +184,7 @@ class ScanTaskWriter:
             return
         comma = b""
         layout_of = map(self._scan.view.locate_delete, self._deletes)
-        for _, of_block in groupby(layout_of, key=lambda located: id(located[0])):
+        for _, of_block in groupby(layout_of, key=lambda block_and_rows: id(block_and_rows[0])):
             rows_of_block = list(of_block)
             files = _Files(rows_of_block[0][0], self._partitions, self._texts)
             local = np.array([row for _, row in rows_of_block], dtype=np.int64)
@@ -333,14 +333,14 @@ class _Residuals:
         exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
         of a file, but counts them from metadata.
         """
-        deciding = self._scan.find_deciding_fields(block.spec_id)
+        deciding_fields = self._scan.find_deciding_fields(block.spec_id)
         forms = self._choose_forms(block, rows)
-        if not deciding:
+        if not deciding_fields:
             if forms is None:
                 return rows, (CONSTANT, self._encode_residual(self._scan.bound, _PLAIN))
             return rows, (CHOICE, [self._encode_residual(self._scan.bound, form) for form in forms])
         partition_fields = block.partition_fields
-        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding]
+        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding_fields]
         kind = (block.spec_id, partition_fields)
         texts = []
         partitions = encode_keys(block, columns, fields, rows)
@@ -352,8 +352,8 @@ class _Residuals:
                 text = self._by_key[*kind, key, form] = self._encode_partition(block, row, form)
             texts.append(text)
         if _FALSE_RESIDUAL in texts:
-            matching = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
-            rows, texts = rows[matching], [texts[position] for position in matching]
+            matching_positions = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
+            rows, texts = rows[matching_positions], [texts[position] for position in matching_positions]
         return rows, (CHOICE, texts)
 
     def _choose_forms(self, block: Block, rows: Longs) -> list[_ResidualForm] | None:
@@ -364,12 +364,12 @@ class _Residuals:
         for column_id in self._nan_columns:
             counts = block.find_count_column("nan_value_counts", column_id)
             is_nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
-        read_whole = np.zeros(len(rows), dtype=np.bool_)
+        is_read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
-            read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
-        if not (is_nan_free.any() or read_whole.any()):
+            is_read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
+        if not (is_nan_free.any() or is_read_whole.any()):
             return None
-        return list(map(_ResidualForm, is_nan_free.tolist(), read_whole.tolist()))
+        return list(map(_ResidualForm, is_nan_free.tolist(), is_read_whole.tolist()))
 
     def _encode_partition(self, block: Block, row: int, form: _ResidualForm) -> bytes:
         """Return the residual of the row's partition with its JSON key."""
@@ -384,12 +384,12 @@ class _Residuals:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        cached = self._to_stored.get((id(residual), form))
-        if cached is None:
+        cached_value = self._to_stored.get((id(residual), form))
+        if cached_value is None:
             if len(self._to_stored) >= _RESIDUALS_MAX:
                 self._to_stored.clear()
-            cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
-        return cached[1]
+            cached_value = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
+        return cached_value[1]
 
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Encode a residual in at most `_longest` bytes, as the client requires.
@@ -413,7 +413,7 @@ class _Residuals:
             return _KEY + text
         if not self._needed:
             return b""
-        short = to_json(encode_expression(weaken_residual(bindable)))
-        if len(short) > self._longest:
-            short = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
-        return _KEY + short
+        short_json = to_json(encode_expression(weaken_residual(bindable)))
+        if len(short_json) > self._longest:
+            short_json = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
+        return _KEY + short_json

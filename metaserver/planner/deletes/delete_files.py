@@ -112,9 +112,9 @@ class DeleteFiles:
             Unreadable: The file is too large, cannot be read, or is invalid.
         """
         key = (file.path, file.offset, columns)
-        cached = self._kept.get(key)
-        if cached is not None:
-            return cached
+        cached_value = self._kept.get(key)
+        if cached_value is not None:
+            return cached_value
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
             raise Unreadable(file.path, f"the file has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")

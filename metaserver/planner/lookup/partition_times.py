@@ -88,13 +88,13 @@ def _find_time_column(
     The second item is None if all values are null.
     """
     block = view.blocks[number]
-    derived = view.derived
-    times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
+    derived_key = view.derived
+    times = derived_key.get(_TimesOfView) or derived_key.keep(_TimesOfView())
     time = times.find_time_column(metadata, block.spec_id)
-    kind_and_packed = None if time is None else block.find_partition_column(time.partition_field_id)
-    if time is None or kind_and_packed is None:
+    kind_and_column = None if time is None else block.find_partition_column(time.partition_field_id)
+    if time is None or kind_and_column is None:
         return None
-    return time, None if kind_and_packed[1] is None else block.read_column(kind_and_packed[1])
+    return time, None if kind_and_column[1] is None else block.read_column(kind_and_column[1])
 
 
 class _TimesOfView:

@@ -28,10 +28,10 @@ class SnapshotManifests:
 
     __slots__ = ("_summaries", "all", "data", "decoded")
 
-    def __init__(self, manifests: Sequence[ManifestFile], decoded: DecodedList | None = None) -> None:
+    def __init__(self, manifests: Sequence[ManifestFile], decoded_list: DecodedList | None = None) -> None:
         self.all = manifests
         self.data = tuple(manifest for manifest in manifests if manifest.content == 0)
-        self.decoded = decoded
+        self.decoded = decoded_list
         self._summaries = ManifestSummaries(self.data)
 
     @property
@@ -119,8 +119,8 @@ class ManifestLists:
         """
         latest = self._latest.get(table)
         previous = None if latest is None else self._cache.get(latest)
-        decoded = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
-        manifests = SnapshotManifests(decoded.manifests, decoded)
+        decoded_list = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
+        manifests = SnapshotManifests(decoded_list.manifests, decoded_list)
         self._cache.put(location, manifests, manifests.size_bytes)
         self._latest[table] = location
         self._latest.move_to_end(table)

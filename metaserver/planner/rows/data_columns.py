@@ -38,10 +38,10 @@ class _StoredFile:
     closed = False
 
     def __init__(
-        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetched: Budget
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetch_budget: Budget
     ) -> None:
         self._objects, self._loop, self._path, self._size = objects, loop, path, size
-        self._fetched = fetched
+        self._fetched = fetch_budget
         self._at = 0
         self._checked: dict[tuple[int, int], bytes] = {}
         """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""
@@ -165,25 +165,25 @@ class DataRows:
 
     @contextmanager
     def _read(
-        self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
+        self, path: str, size: int, records: int, read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read columns of a file with the function `read`.
+        """Read columns of a file with the function `read_value`.
 
         The decoded columns count towards the budget until the context ends.
         """
         source = _StoredFile(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
-            yield self._decode_file(source, path, records, read, budget)
+            yield self._decode_file(source, path, records, read_value, budget)
 
     def _decode_file(
         self,
         source: _StoredFile,
         path: str,
         records: int,
-        read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
+        read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
         budget: Budget,
     ) -> dict[int, pa.ChunkedArray]:
-        """Open a file, and read its columns with the function `read`.
+        """Open a file, and read its columns with the function `read_value`.
 
         Raises:
             Unreadable: The file cannot be read, or its number of rows is not that of its manifest entry.
@@ -192,7 +192,7 @@ class DataRows:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
                 raise Unreadable(path, f"the file has {file.rows} rows; its manifest states {records}")
-            return read(file)
+            return read_value(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:

@@ -102,13 +102,13 @@ class StructColumns(Generic[T]):
         struct: type[T],
         *,
         sql: Mapping[str, str] | None = None,
-        without: Collection[str] = (),
-        **coded: ColumnCoding,
+        omitted_fields: Collection[str] = (),
+        **codings: ColumnCoding,
     ) -> None:
-        fields = [field for field in struct.__struct_fields__ if field not in without]
+        fields = [field for field in struct.__struct_fields__ if field not in omitted_fields]
         self._struct = struct
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
-        self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
+        self._coded = [(fields.index(field), coding) for field, coding in codings.items()]
         self._values = attrgetter(*fields)
         self.placeholders = format_placeholders(len(fields))
         """The placeholders in SQL for the values that `encode` returns."""
@@ -186,12 +186,12 @@ def to_retained(row: Row) -> DroppedEntry:
     return msgspec.structs.replace(to_dropped(row), is_retained=True)
 
 
-def convert_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
+def convert_dropped(dropped_entry: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
     return (
-        dropped.id,
+        dropped_entry.id,
         *ENTRY.encode(entry),
-        int(dropped.purge),
-        dropped.dropped_ms,
-        dropped.expires_ms,
-        dropped.principal_name,
+        int(dropped_entry.purge),
+        dropped_entry.dropped_ms,
+        dropped_entry.expires_ms,
+        dropped_entry.principal_name,
     )

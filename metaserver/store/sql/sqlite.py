@@ -165,13 +165,13 @@ class _Writer:
 
     def _publish_outcomes(self, group: list[_QueuedTransaction]) -> None:
         self._pending -= len(group)
-        for queued in group:
-            if queued.future.done():
+        for transaction in group:
+            if transaction.future.done():
                 continue
-            if queued.error is not None:
-                queued.future.set_exception(queued.error)
+            if transaction.error is not None:
+                transaction.future.set_exception(transaction.error)
             else:
-                queued.future.set_result(queued.result)
+                transaction.future.set_result(transaction.result)
 
     def _report_opened(self, error: Exception | None) -> None:
         if self._opened.done():
@@ -208,13 +208,13 @@ class _Writer:
         group = [first]
         while len(group) < GROUP_TRANSACTIONS_MAX:
             try:
-                queued = self._queue.get_nowait()
+                transaction = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if queued is None:
+            if transaction is None:
                 self._queue.put(None)
                 break
-            group.append(queued)
+            group.append(transaction)
         return group
 
 
@@ -292,12 +292,12 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
 
     Afterwards, the connection has no open transaction.
     """
-    committing = False
+    has_begun_commit = False
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for queued in group:
-            _apply_transaction(connection, queued)
-        committing = True
+        for transaction in group:
+            _apply_transaction(connection, transaction)
+        has_begun_commit = True
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  the tasks of all transactions receive it
         if connection.in_transaction:
@@ -305,31 +305,31 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         # After a failed fsync, it is unknown which data are on the disk.
-        unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
-        for queued in group:
+        unknown = has_begun_commit and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+        for transaction in group:
             # Replace refusals as well: they may depend on earlier transactions of this group, which are now rolled
             # back.
-            if unknown and queued.error is None:
-                queued.error = CommitUnknown(f"The database failed while committing: {error}")
+            if unknown and transaction.error is None:
+                transaction.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
-                queued.error = _convert_error(error)
+                transaction.error = _convert_error(error)
 
 
-def _apply_transaction(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
+def _apply_transaction(connection: sqlite3.Connection, transaction: _QueuedTransaction) -> None:
     """Run one transaction in its savepoint. The function raises only errors that fail the whole group."""
     connection.execute("SAVEPOINT one_transaction")
     try:
-        queued.result = run_steps_in_sqlite(connection, queued.make_steps())
+        transaction.result = run_steps_in_sqlite(connection, transaction.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
-        queued.error = error
+        transaction.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         # After some failures, such as a full disk, SQLite has rolled back the whole transaction.
         if not connection.in_transaction:
             raise
-        queued.error = _convert_error(error)
+        transaction.error = _convert_error(error)
     except Exception as error:  # noqa: BLE001  an error of one transaction must not fail the others
-        queued.error = error
-    if queued.error is not None:
+        transaction.error = error
+    if transaction.error is not None:
         connection.execute("ROLLBACK TO one_transaction")
     connection.execute("RELEASE one_transaction")
 

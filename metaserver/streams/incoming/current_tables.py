@@ -66,13 +66,13 @@ class CurrentTables:
             self._changes.close()
 
 
-def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
+def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> None:
     """Check that rows that were packed with earlier metadata can be added to the table's files.
 
     Raises:
         RetryLater: The table no longer has the schema of the rows, or a column has a new type or has become required.
     """
-    schema = packed.current_schema
+    schema = packing_metadata.current_schema
     if current.schema(schema.id) != schema:
         raise RetryLater("The table has removed the schema of the rows meanwhile; send the rows again")
     columns = {field.id: field for field in schema.fields}

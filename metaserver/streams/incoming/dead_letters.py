@@ -84,11 +84,11 @@ def pack_letters(
     }
     batch = pa.record_batch({name: column for name, column in columns.items() if name in kinds})
     try:
-        conformed = row_files.conform(batch, metadata)
+        conformed_batch = row_files.conform(batch, metadata)
     except BadRequest as error:
         reason, name = letters[0].row.reason, dead_letters.name
         raise BadRequest(f"A row does not fit ({reason}), and {name} does not take it: {error.message}") from None
-    return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
+    return Batch(conformed_batch.num_rows, row_files.pack(conformed_batch, metadata))
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:

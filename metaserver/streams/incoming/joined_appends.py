@@ -143,13 +143,13 @@ class JoinedAppends:
         """Append the rows of a batch of requests together, and answer the requests."""
         last = batch[-1]
         try:
-            prepared = last.preparation.prepare_joined([request.rows for request in batch])
-            assert prepared.batches is not None
+            prepared_rows = last.preparation.prepare_joined([request.rows for request in batch])
+            assert prepared_rows.batches is not None
         except Exception as error:  # noqa: BLE001  the rows of one request may cause any error, and nothing is stored
             await self._append_alone(batch, error)
             return
         try:
-            acknowledged = await self._append_rows([TableRows(last.loaded, prepared.batches)], None)
+            acknowledgement = await self._append_rows([TableRows(last.loaded, prepared_rows.batches)], None)
         except _ALONE as error:
             await self._append_alone(batch, error)
             return
@@ -161,7 +161,7 @@ class JoinedAppends:
                 batch, CommitUnknown("The server stops while it stores the rows; they may be stored or not")
             )
             raise
-        (position,) = acknowledged.positions
+        (position,) = acknowledgement.positions
         offset = position.offset
         for request in batch:
             end = offset + len(request.rows)

@@ -71,7 +71,7 @@ class TopicIntakes:
                     _log.warning("input topics are not found", error=error.message)
                 await asyncio.sleep(CHECK_INTERVAL_S)
         finally:
-            tasks = [running.task for running in self._running.values()]
+            tasks = [intake.task for intake in self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,10 +84,10 @@ class TopicIntakes:
         """
         topics = await self._source.list_topics()
         now_s = self._clock.monotonic()
-        for uuid, running in list(self._running.items()):
-            if running.task.done() or topics.get(uuid) != running.topic or not self._owners.is_owner(uuid):
-                running.task.cancel()
-                await asyncio.gather(running.task, return_exceptions=True)
+        for uuid, intake in list(self._running.items()):
+            if intake.task.done() or topics.get(uuid) != intake.topic or not self._owners.is_owner(uuid):
+                intake.task.cancel()
+                await asyncio.gather(intake.task, return_exceptions=True)
                 del self._running[uuid]
                 if topics.get(uuid) is None or not self._owners.is_owner(uuid):
                     self._counts.waiting.pop(uuid, None)

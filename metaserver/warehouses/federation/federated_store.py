@@ -139,7 +139,7 @@ class FederatedStore:
     def _lock(self, *key: Any) -> asyncio.Lock:
         """Return the lock of a name, with which only one request of this process writes the mirror of the name."""
         if len(self._locks) >= _LOCKS_MAX:
-            self._locks = {held: lock for held, lock in self._locks.items() if lock.locked()}
+            self._locks = {held_slots: lock for held_slots, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
 
 

@@ -150,9 +150,9 @@ class Mirrors:
             raise BadRequest("the view runs with the rights of a user of the other catalog")
         new_entry = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         former_entry = await self._find_former(new_entry, entry)
-        claimed = await make_claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
+        claim = await make_claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
         await self._context.transact(
-            [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
+            [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claim]
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
@@ -172,8 +172,8 @@ class Mirrors:
         previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
         new_entry = structs.replace(new_entry, metadata_location=file)
-        claimed = await make_claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
-        operations = [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
+        claim = await make_claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claim]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.

@@ -260,7 +260,7 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
         (["land", "ratio"], "ratio"),
         (["land", "nothing"], "no column nothing"),
         ([], "at least one"),
-        (["land", "land"], "each column only once"),
+        (["land", "land"], "name each column once"),
     ],
 )
 def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], message: str) -> None:

@@ -402,7 +402,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (build_rows((1, "de")), {"keys": []}, "at least one"),
-        (build_rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
+        (build_rows((1, "de")), {"keys": ["id", "id"]}, "name each column once"),
         (build_rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (build_rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (build_rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),

@@ -171,18 +171,18 @@ class PlanMetrics:
         self._prepared = make.create_gauge(
             "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
         )
-        refused = make.create_counter(
+        refusal_counter = make.create_counter(
             "seamark_plan_tables_refused",
             "Plan tables that were refused, by the exhausted resource. Their statements read whole tables.",
             "exhausted",
         )
-        self._refused = _Totals(refused)
+        self._refused = _Totals(refusal_counter)
 
-    def observe(self, considered: int, kept_files: int, seconds: float) -> None:
+    def observe(self, considered_files: int, kept_files: int, seconds: float) -> None:
         """Count a finished plan."""
         pending = self._since_flush
         pending[0] += 1
-        pending[1] += considered
+        pending[1] += considered_files
         pending[2] += kept_files
         pending[3] += seconds
 
@@ -191,12 +191,12 @@ class PlanMetrics:
             counter.inc(amount)
         self._since_flush = [0, 0, 0, 0.0]
 
-    def sample(self, planner: PlannerStats, refused: Mapping[str, int]) -> None:
+    def sample(self, planner: PlannerStats, refused_names: Mapping[str, int]) -> None:
         """Set the current values.
 
-        `refused` contains the numbers of refused plan tables since the start, by the exhausted resource.
+        `refused_names` contains the numbers of refused plan tables since the start, by the exhausted resource.
         """
-        self._refused.update(refused)
+        self._refused.update(refused_names)
         self._views.set(planner.views)
         self._blocks.set(planner.blocks)
         self._bytes.set(planner.live_bytes + planner.added_bytes + planner.lists_bytes)
@@ -254,10 +254,10 @@ class PeerMetrics:
             "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
-    def sample(self, replicas: int, avoided: int, reads: Mapping[str, int]) -> None:
+    def sample(self, replicas: int, avoided_count: int, reads: Mapping[str, int]) -> None:
         """Set the current values. `reads` has the reads since the start, by source."""
         self._replicas.set(replicas)
-        self._avoided.set(avoided)
+        self._avoided.set(avoided_count)
         self._reads.update(reads)
 
 
@@ -314,10 +314,10 @@ class JobMetrics:
         """Set the number of jobs that wait or run now."""
         self._queued.set(count)
 
-    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing_tables: int) -> None:
         """Set for how many seconds the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
-        self._failing.labels(service).set(failing)
+        self._failing.labels(service).set(failing_tables)
 
     def set_services_state(self, *, leading: bool, blocked: bool) -> None:
         """Set whether this server runs table services, and whether its jobs cannot reach the server or the storage."""
@@ -356,14 +356,14 @@ class GatewayCacheMetrics:
         *,
         memory: Mapping[str, int],
         disk: Mapping[str, int],
-        served: Mapping[str, int],
+        served_bytes: Mapping[str, int],
         events: Mapping[str, int],
     ) -> None:
         """Set the current values: bytes by tier, bytes by source, and counts by event."""
         for gauge, values in (
             (self._memory, memory),
             (self._disk, disk),
-            (self._served, served),
+            (self._served, served_bytes),
             (self._events, events),
         ):
             for name, value in values.items():
@@ -512,6 +512,6 @@ class ServerMetrics:
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:
             return prometheus.generate_latest(self.registry)
-        together = prometheus.CollectorRegistry()
-        multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
-        return prometheus.generate_latest(together)
+        registry = prometheus.CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        return prometheus.generate_latest(registry)
