@@ -7,8 +7,6 @@ import hashlib
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,20 +33,9 @@ from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import resolve_settings
-from tests.gateway.rig import GatewayRig
-from tests.services.process import choose_free_port
-from tests.services.seamark import Seamark
+from tests.gateway.rig import GatewayRig, open_cloud_rig
 
 PART_BYTES = 5 << 20
-
-
-@contextmanager
-def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
-    port = choose_free_port()
-    settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
-    env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
-    with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
-        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
 @pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])

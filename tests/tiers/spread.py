@@ -30,6 +30,7 @@ UNITS = {
         "tests/deploy/streams/",
         "tests/engines/cubes/",
         "tests/faults/test_lost_replies.py::test_spark_",
+        "tests/gateway/test_cloud_engines.py",
         "tests/gateway/test_engines.py::test_spark_",
         "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
