@@ -93,8 +93,8 @@ class StructColumns(Generic[T]):
     Args:
         struct: The type of the values.
         sql: The columns or expressions of fields whose columns do not have the name of the field.
-        without: The fields that are not stored. They must be the last fields of the struct.
-        coded: The conversions of fields that are stored in a different form.
+        omitted_fields: The fields that are not stored. They must be the last fields of the struct.
+        codings: The conversions of fields that are stored in a different form.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ NAMED: StructColumns[Entry] = _entry(
 """The columns for reads of entries by name, with subqueries for the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
-NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
+NEW_INSTANT: StructColumns[Instant] = _instant(omitted_fields=("position",))
 """The columns of a new instant, without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
