@@ -146,7 +146,7 @@ _instant = partial(
 )
 
 NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
-ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
+ENTRY: StructColumns[Entry] = _entry(omitted_fields=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
     sql={
         "index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)",
