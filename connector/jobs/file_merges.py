@@ -206,7 +206,7 @@ class _PartitionRewrite:
         new = rewrite_rows(self.read, self.target, batch, self.policy)
         files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
         # The commit reads and writes deletes of concurrent commits with the table's current schema.
-        return replace(new, opened=self.opened, written_parts=replace(new.written, files=files))
+        return replace(new, opened=self.opened, written=replace(new.written, files=files))
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:

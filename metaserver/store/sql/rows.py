@@ -146,7 +146,7 @@ _instant = partial(
 )
 
 NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
-ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
+ENTRY: StructColumns[Entry] = _entry(omitted_fields=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
     sql={
         "index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)",
@@ -156,7 +156,7 @@ NAMED: StructColumns[Entry] = _entry(
 """The columns for reads of entries by name, with subqueries for the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
-NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
+NEW_INSTANT: StructColumns[Instant] = _instant(omitted_fields=("position",))
 """The columns of a new instant, without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
