@@ -101,13 +101,13 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._identify = identify
         self._segments: dict[_Segment, _KeyList[K]] = {name: _KeyList() for name in get_args(_Segment)}
         self._holders: Holders[K] = Holders()
-        self._pinned_of: Holders[K] = Holders()
-        self._rejected = 0
+        self._pinned_holders: Holders[K] = Holders()
+        self._rejections = 0
 
     @property
     def rejected(self) -> int:
         """The number of entries that were requested less often than the entries that they would have replaced."""
-        return self._rejected
+        return self._rejections
 
     def get_held_bytes(self, holder: str) -> int:
         return self._holders.get_used_bytes(holder)
@@ -142,10 +142,10 @@ class AdmittingCache(BudgetedCache[K, V]):
             return False
         is_pinned = pinned and charged_bytes <= self._holder_pinned_bytes
         if not self._make_room_within_share(holder, key, charged_bytes, is_pinned):
-            self._rejected += 1
+            self._rejections += 1
             return False
-        while is_pinned and self._pinned_of.get_used_bytes(holder) + charged_bytes > self._holder_pinned_bytes:
-            self._evict(next(self._pinned_of.iter_oldest(holder)))
+        while is_pinned and self._pinned_holders.get_used_bytes(holder) + charged_bytes > self._holder_pinned_bytes:
+            self._evict(next(self._pinned_holders.iter_oldest(holder)))
         self._add(key, _Entry(value, charged_bytes, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
@@ -166,7 +166,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if entry.segment != "probation":
             self._segments[entry.segment].keys.move_to_end(key)
             if entry.segment == "pinned":
-                self._pinned_of.use(entry.holder, key)
+                self._pinned_holders.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
         while self._segments["protected"].used_bytes > _PROTECTED_FRACTION * self._compute_main_bytes():
@@ -219,7 +219,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 if not victims and self._count_excess_bytes() > 0:
                     self._evict(candidate)
             else:
-                self._rejected += 1
+                self._rejections += 1
                 self._evict(candidate)
         while self._count_excess_bytes() > 0:
             self._evict(self._find_victims(1)[0])
@@ -255,7 +255,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._segments[entry.segment].add(key, entry.charged)
         self._holders.add(entry.holder, key, entry.charged)
         if entry.segment == "pinned":
-            self._pinned_of.add(entry.holder, key, entry.charged)
+            self._pinned_holders.add(entry.holder, key, entry.charged)
 
     def _move(self, key: K, entry: _Entry[V], segment: _Segment) -> None:
         self._segments[entry.segment].remove(key, entry.charged)
@@ -268,7 +268,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._segments[entry.segment].remove(key, entry.charged)
         self._holders.remove(entry.holder, key, entry.charged)
         if entry.segment == "pinned":
-            self._pinned_of.remove(entry.holder, key, entry.charged)
+            self._pinned_holders.remove(entry.holder, key, entry.charged)
 
     def _evict(self, key: K) -> None:
         self._remove(key)
@@ -291,7 +291,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         pinned_bytes_by_entry = {
             (holder, key): size for (holder, key), size in bytes_by_entry.items() if self._is_pinned(key)
         }
-        self._pinned_of.check_invariants(pinned_bytes_by_entry, self._holder_pinned_bytes)
+        self._pinned_holders.check_invariants(pinned_bytes_by_entry, self._holder_pinned_bytes)
 
     def _is_pinned(self, key: K) -> bool:
         return self._entries[key].segment == "pinned"

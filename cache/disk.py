@@ -90,7 +90,7 @@ class DiskTier:
         self._holder_bytes = holder_bytes
         self._check_mapped = check_mapped
         self._buffers = Buffers(HEADER_BYTES + reused_bytes, _BUFFER_POOL_BYTES if reused_bytes else 0)
-        self._mapped: OrderedDict[str, memoryview] = OrderedDict()
+        self._mapped_values: OrderedDict[str, memoryview] = OrderedDict()
         self._recent_uses: dict[str, None] = {}
         """The keys that were used since the last update of the account, in order of first use.
 
@@ -98,7 +98,7 @@ class DiskTier:
         """
         self._lock = threading.Lock()
         """The lock for all state except the ledger, which has its own lock. No system call runs under it."""
-        self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
+        self._hits = self._misses = self._puts = self._refusals = self._damaged_files = self._errors = 0
         self._last_error = ""
         self._closed = False
         self._ledger = Ledger(self._folder, budget_bytes, holders=holder_bytes is not None)
@@ -106,10 +106,10 @@ class DiskTier:
 
     def get(self, key: str) -> memoryview | None:
         with self._lock:
-            view = self._mapped.get(key)
+            view = self._mapped_values.get(key)
             if view is not None:
                 self._hits += 1
-                self._mapped.move_to_end(key)
+                self._mapped_values.move_to_end(key)
                 self._recent_uses[key] = None
                 return view
             if self._closed:
@@ -211,9 +211,9 @@ class DiskTier:
             return [bool(result) for result in stored_flags]
         with self._lock:
             for file, is_kept in zip(missing, outcomes, strict=True):
-                self._mapped.pop(file.key, None)
+                self._mapped_values.pop(file.key, None)
                 self._puts += is_kept
-                self._refused += not is_kept
+                self._refusals += not is_kept
         results = iter(outcomes)
         return [is_stored or next(results) for is_stored in stored_flags]
 
@@ -254,7 +254,7 @@ class DiskTier:
 
     def discard(self, key: str) -> None:
         with self._lock:
-            self._mapped.pop(key, None)
+            self._mapped_values.pop(key, None)
             self._recent_uses.pop(key, None)
         name = compute_key_digest(key)[:16]
         try:
@@ -271,9 +271,9 @@ class DiskTier:
                 hits=self._hits,
                 misses=self._misses,
                 puts=self._puts,
-                refused=self._refused,
+                refused=self._refusals,
                 evictions=self._ledger.evictions,
-                damaged=self._damaged,
+                damaged=self._damaged_files,
                 errors=self._errors,
                 last_error=self._last_error,
                 entries=self._ledger.entries,
@@ -286,14 +286,16 @@ class DiskTier:
             if self._closed:
                 return
             self._closed = True
-            self._mapped.clear()
+            self._mapped_values.clear()
         if self._recent_uses:
             self._record_uses()
         self._ledger.close()
 
     def check_invariants(self) -> None:
-        assert len(self._mapped) <= self._mapped_max, f"{len(self._mapped)} mappings kept of {self._mapped_max}"
-        assert len(self._recent_uses) <= 2 * _TOUCHES_MAX + len(self._mapped), (
+        assert len(self._mapped_values) <= self._mapped_max, (
+            f"{len(self._mapped_values)} mappings kept of {self._mapped_max}"
+        )
+        assert len(self._recent_uses) <= 2 * _TOUCHES_MAX + len(self._mapped_values), (
             f"{len(self._recent_uses)} unrecorded uses"
         )
         self._ledger.check_invariants()
@@ -315,7 +317,7 @@ class DiskTier:
         if payload is None:
             with self._lock:
                 self._misses += 1
-                self._damaged += is_damaged
+                self._damaged_files += is_damaged
             if is_damaged:
                 self.discard(key)
             return None
@@ -323,9 +325,9 @@ class DiskTier:
             self._hits += 1
             if self.is_mapped(payload) and not self._closed:
                 # If two threads have mapped the file at the same time, keep only one mapping.
-                payload = self._mapped.setdefault(key, payload)
-                while len(self._mapped) > self._mapped_max:
-                    self._mapped.popitem(last=False)
+                payload = self._mapped_values.setdefault(key, payload)
+                while len(self._mapped_values) > self._mapped_max:
+                    self._mapped_values.popitem(last=False)
         self._note_use(key)
         return payload
 

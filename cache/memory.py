@@ -73,7 +73,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         self._budget_bytes = budget_bytes
         self._entries = entries
         self._used_bytes = 0
-        self._hits = self._misses = self._evictions = self._refused = 0
+        self._hits = self._misses = self._evictions = self._refusals = 0
         self.name = name
         if name:
             with _NAME_LOCK:
@@ -108,7 +108,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         self.discard(key)
         charged_bytes = size_bytes + ENTRY_OVERHEAD_BYTES
         if charged_bytes > limit_bytes:
-            self._refused += 1
+            self._refusals += 1
             return None
         return charged_bytes
 
@@ -117,7 +117,7 @@ class BudgetedCache(ABC, Generic[K, V]):
             hits=self._hits,
             misses=self._misses,
             evictions=self._evictions,
-            refused=self._refused,
+            refused=self._refusals,
             entries=len(self._entries),
             used_bytes=self._used_bytes,
             budget_bytes=self._budget_bytes,

@@ -112,7 +112,7 @@ class Stack(Generic[V]):
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
         self._pending_bytes = 0
-        self._fetches = self._waits = self._timed_out_waits = self._dropped = self._unreadable = 0
+        self._fetches = self._waits = self._timed_out_waits = self._dropped_puts = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
         """Return the value if it is in memory, otherwise None. Unlike `get`, the method does not await."""
@@ -265,7 +265,7 @@ class Stack(Generic[V]):
         if self._disk is None or self._closed:
             return False
         if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
-            self._dropped += 1
+            self._dropped_puts += 1
             return False
         self._pending_bytes += len(put.payload)
         self._queue.put_nowait(put)
@@ -302,7 +302,7 @@ class Stack(Generic[V]):
             fetches=self._fetches,
             waits=self._waits,
             timed_out_waits=self._timed_out_waits,
-            dropped=self._dropped,
+            dropped=self._dropped_puts,
             unreadable=self._unreadable,
             pending_bytes=self._pending_bytes,
         )

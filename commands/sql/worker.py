@@ -66,7 +66,7 @@ class AnswerWriter:
     """Writes one answer as frames. It collects the data and writes them in frames of `_FLUSH_BYTES`."""
 
     def __init__(self, stream: BinaryIO, bytes_max: int) -> None:
-        self._out = stream
+        self._stream = stream
         self._bytes_max = self._remaining_bytes = bytes_max
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -102,8 +102,8 @@ class AnswerWriter:
         self._pending, self._pending_bytes = [], 0
 
     def _write_frame(self, kind: bytes, content: bytes) -> None:
-        self._out.write(FRAME.pack(kind, len(content)) + content)
-        self._out.flush()
+        self._stream.write(FRAME.pack(kind, len(content)) + content)
+        self._stream.flush()
 
 
 def main() -> None:

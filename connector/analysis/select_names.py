@@ -98,7 +98,7 @@ class SelectNames:
         self.sources = sources
         self.tree = tree
         self._relation_names = relation_names
-        self._literal_of = literal_of
+        self._find_literal = literal_of
 
     # The outputs of the block (`algebra.blocks.Outputs`)
 
@@ -140,7 +140,7 @@ class SelectNames:
         if any(find_star_qualifier(projection) is not None for projection in self.projections):
             return None
         names = find_output_names(self.projections)
-        literal = self._literal_of(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
+        literal = self._find_literal(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
         return None if literal is None or literal.kind == "null" else literal
 
     def may_be_null(self, name: str) -> bool:

@@ -90,8 +90,8 @@ class ViewPlanner:
     def __init__(self, seamark: Seamark, reader: StatementReader, resolve_name: ResolveName) -> None:
         self._seamark = seamark
         self._reader = reader
-        self._named = resolve_name
-        self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
+        self._resolve_name = resolve_name
+        self._views_by_name: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
         self._paused_until_s: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
 
     # View definitions
@@ -112,7 +112,7 @@ class ViewPlanner:
         """
         learned_count = 0
         for _ in range(DEPTH_MAX):
-            unknown = [name for name in names if self._known.get(name) is None and not self._is_paused(name)]
+            unknown = [name for name in names if self._views_by_name.get(name) is None and not self._is_paused(name)]
             answers = await requests.request_all(
                 {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned_count]}
             )
@@ -121,7 +121,7 @@ class ViewPlanner:
                 self._pause_requests(name)
             for name, view in views.items():
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
-                self._known.put(name, view, size)
+                self._views_by_name.put(name, view, size)
             learned_count += len(views)
             behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
             tables = await requests.request_all({name: self._seamark.load_table(name) for name in behind})
@@ -146,7 +146,7 @@ class ViewPlanner:
     async def _open_behind(
         self, name: Name, outer_views: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
-        view = None if self._is_paused(name) else self._known.get(name)
+        view = None if self._is_paused(name) else self._views_by_name.get(name)
         if (
             view is None
             or name in views
@@ -187,13 +187,13 @@ class ViewPlanner:
             tables_by_name[name] = await self._read_columns(resolved_view, tables_by_name, until_s)
         requests.missing.update(name for name in answers if name not in tables_by_name)
         for name in views.keys() & answers.keys() - unchanged_views.keys():
-            self._known.discard(name)
+            self._views_by_name.discard(name)
         return ViewDefinitions(unchanged_views, tables_by_name)
 
     async def _open(self, view: View, until_s: float) -> ResolvedView:
         table_names = (await self._reader.read(_describe_view(view), {}, until_s)).table_names
         return ResolvedView(
-            view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
+            view, {names: table for names in table_names if (table := self._resolve_name(names, view)) is not None}
         )
 
     async def _read_columns(
@@ -329,7 +329,7 @@ class ViewPlanner:
                 name, expanded_view.view, get_predicate(expanded_view.planned), references, reader
             )
         except Refused as error:
-            self._known.discard(name)
+            self._views_by_name.discard(name)
             if error.status != 404:  # 404 means that the view has changed. It is then loaded again.
                 self._pause_requests(name)
             raise

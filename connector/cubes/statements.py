@@ -311,7 +311,7 @@ class _Translation:
                 for column in list_columns(partial.operand)
             )
         }
-        self._used: dict[str, _Output] = {}
+        self._used_outputs: dict[str, _Output] = {}
 
     def run(self) -> CubeStatement:
         names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
@@ -328,9 +328,9 @@ class _Translation:
         for name, item in zip(names, list(tree.expressions), strict=True):
             if name and isinstance(item, exp.Column) and item.name != name:
                 item.replace(exp.alias_(item.copy(), name, quoted=True))
-        if not self._used:
+        if not self._used_outputs:
             self._use_partial(COUNT_ROWS)
-        columns = sorted(self._used, key=lambda column: (column[0], int(column[1:])))
+        columns = sorted(self._used_outputs, key=lambda column: (column[0], int(column[1:])))
         paths = dict.fromkeys(path for row_condition in row_conditions for path in self._list_paths(row_condition))
         condition = " AND ".join(
             f"({row_condition.sql(dialect=self._dialect.name, comments=False)})" for row_condition in row_conditions
@@ -344,7 +344,7 @@ class _Translation:
             self._alias,
             tree,
             self._dialect,
-            self._used,
+            self._used_outputs,
             frozenset(self._columns[path].id for path in paths),
             tuple(joins),
         )
@@ -361,11 +361,11 @@ class _Translation:
         on_groups, on_rows = [], []
         pairs = zip(_split(where_clause.this), _split(self._select.args["where"].this), strict=True)
         for condition, original in pairs:
-            used_columns, holder = dict(self._used), exp.Paren(this=condition.copy())
+            used_columns, holder = dict(self._used_outputs), exp.Paren(this=condition.copy())
             try:
                 self._visit(holder)
             except NotFromCube as error:
-                self._used = used_columns
+                self._used_outputs = used_columns
                 self._check_row_condition(original, error)
                 on_rows.append(original)
             else:
@@ -480,7 +480,7 @@ class _Translation:
         if isinstance(dimension, StarAttribute):
             kind = self._dialect.name_type(dimension.kind)
             output = _Output(PREFIX + dimension.entry, dimension.row, kind, frozenset({dimension.key_id}))
-            return self._used.setdefault(dimension.entry, output).name
+            return self._used_outputs.setdefault(dimension.entry, output).name
         column, kind = dimension.column, str(dimension.column.type)
         is_plain_column = "." not in column.name and dimension.transform == IDENTITY
         name = self._name(column.name) if is_plain_column else PREFIX + dimension.entry
@@ -488,7 +488,7 @@ class _Translation:
         if dimension.transform != IDENTITY:
             row = self._dialect.truncate(dimension.transform, row, kind)
         output = _Output(name, row, self._dialect.name_type(kind), frozenset({column.id}))
-        return self._used.setdefault(dimension.entry, output).name
+        return self._used_outputs.setdefault(dimension.entry, output).name
 
     def _name(self, name: str) -> str:
         return name.lower() if self._dialect.lowers_names else name
@@ -594,7 +594,7 @@ class _Translation:
             if partial.function == COUNT:
                 row = f"CASE WHEN {row} IS NULL THEN 0 ELSE 1 END"
         output = _Output(PREFIX + entry, f"CAST({row} AS {kind})", kind, ids)
-        name = self._used.setdefault(entry, output).name
+        name = self._used_outputs.setdefault(entry, output).name
         return f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(name)}"
 
     def _write_column(self, column_id: int) -> str:

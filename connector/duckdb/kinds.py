@@ -75,11 +75,11 @@ class NameKinds:
             qualifiers: The qualifiers of known columns, or None if the columns of all tables are known.
         """
         self._qualifiers = qualifiers
-        self._found: defaultdict[str, set[str | None]] = defaultdict(set)
+        self._kinds_by_name: defaultdict[str, set[str | None]] = defaultdict(set)
         for columns in tables:
             for name, iceberg_type in columns.items():
-                self._found[name.lower()].add(find_kind(iceberg_type))
-        stored_names = set(self._found)
+                self._kinds_by_name[name.lower()].add(find_kind(iceberg_type))
+        stored_names = set(self._kinds_by_name)
         nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
         relations = {
             column_name.name.lower() for column_name in nodes if isinstance(column_name, exp.TableAlias | exp.Table)
@@ -93,10 +93,10 @@ class NameKinds:
                     if type(column) is exp.Column and (name not in stored_names or column.name.lower() == name):
                         names_by_alias[name].add(column.name.lower())
                     else:
-                        self._found[name].add(None)
+                        self._kinds_by_name[name].add(None)
                 case exp.TableAlias():
                     for number, column_name in enumerate(node.columns):
-                        self._found[column_name.name.lower()].add(
+                        self._kinds_by_name[column_name.name.lower()].add(
                             find_literal_kind(_find_column_values(node.parent, number))
                         )
                 case exp.SetOperation():
@@ -112,17 +112,17 @@ class NameKinds:
             name, qualifier = f"{qualifier}.{name}", column.db.lower()
         if self._qualifiers is not None and qualifier not in self._qualifiers:
             return None
-        kinds = self._found.get(name, set())
+        kinds = self._kinds_by_name.get(name, set())
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, names_by_alias: Mapping[str, set[str]]) -> None:
         """Add to each alias the kinds of its columns, which may be aliases themselves."""
         for _ in range(1 + len(names_by_alias)):
-            kinds_before = sum(map(len, self._found.values()))
+            kinds_before = sum(map(len, self._kinds_by_name.values()))
             for name, columns in names_by_alias.items():
                 for column in columns:
-                    self._found[name] |= self._found.get(column, {None})
-            if sum(map(len, self._found.values())) == kinds_before:
+                    self._kinds_by_name[name] |= self._kinds_by_name.get(column, {None})
+            if sum(map(len, self._kinds_by_name.values())) == kinds_before:
                 return
 
     def _mark_conversions(self, several: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]) -> None:

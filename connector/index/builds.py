@@ -230,9 +230,9 @@ class _Run:
         self._limits = limits
         self._on_progress = on_progress
         self._json = build_json
-        self._tried: set[int] = set()
+        self._tried_files: set[int] = set()
         """The high halves of the identities of all files that workers have received. No file is tried twice."""
-        self._skipped = 0
+        self._skipped_count = 0
         self._reasons: dict[str, str] = {}
         """The reasons why the first skipped files were skipped, by path."""
         self._left_files = 0
@@ -258,7 +258,7 @@ class _Run:
     def catch_up(self) -> bool:
         """Index the missing files. Return False if the build has tried all of them before."""
         source = self._make_source()
-        tried_before = len(self._tried)
+        tried_before = len(self._tried_files)
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
@@ -268,7 +268,7 @@ class _Run:
             task = replace(source.task, dimensions=self._dimensions)
             for written_index in self._workers.run(task, wave):
                 self._register(written_index)
-        return len(self._tried) > tried_before
+        return len(self._tried_files) > tried_before
 
     def _make_source(self) -> BuildSource:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
@@ -281,8 +281,8 @@ class _Run:
             files = [source.make_data_file(file_json) for file_json in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
-                if file_id not in self._tried:
-                    self._tried.add(file_id)
+                if file_id not in self._tried_files:
+                    self._tried_files.add(file_id)
                     yield file
                     continue
                 self._left_files += 1
@@ -290,7 +290,7 @@ class _Run:
                     self._left_reasons.append((file.path, self._reasons[file.path]))
 
     def _register(self, written_index: WrittenIndex) -> None:
-        self._skipped += len(written_index.skipped)
+        self._skipped_count += len(written_index.skipped)
         for path, reason in written_index.skipped[: _SKIPPED_FILES_MAX - len(self._reasons)]:
             self._reasons[path] = reason
         if written_index.location is not None:
@@ -310,8 +310,8 @@ class _Run:
         progress = json["progress"]
         return BuildProgress(
             files_done=progress["files-done"],
-            files_total=max(progress["files-total"], progress["files-done"] + self._skipped),
-            files_skipped=self._skipped,
+            files_total=max(progress["files-total"], progress["files-done"] + self._skipped_count),
+            files_skipped=self._skipped_count,
             rows_done=progress["rows-done"],
             index_files=progress["index-files"],
             size_bytes=progress["size-in-bytes"],

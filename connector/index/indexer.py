@@ -171,7 +171,7 @@ class Indexer:
     audit: AuditLimits | None = None
     _audit_progress: dict[tuple[Table, str], _AuditProgress] = field(default_factory=dict)
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
-    _unsupported: set[str] = field(default_factory=set)
+    _unsupported_locations: set[str] = field(default_factory=set)
     """The locations of index files of an unknown version."""
 
     def run(self, interval_s: float) -> None:
@@ -332,7 +332,7 @@ class Indexer:
                     file_json["location"], file_json["level"], file_json["size-in-bytes"], file_json["created-ms"]
                 )
                 for file_json in self.client.index(table, name).json["index-files"]
-                if file_json["state"] == "live" and file_json["location"] not in self._unsupported
+                if file_json["state"] == "live" and file_json["location"] not in self._unsupported_locations
             )
             if not merge:
                 return
@@ -382,9 +382,9 @@ class Indexer:
 
     def _leave_out(self, table: Table, name: str, locations: Sequence[str]) -> None:
         """Select index files of an unknown version for no further merge."""
-        if len(self._unsupported) + len(locations) > UNSUPPORTED_MAX:
-            self._unsupported.clear()
-        self._unsupported.update(locations)
+        if len(self._unsupported_locations) + len(locations) > UNSUPPORTED_MAX:
+            self._unsupported_locations.clear()
+        self._unsupported_locations.update(locations)
         _log.warning("index files of an unknown version not merged", table=_format_table(table), index=name,
                      index_files=len(locations))  # fmt: skip
 

@@ -391,13 +391,13 @@ class _Spill:
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """At most two distinct keys of each range, to recognise a range with a single key."""
         self._sinks: list[pa.NativeFile | _EncryptedFile] = []
-        self._opened = ExitStack()
+        self._exit_stack = ExitStack()
 
     def __enter__(self) -> _Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._exit_stack.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
         """Add rows to the files of their ranges.
@@ -431,14 +431,14 @@ class _Spill:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             path = self._folder / str(number)
             if self._keys is None:
-                sink = self._opened.enter_context(pa.OSFile(str(path), "wb"))
+                sink = self._exit_stack.enter_context(pa.OSFile(str(path), "wb"))
                 self._sinks.append(sink)
             else:
                 self._keys[number] = AESGCM(AESGCM.generate_key(128))
                 encrypted_file = _EncryptedFile(path, "wb", self._keys[number])
                 self._sinks.append(encrypted_file)
-                sink = self._opened.enter_context(io.BufferedWriter(encrypted_file, _SEALED_BYTES))
-            self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
+                sink = self._exit_stack.enter_context(io.BufferedWriter(encrypted_file, _SEALED_BYTES))
+            self._streams[number] = self._exit_stack.enter_context(pa.ipc.new_stream(sink, schema, options=options))
         return self._streams[number]
 
     def _open(self, number: int, path: Path) -> Any:

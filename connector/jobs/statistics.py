@@ -116,7 +116,7 @@ class _Computation:
         newest: KnownStatistics,
         source_table: OpenTable,
     ) -> None:
-        self._client, self._metadata, self._newest, self._opened = client, metadata, newest, source_table
+        self._client, self._metadata, self._newest, self._source_table = client, metadata, newest, source_table
         self._types = policy.list_column_types(source_table.schema)
         if not self._types:
             raise InvalidRequest("The table has none of the columns for which statistics are requested")
@@ -126,7 +126,7 @@ class _Computation:
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
         """Read the new rows, and commit the statistics unless `dry_run` is set."""
         known_sketches = {} if full else self._load_sketches()
-        tasks = list(plan(self._client, self._opened))
+        tasks = list(plan(self._client, self._source_table))
         new = tasks if not known_sketches else self._select_uncounted(tasks)
         uncounted_columns = self._types.keys() - known_sketches.keys()
         report = StatisticsReport(
@@ -165,7 +165,7 @@ class _Computation:
             return {}
         usable: dict[int, tuple[ThetaSketch, int]] = {}
         try:
-            sketches = _read_sketches(self._opened.storage, file, blobs)
+            sketches = _read_sketches(self._source_table.storage, file, blobs)
         except (OSError, ValueError, Corrupt):
             # The file was deleted or is damaged, so the data files are read again.
             return {}
@@ -180,7 +180,7 @@ class _Computation:
         if not snapshots:
             return []
         counted_paths: set[str] = set()
-        for page in self._client.iter_files(self._opened.name, content="data", at=At(self._snapshot_id)):
+        for page in self._client.iter_files(self._source_table.name, content="data", at=At(self._snapshot_id)):
             for path, added_snapshot_id in zip(
                 page["file_path"].to_pylist(), page["snapshot_id"].to_pylist(), strict=True
             ):
@@ -193,10 +193,10 @@ class _Computation:
     ) -> None:
         if not tasks or not columns:
             return
-        fields = [field for field in self._opened.schema.fields if field.id in columns]
-        read_plan = plan_read(self._opened, [field.name for field in fields], TRUE)
+        fields = [field for field in self._source_table.schema.fields if field.id in columns]
+        read_plan = plan_read(self._source_table, [field.name for field in fields], TRUE)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
-        with closing(read_tasks(read_plan, self._opened.storage, tasks)) as task_batches:
+        with closing(read_tasks(read_plan, self._source_table.storage, tasks)) as task_batches:
             for batch in join_small_batches(_report_progress(task_batches)):
                 for field, column in zip(fields, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
@@ -205,7 +205,10 @@ class _Computation:
         self, sketches: Mapping[int, ThetaSketch], removed_rows: Mapping[int, int], report: StatisticsReport
     ) -> None:
         """Write the sketches and the partition statistics into files, and commit them for the snapshot."""
-        storage, folder = self._opened.storage, get_metadata_folder(self._metadata.location, self._metadata.properties)
+        storage, folder = (
+            self._source_table.storage,
+            get_metadata_folder(self._metadata.location, self._metadata.properties),
+        )
         sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
         blobs = []
@@ -231,7 +234,7 @@ class _Computation:
                 location = f"{folder}/partition-stats-{self._snapshot_id}-{uuid.uuid4()}.parquet"
                 locations.append(location)
                 report.partitions, size = write_partition_statistics(
-                    self._client, self._opened, self._metadata, location, self._snapshot_id
+                    self._client, self._source_table, self._metadata, location, self._snapshot_id
                 )
                 of_partitions = PartitionStatisticsFile(self._snapshot_id, location, size)
                 update = {"partition-statistics": msgspec.to_builtins(of_partitions)}
@@ -247,15 +250,15 @@ class _Computation:
 
     def _update(self, updates: list[dict[str, object]]) -> None:
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
-        update_table(self._client, self._opened.name, requirements, updates)
+        update_table(self._client, self._source_table.name, requirements, updates)
         # If the snapshot has expired in the meantime, no other job would remove the statistics file.
         with suppress(ClientError):
-            engine_table = self._client.load_table(self._opened.name, history=True)
+            engine_table = self._client.load_table(self._source_table.name, history=True)
             now = decode_table(engine_table.metadata, engine_table.location)
             if now.snapshot(self._snapshot_id) is None:
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
                 removals = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
-                update_table(self._client, self._opened.name, requirements, removals)
+                update_table(self._client, self._source_table.name, requirements, removals)
 
 
 def _report_progress(task_batches: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:

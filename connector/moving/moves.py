@@ -107,7 +107,7 @@ class Move:
     selection: MoveSelection = field(default_factory=MoveSelection)
     into: Levels = ()
     workers: int = 8
-    _seen: set[Levels] = field(default_factory=set, init=False)
+    _seen_namespaces: set[Levels] = field(default_factory=set, init=False)
     """The selected names that the source has."""
 
     def run(self) -> Generator[Result]:
@@ -137,13 +137,13 @@ class Move:
             finally:
                 for future in pending:
                     future.cancel()
-        for kind, name in self.selection.find_missing(self._seen):
+        for kind, name in self.selection.find_missing(self._seen_namespaces):
             yield Result(kind, name, "gone", "The catalog does not have it")
 
     def _list_steps(self) -> Iterator[Result | Callable[[], Result]]:
         """Move the namespaces and yield their results. Also yield a function for each table and view that moves it."""
         for namespace in self.source.list_namespaces():
-            self._seen.add(namespace)
+            self._seen_namespaces.add(namespace)
             if not self.selection.needs(namespace):
                 continue
             target = (*self.into, *namespace)
@@ -160,7 +160,7 @@ class Move:
             kinds: Sequence[tuple[Kind, list[str]]] = (("table", tables), ("view", views))
             for kind, name in chain.from_iterable(((kind, name) for name in names) for kind, names in kinds):
                 if self.selection.includes(namespace, name):
-                    self._seen.add((*namespace, name))
+                    self._seen_namespaces.add((*namespace, name))
                     yield partial(self._move_entry, kind, namespace, name)
 
     def _move_namespace(self, namespace: Levels, target: Levels) -> Answer:

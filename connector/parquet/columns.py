@@ -146,7 +146,7 @@ class _Overlaid(io.RawIOBase):
     """A file in which new bytes replace the bytes from `at` on."""
 
     def __init__(self, source: pa.NativeFile, start: int, end: bytes) -> None:
-        self._source, self._at, self._end, self._place = source, start, end, 0
+        self._source, self._start, self._end, self._place = source, start, end, 0
 
     def readable(self) -> bool:
         return True
@@ -158,15 +158,15 @@ class _Overlaid(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._at + len(self._end)}
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._start + len(self._end)}
         self._place = starts[whence] + offset
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        if self._place < self._at:
-            data = self._source.read_at(min(len(buffer), self._at - self._place), self._place)
+        if self._place < self._start:
+            data = self._source.read_at(min(len(buffer), self._start - self._place), self._place)
         else:
-            data = self._end[self._place - self._at :][: len(buffer)]
+            data = self._end[self._place - self._start :][: len(buffer)]
         buffer[: len(data)] = data
         self._place += len(data)
         return len(data)

@@ -91,7 +91,7 @@ class Pages:
             hole_bytes: The maximum gap between pages that are read in one request.
             encrypted: Whether the file is encrypted. Pages of an encrypted file cannot be read separately.
         """
-        self._encrypted = encrypted
+        self._is_encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._stripped_chunks_by_group: dict[int, tuple[int, list[Fields]]] = {}
 
@@ -105,7 +105,7 @@ class Pages:
             names: The names of the columns.
             rows: The ascending positions of the rows in the row group, as int64[rows].
         """
-        if self._encrypted:
+        if self._is_encrypted:
             return None
         group = self._file.metadata.row_group(number)
         stretches = np.count_nonzero(np.diff(rows // STRETCH_ROWS)) + 1

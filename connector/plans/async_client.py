@@ -398,7 +398,7 @@ class Seamark:
         self._plans = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
-        self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
+        self._known_tables: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         """Request a plan of a table.
@@ -536,14 +536,14 @@ class Seamark:
 
     async def load_table(self, table: Name) -> KnownTable | None:
         """Return the current state of a table, or None if there is no table of this name."""
-        cached_table = self._known.get(table)
+        cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
             version, raw = await self._ask(
                 "GET", path, known_version=cached_table.version if cached_table else "", headers={FRESH_HEADER: "true"}
             )
         except NoSuchResource:
-            self._known.discard(table)
+            self._known_tables.discard(table)
             return None
         if cached_table is not None and not raw:
             return cached_table
@@ -568,7 +568,7 @@ class Seamark:
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))
-            self._known.put(table, current, size if cube_metadata is None else size + 2 * len(raw))
+            self._known_tables.put(table, current, size if cube_metadata is None else size + 2 * len(raw))
         return current
 
     def _decode_metadata(self, raw: bytes) -> TableMetadata:

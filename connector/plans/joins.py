@@ -188,7 +188,7 @@ class _DimensionTree:
         known_tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     ) -> None:
         self._planned_scans = planned_scans
-        self._known = known_tables
+        self._known_tables = known_tables
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
@@ -199,7 +199,7 @@ class _DimensionTree:
             number: The number of the scan.
             path: The numbers of the scans above it in the tree.
         """
-        limited_table = _find_table(self._planned_scans[number], self._known)
+        limited_table = _find_table(self._planned_scans[number], self._known_tables)
         if limited_table is None or len(path) >= DEPTH_MAX:
             return ()
         dimensions: list[Dimension] = []
@@ -208,7 +208,7 @@ class _DimensionTree:
                 break
             self._steps -= 1
             planned_scan = self._planned_scans.get(join.scan)
-            table = None if planned_scan is None else _find_table(planned_scan, self._known)
+            table = None if planned_scan is None else _find_table(planned_scan, self._known_tables)
             if planned_scan is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
             # The server finds extremes in statistics of files, so the table may have any size.

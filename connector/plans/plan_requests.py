@@ -66,7 +66,7 @@ class PlanRequests:
         self._seamark = seamark
         self._max_kept_fraction = max_kept_fraction
         self._until_s = until_s
-        self._failed = False
+        self._has_failed = False
         self.refusal_reason = ""
         self.answered: set[PlannedScan] = set()
         """The scans for which the server has answered a request. These scans count in the query history."""
@@ -77,7 +77,7 @@ class PlanRequests:
 
     def has_failed(self) -> bool:
         """Return whether the server has failed to respond. A refusal counts as a response."""
-        return self._failed
+        return self._has_failed
 
     async def request_plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
@@ -219,7 +219,7 @@ class PlanRequests:
             for task in tasks.values():
                 task.cancel()
         if unfinished_tasks:
-            self._failed, self.refusal_reason = True, "Seamark was too slow"
+            self._has_failed, self.refusal_reason = True, "Seamark was too slow"
             await asyncio.wait(unfinished_tasks)
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
@@ -233,7 +233,7 @@ class PlanRequests:
             case Refused():  # The table does not exist or is a view, or the filter cannot be bound.
                 self.refusal_reason = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
-                self._failed, self.refusal_reason = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                self._has_failed, self.refusal_reason = True, f"Seamark failed: {error.kind or type(error).__name__}"
                 _log.warning("The server did not respond to a request for a plan", error=error.message)
             case _:
                 raise error

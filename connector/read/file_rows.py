@@ -51,18 +51,18 @@ class FileRowReader:
 
     def __post_init__(self) -> None:
         task, read_plan = self.task, self.read_plan
-        self._deleted = self.deletes.load(task.path, task.deletes)
+        self._deleted_rows = self.deletes.load(task.path, task.deletes)
         self._removed = None if task.removed_by is None else self.deletes.load(task.path, task.removed_by)
         tested_columns = {predicate.column_id for predicate in collect_predicates(self.where)}
-        for row_set in (self._deleted, self._removed):
+        for row_set in (self._deleted_rows, self._removed):
             tested_columns |= set() if row_set is None else row_set.column_ids
         tested_fields: dict[int, Field] = {}
         for column_id in tested_columns:
             root, steps = _find_path(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested_fields[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
-        self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
-        outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
+        self._inherited_lineage = InheritedLineage.of(task.file) if read_plan.lineage else None
+        outputs = read_plan.fields if self._inherited_lineage is None else [*read_plan.fields, *read_plan.lineage]
         fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested_fields.values())}
         self._projected = FileProjection(fields, needed.values(), _read_identity_values(read_plan, task))
@@ -108,7 +108,7 @@ class FileRowReader:
             start, end = np.searchsorted(row_numbers, (first, first + rows)).tolist()
             mask = np.zeros(rows, dtype=np.bool_)
             mask[row_numbers[start:end] - first] = True
-        deleted_mask = self._deleted.mark_deleted_positions(first, rows)
+        deleted_mask = self._deleted_rows.mark_deleted_positions(first, rows)
         if deleted_mask is not None:
             mask = ~deleted_mask if mask is None else mask & ~deleted_mask
         if self._removed is not None and not self._removed.keys:
@@ -209,8 +209,8 @@ class FileRowReader:
         }
         matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
-        if self._deleted.keys:
-            matches = matches & ~self._deleted.mark_deleted_keys(values, rows)
+        if self._deleted_rows.keys:
+            matches = matches & ~self._deleted_rows.mark_deleted_keys(values, rows)
         if self._removed is not None and self._removed.keys:
             removed_mask = self._removed.mark_deleted_keys(values, rows)
             by_position = self._removed.mark_deleted_positions(first, rows)
@@ -232,7 +232,7 @@ class FileRowReader:
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
         # Positions are computed only if the scan or the row lineage needs them.
-        if needs_positions or self._inherited is not None:
+        if needs_positions or self._inherited_lineage is not None:
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]
         for name in self.read_plan.names:
@@ -242,10 +242,10 @@ class FileRowReader:
                 arrays.append(pa.repeat(pa.scalar(self.task.path), count))
             elif name == POSITION:
                 arrays.append(pa.array(positions))
-            elif self._inherited is None:
+            elif self._inherited_lineage is None:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
-                arrays.append(self._inherited.fill(lineage[name], columns[lineage[name]], positions))
+                arrays.append(self._inherited_lineage.fill(lineage[name], columns[lineage[name]], positions))
         if self.read_plan.positions:
             arrays.append(pa.array(positions))
         return _build_batch(arrays, self.read_plan.arrow, count)

@@ -36,7 +36,7 @@ class SparkWorkers:
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
-        self._owned = owned
+        self._owns_session = owned
 
     @classmethod
     def start(cls, master: str) -> SparkWorkers:
@@ -74,7 +74,7 @@ class SparkWorkers:
             raise
 
     def close(self) -> None:
-        if self._owned:
+        if self._owns_session:
             self._spark.stop()
 
 

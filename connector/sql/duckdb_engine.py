@@ -74,7 +74,7 @@ class TableStream:
         table = table_read.table
         self._names = [name for name in table.columns if name in table.used]
         numbers = {name: number for number, name in enumerate(table.columns)}
-        self._renamed = [f"c{numbers[name]}" for name in self._names]
+        self._new_names = [f"c{numbers[name]}" for name in self._names]
         stored_names = tuple(name for name in self._names if name != table.place)
         self._has_places = len(stored_names) < len(self._names)
         row_filter = extract_row_filter(table_read.where)
@@ -89,7 +89,7 @@ class TableStream:
         if not self._names:
             return _NO_COLUMNS
         kinds = [pa.uuid() if n in self._uuids else field.type for n, field in enumerate(self._plan.arrow)]
-        return pa.schema(list(zip(self._renamed, kinds, strict=True)))
+        return pa.schema(list(zip(self._new_names, kinds, strict=True)))
 
     def __arrow_c_schema__(self) -> object:
         return self.schema.__arrow_c_schema__()

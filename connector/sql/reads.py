@@ -173,13 +173,13 @@ class StatementTables:
         """
         self._session_tables = session_tables
         self._catalog, self._schema = catalog, schema
-        self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
+        self._tables_by_version: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
         """The tables, by the `id` of the node that refers to them."""
 
     def hold(self, name: Name, source_table: OpenTable) -> None:
         """Use this open table for all references to the current state of the table."""
-        self._opened[name, None] = _to_named_table(name, source_table)
+        self._tables_by_version[name, None] = _to_named_table(name, source_table)
 
     def resolve_name(self, node: exp.Table) -> Name:
         return parse_table_name(node, self._catalog, self._schema)
@@ -193,21 +193,21 @@ class StatementTables:
         """Return whether no table has changed since it was opened."""
         return all(
             table.loaded is not None and self._session_tables.open(name, version) is table
-            for (name, version), table in self._opened.items()
+            for (name, version), table in self._tables_by_version.items()
         )
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
         """Return a table. Open it at its first use (`SessionTables.open`)."""
-        table = self._opened.get((name, version))
+        table = self._tables_by_version.get((name, version))
         if table is None:
             open_versions = {
                 snapshot_id
-                for open_name, snapshot_id in self._opened
+                for open_name, snapshot_id in self._tables_by_version
                 if open_name == name and not isinstance(snapshot_id, int)
             }
             if open_versions and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at a second snapshot")
-            table = self._opened[name, version] = self._session_tables.open(name, version)
+            table = self._tables_by_version[name, version] = self._session_tables.open(name, version)
         return table
 
 

@@ -196,16 +196,16 @@ class SqlSession:
         self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._reads = self._client.with_fresh_rows(after)
         self._tables = SessionTables(self._reads)
-        self._prepared = PreparedQueries()
+        self._prepared_queries = PreparedQueries()
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
         if cubes not in CUBE_USES:
             raise ValueError(f"cubes must be one of {', '.join(CUBE_USES)}, not {cubes!r}")
-        self._on_s3, self._writes, self._checked, self._cubes = on_s3, writes, check_tables, cubes
+        self._on_s3, self._writes, self._check_tables, self._cubes = on_s3, writes, check_tables, cubes
         self._limits = limits or DuckDBLimits()
         self._con: duckdb.DuckDBPyConnection | None = None
-        self._attached: duckdb.DuckDBPyConnection | None = None
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self._spark: SparkStatements | None = None
 
     def __enter__(self) -> SqlSession:
@@ -217,8 +217,8 @@ class SqlSession:
     def close(self) -> None:
         if self._con is not None:
             self._con.close()
-        if self._attached is not None:
-            self._attached.close()
+        if self._connection is not None:
+            self._connection.close()
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
@@ -258,7 +258,7 @@ class SqlSession:
             is_counted: Whether the reads of the statement are counted in the query history.
         """
         now = datetime.now(UTC)
-        prepared_query = self._prepared.find(text, now)
+        prepared_query = self._prepared_queries.find(text, now)
         if prepared_query is not None:
             return self._plan_prepared(prepared_query, is_counted=is_counted)
         statement = parse(text)
@@ -268,7 +268,7 @@ class SqlSession:
         if self._engines.wanted in (AUTO, DUCKDB):
             try:
                 prepared_query = prepare(statement, self._make_tables(), now, self._cubes)
-                self._prepared.put(text, prepared_query)
+                self._prepared_queries.put(text, prepared_query)
                 return self._plan_prepared(prepared_query, is_counted=is_counted)
             except UnsupportedInDuckDB as error:
                 reason = str(error)
@@ -282,7 +282,7 @@ class SqlSession:
         )
         planned_reads, cube = plan_cube(self._reads, query, prepared_query.cube, planner)
         # All requests end before the check, because it may forbid this process to open files such as certificates.
-        self._checked([table_read.named.opened for table_read in planned_reads])
+        self._check_tables([table_read.named.opened for table_read in planned_reads])
         reads = tuple(planned_reads)
         read_bytes = sum(table_read.bytes for table_read in reads)
         if isinstance(cube, CubePlan):
@@ -340,7 +340,7 @@ class SqlSession:
         if query is not None:
             scans = find_scans(query, tables, catalog, now.date())
             reads = ReadPlanner(self._reads, tables, catalog, scans, is_counted=is_counted).plan()
-        self._checked([table_read.named.opened for table_read in reads])
+        self._check_tables([table_read.named.opened for table_read in reads])
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:
@@ -431,11 +431,11 @@ class SqlSession:
         return ComputedRows(changed_read, rows, TRUE if is_read_again else changed_read.where)
 
     def _run_definition(self, planned_statement: _PlannedStatement) -> SqlResult:
-        if self._attached is None:
+        if self._connection is None:
             client = self._client
-            self._attached = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
-            self._attached.execute("SET TimeZone = 'UTC'")
-        execute(self._attached, planned_statement.text, None, ()).read_all()
+            self._connection = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
+            self._connection.execute("SET TimeZone = 'UTC'")
+        execute(self._connection, planned_statement.text, None, ()).read_all()
         return _report_rows(planned_statement, None)
 
     def _run_on_trino(self, planned_statement: _PlannedStatement) -> SqlResult:

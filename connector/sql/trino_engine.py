@@ -116,7 +116,7 @@ class TrinoRows:
         self.schema = pa.schema(
             [(str(column.name), find_arrow_type(kind)) for column, kind in zip(columns, self.types, strict=True)]
         )
-        self._converted = [_make_converter(field.type) for field in self.schema]
+        self._converters = [_make_converter(field.type) for field in self.schema]
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -128,7 +128,7 @@ class TrinoRows:
                 return
             arrays = [
                 pa.array([None if row[n] is None else convert(row[n]) for row in rows], field.type)
-                for n, (field, convert) in enumerate(zip(self.schema, self._converted, strict=True))
+                for n, (field, convert) in enumerate(zip(self.schema, self._converters, strict=True))
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 

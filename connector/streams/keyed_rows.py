@@ -93,18 +93,18 @@ class KeyedFile:
         key_hashes = hashes.take(complete_rows)
         order = np.lexsort((key_hashes.low, key_hashes.high))
         self._positions: Longs = complete_rows[order]
-        self._sorted = key_hashes.take(order)
-        _, runs = np.unique(self._sorted.high, return_counts=True)
-        self._run = int(runs.max(initial=0))
+        self._sorted_hashes = key_hashes.take(order)
+        _, runs = np.unique(self._sorted_hashes.high, return_counts=True)
+        self._longest_run = int(runs.max(initial=0))
 
     def find(self, keys: KeyHashes) -> Longs:
         """Return the positions of the rows with one of the keys, as int64[rows], in any order."""
         positions = []
-        start = np.searchsorted(self._sorted.high, keys.high)
+        start = np.searchsorted(self._sorted_hashes.high, keys.high)
         # More than one step is needed only if several hashes have equal high halves.
-        for step in range(self._run):
+        for step in range(self._longest_run):
             places = np.minimum(start + step, len(self._positions) - 1)
-            is_same = (self._sorted.high[places] == keys.high) & (self._sorted.low[places] == keys.low)
+            is_same = (self._sorted_hashes.high[places] == keys.high) & (self._sorted_hashes.low[places] == keys.low)
             positions.append(self._positions[places[is_same]])
         return np.unique(np.concatenate(positions)) if positions else np.zeros(0, dtype=np.int64)
 

@@ -170,12 +170,12 @@ class Proxy:
         self._forwarder = forwarder
         self._rewriter = rewriter
         self._counts = counts
-        self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
-        self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
+        self._answer_counters = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
+        self._logs_requests = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._tables, self._reports, self._times = tables, reports, times
         self._logins = AcceptedLogins(forwarder.send)
         self._waiting = QueuedStatements(settings.lease_s)
-        self._cancelling: set[asyncio.Task[None]] = set()
+        self._cancel_tasks: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
 
@@ -190,11 +190,11 @@ class Proxy:
             raise
         finally:
             self.answering -= 1
-        self._answered[response.status // 100].inc()
+        self._answer_counters[response.status // 100].inc()
         if not response.prepared:
             # By default, aiohttp sends a header with its version and the version of Python.
             response.headers.setdefault("Server", "seamark")
-        if summary or self._logs_all:  # The request is also logged if the client disconnected during the response.
+        if summary or self._logs_requests:  # The request is also logged if the client disconnected during the response.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
@@ -255,7 +255,7 @@ class Proxy:
 
     def count_unreadable(self) -> None:
         """Count a request that was refused because it is not valid HTTP."""
-        self._answered[4].inc()
+        self._answer_counters[4].inc()
 
     def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
         if request.method not in ("GET", "HEAD"):
@@ -521,8 +521,8 @@ class Proxy:
 
     def _start_cancellation(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
         task = asyncio.create_task(self._cancel(coordinator, headers, uri))
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        self._cancel_tasks.add(task)
+        task.add_done_callback(self._cancel_tasks.discard)
 
     async def _cancel(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
         try:
@@ -534,7 +534,7 @@ class Proxy:
     async def close(self) -> None:
         """Wait for the cancellations in flight. Each of them has a time limit of a few seconds."""
         await self._logins.close()
-        await asyncio.gather(*self._cancelling, return_exceptions=True)
+        await asyncio.gather(*self._cancel_tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -197,7 +197,7 @@ class Rewriter:
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
         self._client = seamark
         self._catalogs = frozenset(name.lower() for name in catalogs)
-        self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
+        self._catalog_pattern = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
@@ -205,7 +205,7 @@ class Rewriter:
 
         The key contains the sender, so that a sender cannot stop the plans of other senders.
         """
-        self._withdrawing = PlanWithdrawal(seamark.lease)
+        self._plan_withdrawal = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = ViewPlanner(seamark, self._reader, self._resolve_name)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
@@ -214,7 +214,7 @@ class Rewriter:
         """The times, on the loop's clock, until which no plans are requested, by text, catalog and schema."""
 
     async def close(self) -> None:
-        await self._withdrawing.close()
+        await self._plan_withdrawal.close()
 
     async def rewrite_request(
         self,
@@ -286,7 +286,7 @@ class Rewriter:
         """Withdraw unused plans, because the statement may list the snapshots of a table, which include plans."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
-                await self._withdrawing.flush()
+                await self._plan_withdrawal.flush()
         except TimeoutError:
             _log.warning("plans were not withdrawn", error="Seamark was too slow")
 
@@ -318,7 +318,7 @@ class Rewriter:
             is_analysed: Whether Trino has analysed the statement or will never analyse it. If Trino may still analyse
                 the statement, its plans exist until their leases end.
         """
-        (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewrite.plans)
+        (self._plan_withdrawal.release if is_analysed else self._plan_withdrawal.forget)(rewrite.plans)
 
     def report_success(self, rewrite: RewriteResult) -> None:
         if (breaker := self._failing.get(rewrite.breaker_key)) is not None:
@@ -439,8 +439,8 @@ class Rewriter:
                 )
                 result = replace(_build_cube_result(planned_scan, cube), breaker_key=breaker_key)
                 for plan in result.plans:
-                    self._withdrawing.note(plan, asked_s)
-                await self._withdrawing.take(result.plans)
+                    self._plan_withdrawal.note(plan, asked_s)
+                await self._plan_withdrawal.take(result.plans)
         except CUBE_FAILURES as error:
             return _explain_cube_failure(error)
         except Exception as error:  # noqa: BLE001  a bug in the translation must fail no statement
@@ -476,7 +476,7 @@ class Rewriter:
             expanded_views, plans, planned_scans, dimensions, requests, session.user
         )
         for plan in requests.plan_snapshots:
-            self._withdrawing.note(plan, asked_s)
+            self._plan_withdrawal.note(plan, asked_s)
         if requests.has_failed():
             self._seamark_breaker.record_failure()
         else:
@@ -492,7 +492,7 @@ class Rewriter:
             return RewriteResult(None, _READ_TOO_LATE)
         try:
             async with asyncio.timeout_at(until_s):
-                await self._withdrawing.take(result.plans)
+                await self._plan_withdrawal.take(result.plans)
         except (ClientError, TimeoutError):
             return RewriteResult(None, "unchanged; the plans were withdrawn in the meantime")
         return result
@@ -509,7 +509,7 @@ class Rewriter:
         has_conditions = _PREDICATE_WORDS.search(text.text) is not None
         if not has_conditions and not aggregates:
             return text, _PreParse(lists=lists, why=_NO_CONDITION)
-        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
+        if session.catalog not in self._catalogs and not self._catalog_pattern.search(text.text):
             # The statement is not parsed.
             return text, _PreParse(
                 lists=lists, why="unchanged; the statement reads no table of the configured catalogs"

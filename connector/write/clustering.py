@@ -170,7 +170,7 @@ class Attributes:
         self._tables = {name: joined_rows.rows.combine_chunks() for name, joined_rows in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """The referring columns of the clustered rows and the matcher of their keys, by joined table."""
-        self._merged_into: dict[str, str] = {}
+        self._merged_names: dict[str, str] = {}
         """The table to which the columns of a joined table were appended, by the name of the appended table."""
         for name, joined_rows in joins.items():
             self._add_join(name, joined_rows, schema)
@@ -225,7 +225,7 @@ class Attributes:
         if not source:
             self._lookups[name] = columns, lookup
             return
-        self._merged_into[name] = source
+        self._merged_names[name] = source
         rows = lookup.find_rows([combine_to_array(self._tables[source][column]) for column in columns])
         joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
@@ -248,8 +248,8 @@ class Attributes:
             _check_column(text, schema, text)
             return "", text
         _check_column(column, self._tables[name].schema, text)
-        while name in self._merged_into:
-            name, column = self._merged_into[name], f"{name}.{column}"
+        while name in self._merged_names:
+            name, column = self._merged_names[name], f"{name}.{column}"
         return name, column
 
 

@@ -158,14 +158,14 @@ class CopyWriter:
         """
         self._keys = keys
         self._protection: FileProtection | None = None
-        self._opened, self._target, self._policy, self._origins = source_table, target, policy, origins
+        self._source_table, self._target, self._policy, self._origins = source_table, target, policy, origins
         self.counts = CopyCounts()
         self._names = [field.name for field in source_table.schema.fields]
         self._lineage = has_lineage_columns(target)
         read_names = [*self._names, *NAMES] if self._lineage else self._names
         self._read_plan = plan_read(source_table, read_names, TRUE, positions=True)
         self._deletes = Deletes(source_table.storage, source_table.metadata)
-        self._inspected: dict[str, _Inspected] = {}
+        self._file_properties: dict[str, _Inspected] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
         self._layout = self._find_layout(frozenset())
         self._check = None if keys is None else require_same_scheme(self._find_scheme, self._layout.leaves, keys)
@@ -195,7 +195,7 @@ class CopyWriter:
 
         No row group can be copied if all files are small, or if their rows must be partitioned again.
         """
-        self._inspected.clear()
+        self._file_properties.clear()
         are_all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
         is_encoded = (are_all_small or self._policy.sorts) and not self._policy.keep_order
         if is_encoded and not any(map(self._is_encrypted, tasks)):
@@ -219,11 +219,11 @@ class CopyWriter:
         Raises:
             Unreadable: The file cannot be read.
         """
-        file_properties = self._inspected.get(task.path)
+        file_properties = self._file_properties.get(task.path)
         if file_properties is None:
-            with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+            with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
                 file_properties = _Inspected(find_required_columns(source.leaves), self._find_protection(source))
-            self._inspected[task.path] = file_properties
+            self._file_properties[task.path] = file_properties
         return file_properties
 
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
@@ -270,7 +270,7 @@ class CopyWriter:
 
     def _find_scheme(self, path: str) -> EncryptionScheme | None:
         """Return the encryption that an old file had when the encryption of the new file was chosen."""
-        return self._inspected[path].scheme
+        return self._file_properties[path].scheme
 
     def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
         """Return the ids of the optional primitive columns that all these files store as required.
@@ -298,7 +298,7 @@ class CopyWriter:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
             self._encode(task, None, origin)
             return
-        with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+        with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
             if self._check is not None:
                 self._check(task.path, source)
             if source.footer.rows != task.records:

@@ -98,7 +98,7 @@ class BatchKeys:
         self._order = np.lexsort((low, high))
         self._high, self._low = high[self._order], low[self._order]
         _, runs = np.unique(self._high, return_counts=True)
-        self._run = int(runs.max(initial=1))
+        self._longest_run = int(runs.max(initial=1))
 
     def _hash_columns(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
         return hash_key_columns(self.fields, columns)
@@ -114,7 +114,7 @@ class BatchKeys:
         if self.count:
             start = np.searchsorted(self._high, high)
             # More than one step is needed only if several hashes have equal high halves.
-            for step in range(self._run):
+            for step in range(self._longest_run):
                 slots = np.minimum(start + step, self.count - 1)
                 is_equal = (self._high[slots] == high) & (self._low[slots] == low)
                 ordinals[is_equal] = self._order[slots[is_equal]]

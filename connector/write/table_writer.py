@@ -245,7 +245,7 @@ class TableWriter:
             protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in list_column_ids(task)}
-        self._indexed = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
+        self._field_positions = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
         return self
@@ -361,8 +361,8 @@ class TableWriter:
             file.write(rows.slice(start, step))
         if rows.nbytes >= _SAMPLE_BYTES:
             self._ratio = (file.size_bytes - size_before) / rows.nbytes
-        if buffer.indexed is not None and self._indexed:
-            columns = {column_id: get_column_at(rows, path) for column_id, path in self._indexed.items()}
+        if buffer.indexed is not None and self._field_positions:
+            columns = {column_id: get_column_at(rows, path) for column_id, path in self._field_positions.items()}
             size = sum(column.nbytes for column in columns.values())
             buffer.indexed.append(columns)
             buffer.indexed_bytes += size
@@ -417,8 +417,8 @@ class IndexBuilder:
     def __init__(self, tasks: Sequence[IndexTask]) -> None:
         self._tasks = tasks
         self._files: list[list[DataFile]] = [[] for _ in tasks]
-        self._indexes_built: list[list[Any]] = [[] for _ in tasks]
-        self._skipped: list[tuple[str, str]] = []
+        self._entries_by_index: list[list[Any]] = [[] for _ in tasks]
+        self._skipped_indexes: list[tuple[str, str]] = []
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
@@ -438,24 +438,24 @@ class IndexBuilder:
                         for column_id in task.definition.column_ids
                     }
                     entry_result = build_entry(task.definition, values_by_column)
-                self._indexes_built[number].append(entry_result)
+                self._entries_by_index[number].append(entry_result)
             except (Unreadable, ValueError, Corrupt) as error:
-                self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
+                self._skipped_indexes.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
             self._files[number].append(entry)
             if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_FILE_ROWS_MAX:
                 self._write(number)
 
     def _write(self, number: int) -> None:
-        written_index = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
-        self._files[number], self._indexes_built[number] = [], []
+        written_index = write_index_file(self._tasks[number], self._files[number], self._entries_by_index[number])
+        self._files[number], self._entries_by_index[number] = [], []
         if written_index.location is not None:
             self.written.append({"location": written_index.location, "size-in-bytes": written_index.size_bytes})
 
     def close(self) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[str, str], ...]]:
         for number in range(len(self._tasks)):
             self._write(number)
-        return tuple(self.written), tuple(self._skipped)
+        return tuple(self.written), tuple(self._skipped_indexes)
 
 
 def list_column_ids(task: IndexTask) -> frozenset[int]:

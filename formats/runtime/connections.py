@@ -126,8 +126,8 @@ class Connection(RequestHandler):
         "_handshake",
         "_header_bytes",
         "_header_timer",
+        "_is_leaving",
         "_last_body",
-        "_leaving",
         "_send_timer",
         "address",
         "admitted",
@@ -145,7 +145,7 @@ class Connection(RequestHandler):
         self._handshake = handshake
         self.address = ""
         self.admitted = False
-        self._leaving = False
+        self._is_leaving = False
         self._guard = guard
         self._header_bytes = 0
         # The body of the last request whose header was parsed. While it is incomplete, the next bytes are not a header.
@@ -193,7 +193,7 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes to the parser, and check the limits of the header."""
-        if self._leaving:
+        if self._is_leaving:
             return
         previous_count, previous_body = self._request_count, self._last_body
         in_header = bool(data) and (
@@ -238,12 +238,12 @@ class Connection(RequestHandler):
 
     def leave_unread(self) -> None:
         """Stop reading the body, and do not discard the rest. The client has a short time to read the answer."""
-        self._leaving = True
+        self._is_leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
 
     def _resume_transport_reading(self) -> None:
-        if not self._leaving:
+        if not self._is_leaving:
             super()._resume_transport_reading()
 
     def handle_error(
@@ -289,7 +289,7 @@ class Connection(RequestHandler):
 
         If a connection is closed with unread input, the client does not receive the answer.
         """
-        self._leaving = True
+        self._is_leaving = True
         self._refuse("header too large", self._guard.too_large)
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -333,7 +333,7 @@ class Handshake(SSLProtocol):
 
     def __init__(self, guard: Connections, tls: ssl.SSLContext) -> None:
         self._guard = guard
-        self._raw: asyncio.Transport | None = None
+        self._raw_transport: asyncio.Transport | None = None
         self.address = ""
         super().__init__(
             asyncio.get_running_loop(),
@@ -350,17 +350,17 @@ class Handshake(SSLProtocol):
         if not self._guard.admit(self):
             socket_transport.abort()
             return
-        self._raw = socket_transport
+        self._raw_transport = socket_transport
         super().connection_made(socket_transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._guard.release(self)
-        if self._raw is not None:
+        if self._raw_transport is not None:
             super().connection_lost(exc)
 
     def force_close(self) -> None:
-        if self._raw is not None:
-            self._raw.abort()
+        if self._raw_transport is not None:
+            self._raw_transport.abort()
 
 
 class Connections(web.Server):

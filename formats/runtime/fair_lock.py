@@ -31,12 +31,12 @@ class FairLock:
 
     def __init__(self) -> None:
         self._all = asyncio.Lock()
-        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks_by_holder: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def hold(self, holder: str) -> AsyncIterator[None]:
         """Hold the lock for `holder` while the context is active."""
-        holder_lock = self._own.setdefault(holder, asyncio.Lock())
+        holder_lock = self._locks_by_holder.setdefault(holder, asyncio.Lock())
         async with holder_lock, self._all:
             yield
 
@@ -52,7 +52,7 @@ class FairLock:
             group: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """
         names = dict.fromkeys((holder,) if group is None else (holder, group))
-        slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
+        slots = [*(self._locks_by_holder.setdefault(name, asyncio.Lock()) for name in names), self._all]
         acquired_slots = []
         try:
             for slot in slots:
@@ -68,7 +68,7 @@ class FairLock:
     @property
     def is_free(self) -> bool:
         """Whether no work runs or waits. Only tests use this property."""
-        return not self._all.locked() and not any(slot.locked() for slot in self._own.values())
+        return not self._all.locked() and not any(slot.locked() for slot in self._locks_by_holder.values())
 
 
 def free_later(*collections: Collection[object]) -> None:

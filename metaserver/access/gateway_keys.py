@@ -58,7 +58,9 @@ class GatewayKeys:
         self._keyring = keyring
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
-        self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
+        self._grants_by_token: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(
+            _OPENED_BYTES, "gateway-keys"
+        )
         """A cache of verified tokens with their access keys, because clients use the same keys for many requests."""
 
     def issue(
@@ -94,10 +96,10 @@ class GatewayKeys:
         Raises:
             Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
         """
-        access = self._opened.get((token, access_key_id))
+        access = self._grants_by_token.get((token, access_key_id))
         if access is None:
             access = self._verify(token, access_key_id)
-            self._opened.put((token, access_key_id), access, 2 * len(token))
+            self._grants_by_token.put((token, access_key_id), access, 2 * len(token))
         if access[0].expires_ms <= self._clock.now_ms():
             raise ExpiredGrant("The keys have expired; load the table again")
         return access

@@ -50,7 +50,7 @@ class Keyring:
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock
-        self._derived: dict[tuple[str, bytes], bytes] = {}
+        self._derived_keys: dict[tuple[str, bytes], bytes] = {}
         self.replace(keys)
 
     @property
@@ -59,7 +59,7 @@ class Keyring:
 
     def replace(self, keys: Sequence[SigningKey]) -> None:
         self._keys = tuple(keys)
-        self._derived.clear()
+        self._derived_keys.clear()
 
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
@@ -69,16 +69,16 @@ class Keyring:
 
     def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
-        derived_key = self._derived.get((purpose, key_id))
+        derived_key = self._derived_keys.get((purpose, key_id))
         if derived_key is not None:
             return derived_key
         return next((self._derive(purpose, key) for key in self._keys if key.id == key_id), None)
 
     def _derive(self, purpose: str, key: SigningKey) -> bytes:
-        derived_key = self._derived.get((purpose, key.id))
+        derived_key = self._derived_keys.get((purpose, key.id))
         if derived_key is None:
             hkdf = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=b"seamark " + purpose.encode())
-            derived_key = self._derived[purpose, key.id] = hkdf.derive(key.root)
+            derived_key = self._derived_keys[purpose, key.id] = hkdf.derive(key.root)
         return derived_key
 
 

@@ -85,9 +85,9 @@ class Oidc:
         self._keys: dict[str | None, VerifyKey] = {}
         self._fetched_s: float | None = None
         self._tried_s: float | None = None
-        self._failed = False
+        self._has_failed = False
         self._attempts = 0
-        self._fetching = asyncio.Lock()
+        self._fetch_lock = asyncio.Lock()
 
     async def identify(self, token: str, parsed_token: jwt.Unverified) -> Identity:
         """Return the identity that the token proves.
@@ -181,18 +181,18 @@ class Oidc:
     async def _refresh(self, kid: str | None) -> None:
         """Fetch new keys. Concurrent requests share one fetch. If the fetch fails, keep the old keys."""
         if (
-            self._fetching.locked()
+            self._fetch_lock.locked()
             and self._find_published_key(kid) is not None
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
         attempts_before = self._attempts
-        async with self._fetching:
-            is_paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
+        async with self._fetch_lock:
+            is_paused = self._has_failed and self._measure_age_s(self._tried_s) < RETRY_S
             if self._attempts == attempts_before and not is_paused:
                 await self._fetch()
                 self._attempts += 1
-        if not self._failed:
+        if not self._has_failed:
             return
         if self._measure_age_s(self._fetched_s) >= STALE_S or self._find_published_key(kid) is None:
             raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
@@ -204,10 +204,10 @@ class Oidc:
             if not keys:
                 raise ValueError("the JWK set has no key for RS256, ES256 or EdDSA")
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
-            self._failed = True
+            self._has_failed = True
             _log.warning("cannot read the issuer's keys", issuer=self._issuer, error=str(error) or type(error).__name__)
         else:
-            self._failed = False
+            self._has_failed = False
             self._keys = keys
             self._fetched_s = self._clock.monotonic()
         finally:

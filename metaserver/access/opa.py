@@ -56,7 +56,7 @@ class PolicySlots:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._share = max(1, limit // 2)
-        self._held: Counter[str] = Counter()
+        self._slots_by_holder: Counter[str] = Counter()
         self._waiting: dict[tuple[bool, str], deque[tuple[int, asyncio.Future[None]]]] = {}
         self._arrivals = count()
 
@@ -68,7 +68,7 @@ class PolicySlots:
             TimeoutError: No slot became free within `wait_s`.
         """
         if self._may_start(holder):
-            self._held[holder] += 1
+            self._slots_by_holder[holder] += 1
         else:
             await self._wait(holder, is_listing, wait_s)
         try:
@@ -90,35 +90,35 @@ class PolicySlots:
             raise
 
     def _may_start(self, holder: str) -> bool:
-        return self._held.total() < self._limit and self._held[holder] < self._share
+        return self._slots_by_holder.total() < self._limit and self._slots_by_holder[holder] < self._share
 
     def _release(self, holder: str) -> None:
-        self._held[holder] -= 1
-        if not self._held[holder]:
-            del self._held[holder]
-        while self._held.total() < self._limit:
-            queues = [key for key in self._waiting if self._held[key[1]] < self._share]
+        self._slots_by_holder[holder] -= 1
+        if not self._slots_by_holder[holder]:
+            del self._slots_by_holder[holder]
+        while self._slots_by_holder.total() < self._limit:
+            queues = [key for key in self._waiting if self._slots_by_holder[key[1]] < self._share]
             if not queues:
                 break
-            key = min(queues, key=lambda key: (key[0], self._held[key[1]], self._waiting[key][0][0]))
+            key = min(queues, key=lambda key: (key[0], self._slots_by_holder[key[1]], self._waiting[key][0][0]))
             _, slot = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
             if not slot.done():
-                self._held[key[1]] += 1
+                self._slots_by_holder[key[1]] += 1
                 slot.set_result(None)
 
     def check_invariants(self) -> None:
         """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
-        assert self._held.total() <= self._limit
-        assert all(0 < held_slots <= self._share for held_slots in self._held.values())
+        assert self._slots_by_holder.total() <= self._limit
+        assert all(0 < held_slots <= self._share for held_slots in self._slots_by_holder.values())
         waiting_holders = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
         assert not any(self._may_start(holder) for holder in waiting_holders)
 
     @property
     def is_free(self) -> bool:
         """Whether no request uses a slot or waits for a slot. Only tests use this property."""
-        return not self._held and not self._waiting
+        return not self._slots_by_holder and not self._waiting
 
 
 class OpaClient:

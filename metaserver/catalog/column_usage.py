@@ -79,7 +79,7 @@ class ColumnUsage:
         self._context = context
         self._limit = context.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
-        self._held: Counter[str | None] = Counter()
+        self._costs_by_principal: Counter[str | None] = Counter()
         """The number of counted reads towards the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
@@ -96,8 +96,11 @@ class ColumnUsage:
         if column_read not in self._counts:
             cost = 1 + len(column_read.columns) // _COLUMNS_PER_COUNTED_READ
             share = self._limit if principal is None else max(1, self._limit // 2)
-            if self._held.total() + cost <= self._limit and self._held[principal] + cost <= share:
-                self._held[principal] += cost
+            if (
+                self._costs_by_principal.total() + cost <= self._limit
+                and self._costs_by_principal[principal] + cost <= share
+            ):
+                self._costs_by_principal[principal] += cost
             else:
                 column_read = ColumnRead(column_read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
                 if not self._is_full:
@@ -128,7 +131,7 @@ class ColumnUsage:
             RetryLater, CommitUnknown: The database does not answer. The remaining reads are lost.
         """
         counts, self._counts, self._is_full = self._counts, Counter(), False
-        self._held = Counter()
+        self._costs_by_principal = Counter()
         for uuid, rows in (await asyncio.to_thread(_group_by_table, counts)).items():
             try:
                 await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])

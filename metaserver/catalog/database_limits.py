@@ -132,8 +132,8 @@ class NamespaceSizes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Size] = {}
-        self._counting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._known_sizes: dict[str, _Size] = {}
+        self._count_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def require_room(
         self, store: PointerStore, settings: Settings, clock: Clock, operations: Sequence[Operation]
@@ -145,13 +145,13 @@ class NamespaceSizes:
         """
         rows, characters = await _count_additions(store, operations)
         for top in rows | characters:
-            count_lock = self._counting.setdefault(top, asyncio.Lock())
+            count_lock = self._count_locks.setdefault(top, asyncio.Lock())
             async with count_lock:
-                size = self._known.get(top)
+                size = self._known_sizes.get(top)
                 if size is None or _is_doubtful(size, rows[top], characters[top], settings, clock.monotonic()):
-                    if len(self._known) >= _NAMESPACES_MAX:
-                        self._known.clear()
-                    size = self._known[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
+                    if len(self._known_sizes) >= _NAMESPACES_MAX:
+                        self._known_sizes.clear()
+                    size = self._known_sizes[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
                 _check_limits(top, size, rows[top], characters[top], settings)
                 size.added_rows += rows[top]
                 size.added_characters += characters[top]

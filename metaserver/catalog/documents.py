@@ -76,7 +76,7 @@ class Documents:
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
-        self._seen: dict[str, float] = {}
+        self._seen_times: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -180,7 +180,7 @@ class Documents:
                 raise _make_missing_error(location)
             return
         now_s = self._clock.monotonic()
-        seen_s = self._seen.get(location)
+        seen_s = self._seen_times.get(location)
         if seen_s is None or now_s - seen_s >= _RECHECK_S:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
@@ -213,11 +213,11 @@ class Documents:
     async def _check_exists(self, location: str) -> None:
         began_s = self._clock.monotonic()
         if not await self._objects.exists(location):
-            self._seen.pop(location, None)
+            self._seen_times.pop(location, None)
             raise _make_missing_error(location)
-        if len(self._seen) >= _SEEN_LOCATIONS_MAX:
-            self._seen.clear()
-        self._seen[location] = began_s
+        if len(self._seen_times) >= _SEEN_LOCATIONS_MAX:
+            self._seen_times.clear()
+        self._seen_times[location] = began_s
 
     def _finish_check(self, location: str, task: asyncio.Task[None]) -> None:
         del self._checks[location]
@@ -237,7 +237,7 @@ class Documents:
 
     def forget(self, location: str) -> None:
         """Evict the metadata of a file that was deleted."""
-        self._seen.pop(location, None)
+        self._seen_times.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)

@@ -134,7 +134,7 @@ class Races:
     def __init__(self, context: CatalogContext, holder: str) -> None:
         self._context = context
         self._holder = holder
-        self._lost = 0
+        self._lost_races = 0
         self._until_s = context.clock.monotonic() + context.settings.storage_timeout_s
         self._with_priority: set[str] = set()
 
@@ -144,18 +144,18 @@ class Races:
         Returns:
             Whether the commit may make another attempt.
         """
-        self._lost += 1
+        self._lost_races += 1
         is_late = self._context.clock.monotonic() >= self._until_s
-        if self._lost > self._context.settings.commit_retries and is_late:
+        if self._lost_races > self._context.settings.commit_retries and is_late:
             return False
-        if self._lost >= _PRIORITY_AFTER:
+        if self._lost_races >= _PRIORITY_AFTER:
             for uuid in uuids:
                 # Another process has priority, or the database does not respond.
                 with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._with_priority.add(uuid)
         if not self._with_priority:
-            await self._context.back_off(min(self._lost, _BACK_OFF_MAX))
+            await self._context.back_off(min(self._lost_races, _BACK_OFF_MAX))
         return True
 
     async def __aenter__(self) -> Races:

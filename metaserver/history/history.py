@@ -175,11 +175,11 @@ class QueryHistory:
         self._limit = settings.query_history_waiting
         self._shapes_max = settings.query_history_shapes
         self._counts: dict[_Key, _Counts] = {}
-        self._used: Counter[str | None] = Counter()
+        self._costs_by_principal: Counter[str | None] = Counter()
         """The used part of the memory limit, by principal."""
         self._times: dict[tuple[str, str], QuerySums] = {}
         """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
-        self._times_used: Counter[str | None] = Counter()
+        self._times_by_principal: Counter[str | None] = Counter()
         """The number of entries of `_times` that each principal has reported first."""
         self._is_full = False
         self._samplers_bytes = 0
@@ -239,9 +239,9 @@ class QueryHistory:
         sums = self._times.get(key)
         if sums is None:
             share = self._limit if principal is None else max(1, self._limit // 2)
-            if len(self._times) >= self._limit or self._times_used[principal] >= share:
+            if len(self._times) >= self._limit or self._times_by_principal[principal] >= share:
                 return
-            self._times_used[principal] += 1
+            self._times_by_principal[principal] += 1
         new = QuerySums(
             *(0,) * 7,
             timed=1,
@@ -269,8 +269,11 @@ class QueryHistory:
         lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
         cost = 1 + sum(map(len, lists)) // 8
         share = self._limit if key.principal is None else max(1, self._limit // 2)
-        if self._used.total() + cost <= self._limit and self._used[key.principal] + cost <= share:
-            self._used[key.principal] += cost
+        if (
+            self._costs_by_principal.total() + cost <= self._limit
+            and self._costs_by_principal[key.principal] + cost <= share
+        ):
+            self._costs_by_principal[key.principal] += cost
             return self._counts.setdefault(key, _Counts())
         if not self._is_full:
             self._is_full = True
@@ -298,8 +301,8 @@ class QueryHistory:
         """
         if not self._counts and not self._times:
             return
-        counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
-        times, self._times, self._times_used = self._times, {}, Counter()
+        counts, self._counts, self._costs_by_principal, self._is_full = self._counts, {}, Counter(), False
+        times, self._times, self._times_by_principal = self._times, {}, Counter()
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0

@@ -156,7 +156,7 @@ class SegmentLog:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake_maintenance = asyncio.Event()
-        self._maintaining = asyncio.Lock()
+        self._maintenance_lock = asyncio.Lock()
         self._waiters = Waiters(self._state.read_watermark)
         self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
@@ -360,7 +360,7 @@ class SegmentLog:
         Raises:
             OSError: The disk is full or fails. The log works without the index files.
         """
-        async with self._maintaining:
+        async with self._maintenance_lock:
             for segment in self._segments[:-1]:
                 if segment.index is not None:
                     await self._runner.read(partial(segment.store_index, self._files))
@@ -375,7 +375,7 @@ class SegmentLog:
         Raises:
             OSError: The disk fails.
         """
-        async with self._maintaining:
+        async with self._maintenance_lock:
             return await self._trim()
 
     async def _trim(self) -> int:
@@ -460,7 +460,7 @@ class SegmentLog:
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
-            async with self._maintaining:  # Retention may have removed or rewritten the segment.
+            async with self._maintenance_lock:  # Retention may have removed or rewritten the segment.
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -497,7 +497,7 @@ class SegmentLog:
                 try:
                     offset = (await self._load_index(segment, shard)).find_offset(time_ms)
                 except (Corrupt, OSError) as error:
-                    async with self._maintaining:
+                    async with self._maintenance_lock:
                         pass
                     if not segment.is_gone:
                         if isinstance(error, Corrupt):

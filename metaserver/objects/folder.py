@@ -45,7 +45,7 @@ class FolderObjects(ForwardingObjects):
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         folder_prefix = f"file://{self._folder}/"
-        async for info in self._stored.list(self._map_location(prefix)):
+        async for info in self._stored_objects.list(self._map_location(prefix)):
             yield ObjectInfo(f"s3://{info.location.removeprefix(folder_prefix)}", info.size_bytes, info.modified_ms)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:

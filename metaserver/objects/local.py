@@ -281,7 +281,7 @@ class DurableFolders:
 
     def __init__(self, known_max: int) -> None:
         self._known_max = known_max
-        self._known: dict[tuple[str, str], tuple[int, int]] = {}
+        self._folder_identities: dict[tuple[str, str], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def open(self, place: LocalPlace) -> int:
@@ -293,7 +293,7 @@ class DurableFolders:
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
-            if self._known.get(key) == _identify_folder(folder):
+            if self._folder_identities.get(key) == _identify_folder(folder):
                 return folder
             os.close(folder)
         if not os.path.isdir(place.root.real_path):
@@ -313,9 +313,9 @@ class DurableFolders:
         finally:
             os.close(folder)
         with self._lock:
-            while len(self._known) >= self._known_max:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = _identify_folder(open_file)
+            while len(self._folder_identities) >= self._known_max:
+                self._folder_identities.pop(next(iter(self._folder_identities)))
+            self._folder_identities[key] = _identify_folder(open_file)
         return open_file
 
 

@@ -43,7 +43,7 @@ class FileCache:
     """The cache of the files that this replica keeps for all replicas. An instance belongs to one event loop."""
 
     def __init__(self, stored_objects: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
-        self._stored = stored_objects
+        self._stored_objects = stored_objects
         self._stack = stack
         self.limit_bytes = limit_bytes
         self.damaged = 0
@@ -75,7 +75,7 @@ class FileCache:
         return await self._stack.get(_make_key(location), lambda: self._fetch(location), _open)
 
     async def _fetch(self, location: str) -> tuple[bytes, bytes]:
-        content = await self._stored.read(location, limit_bytes=self.limit_bytes)
+        content = await self._stored_objects.read(location, limit_bytes=self.limit_bytes)
         return await asyncio.to_thread(compute_digest, content), content
 
     def read_stats(self) -> StackStats:

@@ -78,7 +78,7 @@ class PeerObjects(ForwardingObjects):
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
         self._began = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
-        self._cached = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
+        self._cached_latency = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
         self._from_storage = Percentile(0.25, min_s=0.02, max_s=5.0)
         self.counts = PeerCounts()
 
@@ -88,11 +88,11 @@ class PeerObjects(ForwardingObjects):
         ranked_replicas = self._membership.rank_replicas(checked_location) if is_immutable(checked_location) else []
         if not ranked_replicas:
             self.counts.direct += 1
-            return await self._stored.read(checked_location, limit_bytes=limit_bytes)
+            return await self._stored_objects.read(checked_location, limit_bytes=limit_bytes)
         owner = self._choose_owner(ranked_replicas)
         if owner is None:
             self.counts.failed += 1
-            return await self._stored.read(checked_location, limit_bytes=limit_bytes)
+            return await self._stored_objects.read(checked_location, limit_bytes=limit_bytes)
         if owner == self._membership.address:
             return await self._read_owned_file(checked_location, limit_bytes)
         return await self._flights.run(
@@ -120,7 +120,7 @@ class PeerObjects(ForwardingObjects):
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):
             self.counts.direct += 1
-            return await self._stored.read(location, limit_bytes=limit_bytes)
+            return await self._stored_objects.read(location, limit_bytes=limit_bytes)
         self.counts.own += 1
         if limit_bytes is not None and len(file.content) > limit_bytes:
             raise TooLarge(f"{location!r} has {len(file.content)} bytes, but at most {limit_bytes} are read")
@@ -169,7 +169,7 @@ class PeerObjects(ForwardingObjects):
             return
         self._began.add(self._clock.monotonic() - began_s)
         if not pending.answer.done():
-            expected = self._cached if pending.from_cache else self._from_storage
+            expected = self._cached_latency if pending.from_cache else self._from_storage
             await asyncio.wait((pending.answer,), timeout=expected.value_s)
 
     def _read_result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
@@ -187,7 +187,7 @@ class PeerObjects(ForwardingObjects):
         self._get_breaker(owner).record_success()
         if pending.from_cache:
             self.counts.hits += 1
-            self._cached.add(now_s - began_s)
+            self._cached_latency.add(now_s - began_s)
         else:
             self.counts.fetched += 1
             self._from_storage.add(now_s - began_s)
@@ -195,7 +195,7 @@ class PeerObjects(ForwardingObjects):
 
     async def _read_storage(self, location: str, limit_bytes: int | None) -> bytes:
         began_s = self._clock.monotonic()
-        content = await self._stored.read(location, limit_bytes=limit_bytes)
+        content = await self._stored_objects.read(location, limit_bytes=limit_bytes)
         self._from_storage.add(self._clock.monotonic() - began_s)
         return content
 

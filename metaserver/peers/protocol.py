@@ -97,7 +97,7 @@ class PeerTickets:
         """
         self._keyring = keyring
         self._clock = clock
-        self._used = ticket_record
+        self._ticket_record = ticket_record
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
@@ -133,7 +133,7 @@ class PeerTickets:
         if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
         issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
-        if not self._used.accept(nonce, issued_ms, until_ms, now_ms):
+        if not self._ticket_record.accept(nonce, issued_ms, until_ms, now_ms):
             raise Unauthenticated("This request of the replica was sent before, or is older than this replica")
         return decoded_location, key_id + mac
 

@@ -80,7 +80,7 @@ class PeerServer:
         self._observer = observer
         self._limit = limit
         self._answering = 0
-        self._reading: set[asyncio.Task[StoredFile]] = set()
+        self._read_tasks: set[asyncio.Task[StoredFile]] = set()
 
     def build_app(self) -> web.Application:
         app = web.Application()
@@ -126,7 +126,7 @@ class PeerServer:
         read_task = asyncio.get_running_loop().create_task(
             self._cache.get(location, is_checked=is_checked), name="peer-file"
         )
-        self._reading.add(read_task)
+        self._read_tasks.add(read_task)
         read_task.add_done_callback(self._finish)
         await asyncio.wait((read_task,), timeout=_CACHE_WAIT_S)
         source = FROM_CACHE if read_task.done() else FROM_STORAGE
@@ -150,7 +150,7 @@ class PeerServer:
         return response
 
     def _finish(self, read_task: asyncio.Task[StoredFile]) -> None:
-        self._reading.discard(read_task)
+        self._read_tasks.discard(read_task)
         if not read_task.cancelled():
             # Retrieve the error: the requester may have disconnected, and no other request does it.
             read_task.exception()
@@ -168,9 +168,9 @@ class PeerServer:
         return AnswerHead(Outcome.FOUND, len(file.content), file.sha256), file.content
 
     async def close(self) -> None:
-        for task in tuple(self._reading):
+        for task in tuple(self._read_tasks):
             task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        await asyncio.gather(*self._read_tasks, return_exceptions=True)
 
 
 @asynccontextmanager

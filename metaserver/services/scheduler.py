@@ -94,7 +94,7 @@ class Scheduler:
         self._status = status or ServicesStatus(enabled=True)
         self._rights = rights
         self._queue_limit = queue_limit
-        self._running = RunningJobs()
+        self._running_jobs = RunningJobs()
         self._proposers = proposers
         self._launchers = launchers
         self._watch = watch
@@ -224,9 +224,9 @@ class Scheduler:
         try:
             while True:
                 await asyncio.sleep(self._lease.lasts_s / 3)
-                await self._lease.hold(self._running.encode(queue, self._clock.now_ms()))
+                await self._lease.hold(self._running_jobs.encode(queue, self._clock.now_ms()))
                 self._report_lag(queue.measure_lags(), queue.count_failing())
-                self._report_running(self._running)
+                self._report_running(self._running_jobs)
         finally:
             # Another replica now reports its own reason.
             self._report_lag({}, {})
@@ -308,7 +308,7 @@ class Scheduler:
         forbidden = await self._explain_forbidden_job(job)
         # Do not await before the job starts, so that no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
-            other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
+            other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running_jobs
         ):
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
@@ -326,7 +326,7 @@ class Scheduler:
         try:
             if forbidden is not None:
                 raise JobFailed(forbidden)
-            with self._running.track_job(job, launcher_name, began_ms) as progress:
+            with self._running_jobs.track_job(job, launcher_name, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as launch_error:
             error = str(launch_error)

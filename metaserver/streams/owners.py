@@ -42,7 +42,7 @@ class StreamOwners:
         self._membership = membership
         self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)
-        self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
+        self._unmoved_offsets: dict[str, tuple[dict[int, int], int]] = {}
         """For tables of other owners, the flushed offsets, and the time since which this process has seen them."""
 
     def is_owner(self, uuid: str) -> bool:
@@ -70,17 +70,17 @@ class StreamOwners:
         if self._only_reads:
             return False
         if self.is_owner(uuid):
-            self._unmoved.pop(uuid, None)
+            self._unmoved_offsets.pop(uuid, None)
             return True
-        offsets, since_ms = self._unmoved.get(uuid, ({}, now_ms))
+        offsets, since_ms = self._unmoved_offsets.get(uuid, ({}, now_ms))
         if offsets != flushed_offsets:
             offsets, since_ms = dict(flushed_offsets), now_ms
-        self._unmoved[uuid] = (offsets, since_ms)
+        self._unmoved_offsets[uuid] = (offsets, since_ms)
         return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 
     def forget(self, uuid: str) -> None:
         """Forget a table that was closed, or has no waiting rows."""
-        self._unmoved.pop(uuid, None)
+        self._unmoved_offsets.pop(uuid, None)
 
 
 @asynccontextmanager

@@ -173,11 +173,12 @@ class StreamTable:
         self._limits = limits
         self._fresh_folder = fresh_folder
         self._run_in_thread = run_in_thread
-        self._flushed = entry.parse_flushed_offsets()
+        self._flushed_offsets = entry.parse_flushed_offsets()
         self._blocks = {
-            number: ShardBlocks(log, Shard(self.uuid, number), offset) for number, offset in self._flushed.items()
+            number: ShardBlocks(log, Shard(self.uuid, number), offset)
+            for number, offset in self._flushed_offsets.items()
         }
-        self._parts = {number: FreshParts() for number in self._flushed}
+        self._parts = {number: FreshParts() for number in self._flushed_offsets}
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
         self._written_marks: Mapping[int, int] = {}
@@ -190,7 +191,7 @@ class StreamTable:
         self._write_error: SeamarkError | None = None
         """The error of the last failed write that took at least `_SLOW_WRITE_S`."""
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
-        self._unneeded: list[tuple[float, str]] = []
+        self._unneeded_files: list[tuple[float, str]] = []
         """The files that new plans no longer contain: the time at which they are deleted, and their locations."""
         self._is_release_late = False
         """Whether a release of flushed rows has failed and must be repeated."""
@@ -210,7 +211,7 @@ class StreamTable:
     @property
     def flushed(self) -> Mapping[int, int]:
         """The highest known flushed offset of each shard."""
-        return self._flushed
+        return self._flushed_offsets
 
     @property
     def size_bytes(self) -> int:
@@ -225,12 +226,12 @@ class StreamTable:
 
     @property
     def unflushed_rows(self) -> int:
-        return sum(mark - self._flushed[number] for number, mark in self.read_watermarks().items())
+        return sum(mark - self._flushed_offsets[number] for number, mark in self.read_watermarks().items())
 
     def read_watermarks(self) -> dict[int, int]:
         """Return the offset after the last durable row of each shard, at one moment."""
         marks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
-        return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
+        return {shard.number: max(mark, self._flushed_offsets[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
         """Return watermarks that include all rows that any process acknowledged before the call."""
@@ -289,15 +290,16 @@ class StreamTable:
     def _is_behind(self, marks: Mapping[int, int]) -> bool:
         """Return whether a shard has rows below its watermark that are neither flushed nor in fresh files."""
         return any(
-            self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
+            self._get_covered_offset(number) < max(mark, self._flushed_offsets[number])
+            for number, mark in marks.items()
         )
 
     def _get_covered_offset(self, shard_number: int) -> int:
-        return self._parts[shard_number].get_covered_offset(self._flushed[shard_number])
+        return self._parts[shard_number].get_covered_offset(self._flushed_offsets[shard_number])
 
     def _observe(self, flushed_offsets: Mapping[int, int]) -> None:
         """Advance to the flushed offsets of a pointer. Raise FlushedBefore if it is older than the last flush."""
-        if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed.items()):
+        if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed_offsets.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed_offsets)
 
@@ -483,13 +485,13 @@ class StreamTable:
             await self._log.catch_up()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
-            if only_first and any(self._flushed.values()):
+            if only_first and any(self._flushed_offsets.values()):
                 return 0
             cut_offsets = self.read_watermarks()
             ranges = [
-                FlushedRange(number, self._flushed[number], mark)
+                FlushedRange(number, self._flushed_offsets[number], mark)
                 for number, mark in sorted(cut_offsets.items())
-                if mark > self._flushed[number]
+                if mark > self._flushed_offsets[number]
             ]
             if not ranges:
                 return 0
@@ -562,7 +564,9 @@ class StreamTable:
     async def release(self) -> None:
         """Allow the log to remove flushed rows. If this fails, `clean` tries again."""
         try:
-            await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
+            await self._log.release(
+                {Shard(self.uuid, number): offset for number, offset in self._flushed_offsets.items()}
+            )
         except SeamarkError as error:
             self._is_release_late = True
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
@@ -572,9 +576,9 @@ class StreamTable:
     def _advance(self, flushed_offsets: Mapping[int, int]) -> None:
         """Remove the rows and the fresh files whose rows are now in the table's files."""
         for number, offset in flushed_offsets.items():
-            if offset <= self._flushed.get(number, offset):
+            if offset <= self._flushed_offsets.get(number, offset):
                 continue
-            self._flushed[number] = offset
+            self._flushed_offsets[number] = offset
             self._blocks[number].release(offset)
             self._give_up(self._parts[number].drop_flushed(offset))
 
@@ -584,16 +588,16 @@ class StreamTable:
     def _delete_later(self, locations: Sequence[str]) -> None:
         due_s = self._clock.monotonic() + self._limits.fresh_retention_s
         for location in locations:
-            heapq.heappush(self._unneeded, (due_s, location))
+            heapq.heappush(self._unneeded_files, (due_s, location))
 
     async def clean(self) -> int:
         """Delete the files whose retention has passed, and return their number. Repeat a failed release."""
         if self._is_release_late:
             await self.release()
         now_s, deleted_count = self._clock.monotonic(), 0
-        while self._unneeded and self._unneeded[0][0] <= now_s:
-            await self._objects.delete(self._unneeded[0][1])
-            heapq.heappop(self._unneeded)
+        while self._unneeded_files and self._unneeded_files[0][0] <= now_s:
+            await self._objects.delete(self._unneeded_files[0][1])
+            heapq.heappop(self._unneeded_files)
             deleted_count += 1
         return deleted_count
 
@@ -603,7 +607,7 @@ class StreamTable:
 
     def check_invariants(self) -> None:
         """Check that rows in memory and fresh files begin at the flushed offsets. Only tests call this method."""
-        for number, flushed_offset in self._flushed.items():
+        for number, flushed_offset in self._flushed_offsets.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
             assert self._blocks[number].start == flushed_offset

@@ -180,7 +180,7 @@ class Streams:
         # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
-        self._cleaning: asyncio.Task[None] | None = None
+        self._cleanup_task: asyncio.Task[None] | None = None
 
     @property
     def tables(self) -> Mapping[str, StreamTable]:
@@ -553,9 +553,9 @@ class Streams:
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)
                 state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
-        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleaning is None or self._cleaning.done()):
+        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleanup_task is None or self._cleanup_task.done()):
             self._cleaned_s = now_s
-            self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
+            self._cleanup_task = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
         """Delete files that are no longer needed, in a separate task, so that a slow storage does not delay flushes."""
@@ -626,9 +626,9 @@ class Streams:
 
     async def close(self) -> None:
         """Wait for running flushes, and cancel the deletion of files."""
-        if self._cleaning is not None:
-            self._cleaning.cancel()
-            await asyncio.gather(self._cleaning, return_exceptions=True)
+        if self._cleanup_task is not None:
+            self._cleanup_task.cancel()
+            await asyncio.gather(self._cleanup_task, return_exceptions=True)
         await self.openings.close()
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)

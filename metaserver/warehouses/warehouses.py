@@ -123,7 +123,7 @@ class Warehouses:
         self._clock = clock
         self._opener = opener
         self._open: dict[str, _OpenWarehouse] = {}
-        self._leaving: set[_OpenWarehouse] = set()
+        self._leaving_warehouses: set[_OpenWarehouse] = set()
         self._names: set[str] = set()
         self._names_end_s = -math.inf
         self._names_lock = asyncio.Lock()
@@ -330,7 +330,9 @@ class Warehouses:
             warehouse = _OpenWarehouse(stored, asyncio.get_running_loop().create_future())
             self._open[stored.id] = warehouse
             predecessors = [
-                leaving.task for leaving in self._leaving if leaving.stored.id == stored.id and leaving.task is not None
+                leaving.task
+                for leaving in self._leaving_warehouses
+                if leaving.stored.id == stored.id and leaving.task is not None
             ]
             warehouse.task = asyncio.create_task(self._run(warehouse, predecessors), name=f"warehouse {stored.name}")
         return warehouse
@@ -339,7 +341,7 @@ class Warehouses:
         """Close a warehouse after its running requests have ended. The next request opens it again."""
         warehouse = self._open.pop(warehouse_id, None)
         if warehouse is not None:
-            self._leaving.add(warehouse)
+            self._leaving_warehouses.add(warehouse)
             warehouse.closing.set()
 
     async def _run(self, warehouse: _OpenWarehouse, predecessors: Sequence[asyncio.Task[None]]) -> None:
@@ -380,7 +382,7 @@ class Warehouses:
         finally:
             if self._open.get(stored.id) is warehouse:
                 del self._open[stored.id]
-            self._leaving.discard(warehouse)
+            self._leaving_warehouses.discard(warehouse)
 
     async def run(self) -> None:
         """Open all warehouses for their housekeeping, and close dropped warehouses, until the task is cancelled."""
@@ -420,7 +422,7 @@ class Warehouses:
     async def close(self) -> None:
         for warehouse_id in list(self._open):
             self._retire(warehouse_id)
-        tasks = [warehouse.task for warehouse in self._leaving if warehouse.task is not None]
+        tasks = [warehouse.task for warehouse in self._leaving_warehouses if warehouse.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -37,10 +37,10 @@ def test_free_buffers_are_limited_and_have_one_size() -> None:
     held_buffers = [buffers.take(SIZE_BYTES) for _ in range(9)] + [buffers.take(SIZE_BYTES - 1), buffers.take(0)]
     assert [len(view) for view in held_buffers] == [SIZE_BYTES] * 9 + [SIZE_BYTES - 1, 0]
     held_buffers.clear()
-    assert len(buffers._free) == 3
+    assert len(buffers._free_buffers) == 3
     empty_buffers = Buffers(SIZE_BYTES, 0)
     assert len(empty_buffers.take(SIZE_BYTES)) == SIZE_BYTES
-    assert not empty_buffers._free
+    assert not empty_buffers._free_buffers
 
 
 def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path) -> None:

@@ -122,5 +122,5 @@ def test_expired_leases_are_forgotten() -> None:
     quota = build_shares(leases=10**6)
     for number in range(40_000):
         quota.grant("trino", number, number, number + 10, 1)
-    assert len(quota._granted) < 20_001
+    assert len(quota._granted_leases) < 20_001
     quota.check_invariants()

@@ -38,7 +38,7 @@ class WatchedObjects(ForwardingObjects):
         await asyncio.sleep(self.delay_s)
         if self.is_away:
             raise RetryLater("the storage is unavailable")
-        return await self._stored.read(location, limit_bytes=limit_bytes)
+        return await self._stored_objects.read(location, limit_bytes=limit_bytes)
 
 
 @dataclass

@@ -89,7 +89,7 @@ class SourceFile:
         self._window_at = 0
         self._bytes: mmap.mmap | bytes | None = data
         self._fd = -1
-        self._remote: Any = None
+        self._remote_file: Any = None
         self._given: Any = None
         try:
             if data is not None or storage is None:
@@ -118,8 +118,8 @@ class SourceFile:
     def _open(self, location: str, storage: Storage) -> None:
         local = storage.find_local_path(location)
         if local is None:
-            self._remote = storage.open_input_file(location)
-            self.size_bytes = self._remote.size()
+            self._remote_file = storage.open_input_file(location)
+            self.size_bytes = self._remote_file.size()
             return
         self._fd = local.open_file()
         self.size_bytes = os.fstat(self._fd).st_size
@@ -142,9 +142,9 @@ class SourceFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if self._remote is not None:
-            self._remote.close()
-            self._remote = None
+        if self._remote_file is not None:
+            self._remote_file.close()
+            self._remote_file = None
 
     def make_unreadable_error(self, reason: str) -> Unreadable:
         return Unreadable(self.location, reason)
@@ -159,7 +159,7 @@ class SourceFile:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,} bytes")
         if self._bytes is not None:
             return self._bytes[at : at + size]
-        data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
+        data = bytes((self._remote_file or self._given).read_at(size, at)) if size else b""
         if len(data) != size:
             raise ValueError(f"the file ends before the {size:,} bytes at {at:,}")
         return data

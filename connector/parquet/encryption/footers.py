@@ -185,8 +185,8 @@ class _Opening:
         self, keys: FileKeys, footer_cipher: ModuleCipher, file_aad: bytes | None, *, ctr_pages: bool, signed: bool
     ) -> None:
         self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
-        self._ctr_pages, self._signed = ctr_pages, signed
-        self._known: dict[bytes, ModuleCipher] = {}
+        self._ctr_pages, self._is_signed = ctr_pages, signed
+        self._ciphers: dict[bytes, ModuleCipher] = {}
         """The ciphers, by encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
@@ -250,12 +250,12 @@ class _Opening:
                 Module.COLUMN_METADATA, memoryview(encrypted_metadata)
             )
             fields[_METADATA] = STRUCT, strip_padding(metadata)
-        elif self._signed or cipher is not self._footer_cipher:
+        elif self._is_signed or cipher is not self._footer_cipher:
             raise ValueError("the metadata of an encrypted column is not encrypted")
         return encode_fields(fields), cipher
 
     def _make_cipher(self, key_metadata: bytes) -> ModuleCipher:
-        cipher = self._known.get(key_metadata)
+        cipher = self._ciphers.get(key_metadata)
         if cipher is not None:
             return cipher
         union = thrift.read_structure(key_metadata)[0]
@@ -275,7 +275,7 @@ class _Opening:
             cipher = ModuleCipher(self._keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
             raise ValueError(f"the key of a column has the unknown kind {number}")
-        self._known[key_metadata] = cipher
+        self._ciphers[key_metadata] = cipher
         return cipher
 
 

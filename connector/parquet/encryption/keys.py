@@ -112,7 +112,7 @@ class ParquetKeys:
     """
 
     def __init__(self, kms: Kms, replaced_keys: Mapping[str, str] | None = None) -> None:
-        self._wrapper, self._replaced = KeyWrapper(kms), dict(replaced_keys or {})
+        self._wrapper, self._replaced_keys = KeyWrapper(kms), dict(replaced_keys or {})
         self.aad_prefix = None
 
     def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
@@ -137,7 +137,7 @@ class ParquetKeys:
 
     def _create_key(self, reference: KeyReference, *, footer: bool) -> FileKey:
         key = os.urandom(reference.key_bytes)
-        master = self._replaced.get(reference.master, reference.master)
+        master = self._replaced_keys.get(reference.master, reference.master)
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def make_decryption_properties(self) -> Any:
@@ -171,7 +171,7 @@ class EnvironmentKeys:
             table: The table whose files need the keys. If it is None, there are no keys.
         """
         self._table = table
-        self._found: list[ParquetKeys | None] = []
+        self._loaded_keys: list[ParquetKeys | None] = []
 
     def __call__(self) -> ParquetKeys | None:
         """Return the keys.
@@ -179,9 +179,9 @@ class EnvironmentKeys:
         Raises:
             InvalidRequest: The key file or the key service is invalid.
         """
-        if not self._found:
-            self._found.append(None if self._table is None else read_table_keys(self._table))
-        return self._found[0]
+        if not self._loaded_keys:
+            self._loaded_keys.append(None if self._table is None else read_table_keys(self._table))
+        return self._loaded_keys[0]
 
     def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[Name | None]]:
         return EnvironmentKeys, (self._table,)
@@ -212,7 +212,7 @@ class NamespaceKms:
             InvalidRequest: The name of a namespace is invalid.
         """
         self._kms, self._namespace = kms, tuple(namespace)
-        self._allowed = frozenset(
+        self._allowed_masters = frozenset(
             master for master, names in namespaces.items() if any(_is_within(self._namespace, name) for name in names)
         )
 
@@ -225,7 +225,7 @@ class NamespaceKms:
         return self._kms.unwrap_key(wrapped_key, master_key_identifier)
 
     def _check(self, master: str) -> None:
-        if master not in self._allowed:
+        if master not in self._allowed_masters:
             raise KeyUnavailable(
                 f"the master key {master[:_NAME_SHOWN_MAX_CHARACTERS]!r} is not for tables of the namespace "
                 f"{join_name(self._namespace)}; an operator has to add it to `namespaces` in the file of {KEY_FILE}"

@@ -185,7 +185,7 @@ class PlanReader:
     def __init__(self, catalyst: Catalyst, table_of: Callable[[Node], MarkedTable | None]) -> None:
         self.tables: dict[Table, int] = {}
         self._catalyst = catalyst
-        self._table_of = table_of
+        self._find_table = table_of
         self._conditions = Conditions(catalyst)
         self._nodes_left = PLAN_NODES_MAX
         self._has_subqueries = True
@@ -273,7 +273,7 @@ class PlanReader:
 
     def _read_leaf(self, node: Node) -> _Rows:
         """Return the rows of a table with a marker, or of a constant relation."""
-        marked_table = self._table_of(node)
+        marked_table = self._find_table(node)
         if marked_table is None:
             return self._read_constants(node)
         table = Table(dict(_list_kinds(marked_table.columns.values())))

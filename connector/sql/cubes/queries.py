@@ -250,10 +250,10 @@ class _CubeTranslation(Translation):
         floats: bool,
     ) -> None:
         super().__init__(lambda node: tables[self._numbers_by_node[id(node)]].columns, now)
-        self._originals, self._opened, self._facts, self._cube = tables, open_tables, facts, cube
+        self._originals, self._open_tables, self._facts, self._cube = tables, open_tables, facts, cube
         self._numbers_by_node: dict[int, int] = {}
         self._by_number: dict[int, StoredTable] = {}
-        self._replaced: Sequence[ReplacedTable] = ()
+        self._replaced_tables: Sequence[ReplacedTable] = ()
         schema = open_tables[facts].schema
         self._of_rows = Expressions(self.query, translate_function, now)
         self.expressions = Expressions(self.query, self._translate_function, now)
@@ -274,7 +274,7 @@ class _CubeTranslation(Translation):
                 for column in list_columns(partial.operand)
             )
         }
-        self._used: dict[str, _UsedPartial] = {}
+        self._used_partials: dict[str, _UsedPartial] = {}
         self._all_stored = NameScope((), {})
         self._row_joins: list[tuple[str, VisibleColumn, VisibleColumn]] = []
         self._row_attributes: dict[str, str | VisibleColumn] = {}
@@ -296,14 +296,16 @@ class _CubeTranslation(Translation):
             if isinstance(new, exp.Table)
         }
         self._numbers_by_node = {id(node): number for number, node in sources.items()}
-        self._replaced = remove_tables(new_tree, sources, self._originals, self._opened, self._facts, self._cube)
+        self._replaced_tables = remove_tables(
+            new_tree, sources, self._originals, self._open_tables, self._facts, self._cube
+        )
         text, _ = self.query(new_tree, NameScope((), {}))
         row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
-        row_values |= {column: partial.row for column, partial in self._used.items()}
+        row_values |= {column: partial.row for column, partial in self._used_partials.items()}
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
             raise NotFromCube("the query uses no column")
-        kinds = {column: name_duckdb_type(partial.kind) for column, partial in self._used.items()}
+        kinds = {column: name_duckdb_type(partial.kind) for column, partial in self._used_partials.items()}
         rows = [f"CAST({row_values[name]} AS {kinds[name]})" if name in kinds else row_values[name] for name in columns]
         groups = [f"CAST({name} AS {kinds[name]})" if name in kinds else name for name in columns]
         source = self._source
@@ -314,7 +316,7 @@ class _CubeTranslation(Translation):
         begin = f"WITH {_UNION}({', '.join(columns)}) AS"
         union_text = f"{begin} ({from_groups} UNION ALL {rows_text}) {text}"
         groups_text = f"{begin} ({from_groups}) {text}"
-        attributes = {table.number: table.attributes for table in self._replaced}
+        attributes = {table.number: table.attributes for table in self._replaced_tables}
         corrected_query = self._correct(begin, text, columns, row_values, rows_text, source)
         return CubeQuery(
             union_text, groups_text, corrected_query, self._by_number, self._facts, attributes, tuple(columns)
@@ -336,10 +338,10 @@ class _CubeTranslation(Translation):
             rows_text: The query that returns the rows of other files as groups.
             source: The relation of the rows of other files, with its joins.
         """
-        partials_by_column = dict(self._used)
+        partials_by_column = dict(self._used_partials)
         partials_by_column[_COUNT_COLUMN] = _UsedPartial(COUNT_ROWS, _COUNT_COLUMN, "1", BIGINT, BIGINT)
         counts: dict[str, str] = {}
-        for column, used_partial in self._used.items():
+        for column, used_partial in self._used_partials.items():
             if used_partial.partial.function == COUNT:
                 continue
             count = self._find_count(used_partial)
@@ -393,10 +395,10 @@ class _CubeTranslation(Translation):
         if number != self._facts:
             return source, fields
         self._source = source
-        self._stored = NameScope(fields, {})
+        self._stored_names = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
-        attributes = [attribute for table in self._replaced for attribute in self._join_replaced(table, outer)]
+        attributes = [attribute for table in self._replaced_tables for attribute in self._join_replaced(table, outer)]
         kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
@@ -508,7 +510,7 @@ class _CubeTranslation(Translation):
         function, argument = _FUNCTIONS[type(node)], node.this
         measure = self._to_measure(node)
         assert measure is not None
-        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
+        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored_names)
         used_partials = [self._use_partial(partial, value) for partial in measure.partials]
         texts = [f"{_UNION}.{output.column}" for output in used_partials]
         if condition is not None:
@@ -548,7 +550,7 @@ class _CubeTranslation(Translation):
                 )
             kind = value.type if partial.function != SUM else _sum_type(value.type)
             used_partial = _UsedPartial(partial, column, value.sql, kind, value.type)
-        return self._used.setdefault(column, used_partial)
+        return self._used_partials.setdefault(column, used_partial)
 
 
 def _count_value(value: str) -> str:

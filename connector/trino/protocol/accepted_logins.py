@@ -51,7 +51,7 @@ class AcceptedLogins:
         self._now_s = clock
         self._key = secrets.token_bytes(32)
         self._until_s: OrderedDict[bytes, float] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[bool]] = {}
+        self._login_checks: dict[bytes, asyncio.Task[bool]] = {}
 
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         """Return whether Trino accepts the login in the headers.
@@ -68,10 +68,10 @@ class AcceptedLogins:
         login = self._hash_login(coordinator, headers)
         if self._until_s.get(login, 0.0) > self._now_s():
             return True
-        task = self._asking.get(login)
+        task = self._login_checks.get(login)
         if task is None:
-            task = self._asking[login] = asyncio.create_task(self._ask(login, coordinator, headers))
-            task.add_done_callback(lambda _: self._asking.pop(login, None))
+            task = self._login_checks[login] = asyncio.create_task(self._ask(login, coordinator, headers))
+            task.add_done_callback(lambda _: self._login_checks.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
                 # The request is shielded from cancellation, because other statements of the sender need its result.
@@ -81,7 +81,7 @@ class AcceptedLogins:
 
     async def close(self) -> None:
         """Cancel the requests to Trino."""
-        tasks = list(self._asking.values())
+        tasks = list(self._login_checks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

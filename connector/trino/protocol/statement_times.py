@@ -64,7 +64,7 @@ class StatementTimes:
                 in seconds.
         """
         self._send = send
-        self._measured: dict[str, _Measured] = {}
+        self._measurements: dict[str, _Measured] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reports: set[asyncio.Task[None]] = set()
 
@@ -78,33 +78,33 @@ class StatementTimes:
         """
         counted_reads = [planned_read for planned_read in reads if planned_read.statement]
         query = None if target is None else _find_query_id(target)
-        if not counted_reads or len(self._measured) >= _STATEMENTS_MAX:
+        if not counted_reads or len(self._measurements) >= _STATEMENTS_MAX:
             return
         measurement = _Measured(counted_reads, began_s, time.monotonic())
         if query is None:
             self._start_report(measurement)
-        elif query not in self._measured:
-            self._measured[query] = measurement
+        elif query not in self._measurements:
+            self._measurements[query] = measurement
             self._check_later(query, _IDLE_S)
 
     def note_page(self, method: str, target: str) -> None:
         """Record that a client has received a page. After a DELETE, the statement is no longer measured."""
-        query = _find_query_id(target) if self._measured else None
-        if query is None or query not in self._measured:
+        query = _find_query_id(target) if self._measurements else None
+        if query is None or query not in self._measurements:
             return
         if method == "DELETE":
-            del self._measured[query]
+            del self._measurements[query]
             self._timers.pop(query).cancel()
         else:
-            self._measured[query].ended_s = time.monotonic()
+            self._measurements[query].ended_s = time.monotonic()
 
     async def close(self) -> None:
         """Report the statements that were measured, and wait for the reports."""
         for timer in self._timers.values():
             timer.cancel()
-        for measurement in self._measured.values():
+        for measurement in self._measurements.values():
             self._start_report(measurement)
-        self._measured.clear()
+        self._measurements.clear()
         await asyncio.gather(*self._reports, return_exceptions=True)
 
     def _check_later(self, query: str, delay_s: float) -> None:
@@ -112,12 +112,12 @@ class StatementTimes:
 
     def _check(self, query: str) -> None:
         """Report a statement whose client has requested no page for `_IDLE_S`."""
-        measurement = self._measured[query]
+        measurement = self._measurements[query]
         left_s = measurement.ended_s + _IDLE_S - time.monotonic()
         if left_s > 0:
             self._check_later(query, left_s)
         else:
-            del self._measured[query], self._timers[query]
+            del self._measurements[query], self._timers[query]
             self._start_report(measurement)
 
     def _start_report(self, measurement: _Measured) -> None:

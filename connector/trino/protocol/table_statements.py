@@ -153,7 +153,7 @@ class TableStatements:
         self._catalogs = frozenset(name.lower() for name in catalogs)
         self._jobs_max = jobs_max
         self._slots = asyncio.Semaphore(max(1, jobs_max))
-        self._run = run or partial(run_in_process, authorities=authorities)
+        self._run_job = run or partial(run_in_process, authorities=authorities)
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be_table_statement(self, body: bytes) -> bool:
@@ -267,7 +267,7 @@ class TableStatements:
         async with self._slots:
             began_s = time.monotonic()
             try:
-                answer = await self._run(job)
+                answer = await self._run_job(job)
             except OSError as error:
                 answer = StatementAnswer(error=f"The job did not start: {error}")
         _log.info(

@@ -404,7 +404,7 @@ class _Binder:
     def __init__(self, schemas: Sequence[Schema], case_sensitive: bool) -> None:
         self._schemas = schemas
         self._case_sensitive = case_sensitive
-        self._folded: dict[int, dict[str, set[int]]] = {}
+        self._columns_by_lower_name: dict[int, dict[str, set[int]]] = {}
 
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
         match expression:
@@ -442,9 +442,9 @@ class _Binder:
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
         if self._case_sensitive:
             return schema.find_column_by_name(name)
-        columns_by_lower_name = self._folded.get(position)
+        columns_by_lower_name = self._columns_by_lower_name.get(position)
         if columns_by_lower_name is None:
-            columns_by_lower_name = self._folded[position] = {}
+            columns_by_lower_name = self._columns_by_lower_name[position] = {}
             for column_name, column_id in schema.index.by_name.items():
                 columns_by_lower_name.setdefault(column_name.lower(), set()).add(column_id)
         ids = columns_by_lower_name.get(name.lower(), set())

@@ -110,37 +110,37 @@ class _Reader:
     def __init__(self, data: memoryview, location: str) -> None:
         self._data = data
         self._location = location
-        self._at = 0
+        self._position = 0
 
     def make_error(self, problem: str) -> Corrupt:
         return Corrupt(f"{self._location}: {problem}")
 
     def is_at_end(self) -> bool:
-        return self._at == len(self._data)
+        return self._position == len(self._data)
 
     def take(self, size: int, field: str) -> memoryview:
-        end = self._at + size
+        end = self._position + size
         if end > len(self._data):
             raise self.make_error(
-                f"ends in the middle of {field}: {size} bytes at {self._at}, but the file has {len(self._data)}"
+                f"ends in the middle of {field}: {size} bytes at {self._position}, but the file has {len(self._data)}"
             )
-        piece = self._data[self._at : end]
-        self._at = end
+        piece = self._data[self._position : end]
+        self._position = end
         return piece
 
     def read_long(self, field: str) -> int:
         """Read a zig-zag varint of at most 64 bits."""
         value = shift = 0
-        for byte in self._data[self._at : self._at + 10]:
+        for byte in self._data[self._position : self._position + 10]:
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 if value >= 1 << 64:
                     break
-                self._at += shift // 7
+                self._position += shift // 7
                 return (value >> 1) ^ -(value & 1)
         if shift == 70:
-            raise self.make_error(f"{field} at {self._at} is not a 64-bit number")
+            raise self.make_error(f"{field} at {self._position} is not a 64-bit number")
         raise self.make_error(f"ends in the middle of {field}")
 
     def read_length(self, field: str) -> int:

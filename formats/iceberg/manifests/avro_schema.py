@@ -181,7 +181,7 @@ class _Compiler:
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
     partition: list[PartitionFieldColumn] = field(default_factory=list)
-    _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    _named_types: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
     def make_error(self, position: _SchemaPosition, problem: str) -> Corrupt:
         return Corrupt(f"the Avro schema, {position.field}: {problem}")
@@ -227,7 +227,7 @@ class _Compiler:
                     continue
                 if kind in ("record", "enum", "fixed", "error"):
                     name, namespace = self._resolve_full_name(schema, position)
-                    self._named[name] = (schema, namespace)
+                    self._named_types[name] = (schema, namespace)
                     enclosing_types = (
                         (*position.enclosing_types, name) if kind in ("record", "error") else position.enclosing_types
                     )
@@ -243,7 +243,7 @@ class _Compiler:
             if schema == "null" or (schema in _WIDTHS and schema != "enum"):
                 return schema, {}, position
             full_name = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
-            named_type = self._named.get(full_name) or self._named.get(schema)
+            named_type = self._named_types.get(full_name) or self._named_types.get(schema)
             if named_type is None:
                 raise self.make_error(position, f"unknown type {schema[:100]!r}")
             schema, position = (

@@ -128,7 +128,7 @@ class TableBuilder:
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
         self._added_snapshots: set[int] = set()
-        self._passed_main: set[int] = set()
+        self._past_main_snapshots: set[int] = set()
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
         """The names of the references to each snapshot, cached because a commit can remove 10,000 snapshots one by one.
@@ -348,7 +348,7 @@ class TableBuilder:
         self.current_snapshot_id = snapshot.snapshot_id
         is_new_snapshot = snapshot.snapshot_id in self._added_snapshots
         if is_new_snapshot:
-            self._passed_main.add(snapshot.snapshot_id)
+            self._past_main_snapshots.add(snapshot.snapshot_id)
         # The log entry of a rollback to an existing snapshot has the current time, not the time of the snapshot.
         entry_time_ms = snapshot.timestamp_ms if is_new_snapshot else self.now_ms
         if self._clock_was_ahead:
@@ -464,7 +464,7 @@ class TableBuilder:
 
         If another snapshot of the log was removed, the history before it is also omitted.
         """
-        intermediate = self._passed_main - {self.current_snapshot_id}
+        intermediate = self._past_main_snapshots - {self.current_snapshot_id}
         log = self.snapshot_log
         if intermediate or self._removed_snapshots:
             log = []

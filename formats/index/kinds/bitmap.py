@@ -200,7 +200,7 @@ class Bitmap:
         self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
         self._postings_start = end
         self._sections: dict[int, Section] = {}
-        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
+        self._decoded_slices: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
         self._lock = threading.Lock()
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
@@ -348,11 +348,11 @@ class Bitmap:
 
     def _read_slices(self, file: int) -> _bitmap.Slices:
         with self._lock:
-            slices = self._decoded.get(file)
+            slices = self._decoded_slices.get(file)
         if slices is None:
             slices, size_bytes = self.open_section(file).decode_slices()
             with self._lock:
-                self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
+                self._decoded_slices.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
         return slices
 
 
@@ -385,12 +385,12 @@ class RemoteBitmap:
     """
 
     def __init__(self, blob: BlobReader, sparse_memory: SparseMemory, bitmap: Bitmap) -> None:
-        self._blob, self._sparse, self.bitmap = blob, sparse_memory, bitmap
+        self._blob, self._sparse_memory, self.bitmap = blob, sparse_memory, bitmap
         self.data_files = bitmap.files
 
     @property
     def size_bytes(self) -> int:
-        return self._sparse.filled_bytes + 64 * self.data_files
+        return self._sparse_memory.filled_bytes + 64 * self.data_files
 
     @property
     def is_full(self) -> bool:
@@ -410,17 +410,17 @@ class RemoteBitmap:
         return await self._load([self.bitmap.find_section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:
-        return not self._sparse.list_missing([self.bitmap.find_section_range(file)])
+        return not self._sparse_memory.list_missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
-        missing = self._sparse.list_missing(ranges)
-        if self._sparse.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
+        missing = self._sparse_memory.list_missing(ranges)
+        if self._sparse_memory.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
             return False
         parts = await self._blob.read_all(missing)
         if parts is None:
             return False
         for (offset, _), data in zip(missing, parts, strict=True):
-            self._sparse.fill(offset, data)
+            self._sparse_memory.fill(offset, data)
         return True
 
 

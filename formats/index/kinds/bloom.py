@@ -287,7 +287,7 @@ class Bloom:
         self._geometry = np.array(rows, dtype=np.int64).reshape(-1, 8)
         self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
         self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
-        self._checked = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
+        self._checked_pages = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
 
     @property
     def filter_bits(self) -> Longs:
@@ -303,7 +303,7 @@ class Bloom:
         Raises:
             ValueError: A page is damaged.
         """
-        return self._probe(self._data, self._spans, self._checked, hashes)
+        return self._probe(self._data, self._spans, self._checked_pages, hashes)
 
     def list_byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
         """Return the offsets and lengths of the ranges that a probe reads, ascending: at most k for each hash and

@@ -79,7 +79,7 @@ class Bounds:
             above_flags.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
             self.exact &= len(low) < CLIPPED_BYTES
         self.count = len(self.low_bytes)
-        self._above: Bytes = np.array(above_flags, dtype=np.uint8)
+        self._above_flags: Bytes = np.array(above_flags, dtype=np.uint8)
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def list_edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -103,7 +103,7 @@ class Bounds:
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
-            begins = dictionary.below(self.low_bytes, self._above)
+            begins = dictionary.below(self.low_bytes, self._above_flags)
             ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range can have no upper bound.
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:

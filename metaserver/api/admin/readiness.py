@@ -36,7 +36,7 @@ class Readiness:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._asking = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
         self._answers = {"disk": "ok", "writes": "ok"}
         self._until_s = float("-inf")
         self._holder = str(clock.uuid4())
@@ -45,7 +45,7 @@ class Readiness:
         """Return the state of each checked component: "ok", or the problem without hosts and paths."""
         if self._clock.monotonic() < self._until_s:
             return self._answers
-        async with self._asking:
+        async with self._check_lock:
             if self._clock.monotonic() < self._until_s:
                 return self._answers
             self._answers = {"disk": await self._check_disk(), "writes": await self._check_writes()}

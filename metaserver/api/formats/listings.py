@@ -130,7 +130,7 @@ class _FilesPage:
         self._metadata = metadata
         self._files = files
         self._scan = scan
-        self._grouped: FilesByPartition | None = None
+        self._files_by_partition: FilesByPartition | None = None
 
     def build_array(self, name: str) -> pa.Array:
         """Return a column of the page as an Arrow array."""
@@ -185,10 +185,10 @@ class _FilesPage:
         return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
 
     def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
-        if self._grouped is None:
-            self._grouped = group_by_partition(self._files)
-        values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
-        return self._grouped.numbers, values
+        if self._files_by_partition is None:
+            self._files_by_partition = group_by_partition(self._files)
+        values = [encode_partition(self._metadata, partition) for partition in self._files_by_partition.partitions]
+        return self._files_by_partition.numbers, values
 
     def _count_delete_files(self) -> Longs:
         """Return the number of delete files of each data file, or MISSING for delete files."""

@@ -56,19 +56,19 @@ class Router(web.UrlDispatcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
+        self._routes_by_path: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         """Return the route of a request. Recent paths are cached."""
         key = request.method, request.rel_url.raw_path
-        match = self._found.get(key)
+        match = self._routes_by_path.get(key)
         if match is not None:
             return web.UrlMappingMatchInfo(*match)  # Each request needs its own copy of the variables.
         match_info = await super().resolve(request)
         if match_info.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
-            if len(self._found) >= PATHS_MAX:
-                self._found.clear()
-            self._found[key] = dict(match_info), match_info.route
+            if len(self._routes_by_path) >= PATHS_MAX:
+                self._routes_by_path.clear()
+            self._routes_by_path[key] = dict(match_info), match_info.route
         return match_info
 
 

@@ -59,10 +59,10 @@ class _RequestPipeline:
         self._logs = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(components.clock)
-        self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
+        self._unrouted_refusals = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._stale_limit_s = components.settings.stale_limit_s
         self._stale_wait_s = components.settings.stale_wait_s
-        self._audited: dict[tuple[str, int], bool] = {}
+        self._audit_decisions: dict[tuple[str, int], bool] = {}
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,7 +97,7 @@ class _RequestPipeline:
             if error is not None or response.status >= 400 or not request.content.is_eof():
                 end_unread(request, response)
         is_logged = self._logs
-        is_audited = self._audited.get((description.operation, response.status))
+        is_audited = self._audit_decisions.get((description.operation, response.status))
         if is_audited is None:
             is_audited = self._is_audited(description, response.status)
         if is_audited:
@@ -112,8 +112,8 @@ class _RequestPipeline:
             )
             is_logged = is_logged and (is_recorded or response.status not in (401, 403))
         elif is_logged and response.status == 401:
-            self._unrouted.take_due(clock.now_ms())
-            is_logged = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
+            self._unrouted_refusals.take_due(clock.now_ms())
+            is_logged = self._unrouted_refusals.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - start_s
         self._metrics.observe(description.operation, response.status, seconds, error)
         if is_logged:
@@ -248,7 +248,7 @@ class _RequestPipeline:
             or description in (_UNROUTED[1], FORWARDED)
             or (description.public and status not in (401, 403))
         )
-        is_audited = self._audited[description.operation, status] = not is_unwanted and self._audit.is_kept(
+        is_audited = self._audit_decisions[description.operation, status] = not is_unwanted and self._audit.is_kept(
             description.operation, status
         )
         return is_audited

@@ -285,7 +285,7 @@ class GroupReading:
     ) -> None:
         self._schema, self._functions, self._condition = schema, functions, condition
         self._combines_few = combines_few
-        self._covered = np.zeros(files, dtype=np.bool_)
+        self._is_covered = np.zeros(files, dtype=np.bool_)
         self._groups: pa.Table = schema.empty_table()
         self._waiting: list[GroupPart] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -300,16 +300,16 @@ class GroupReading:
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
         """bool[files]: whether the groups contain the rows of each requested file."""
-        return self._covered
+        return self._is_covered
 
     @property
     def files(self) -> int:
         """The number of requested data files."""
-        return len(self._covered)
+        return len(self._is_covered)
 
     @property
     def covered_files(self) -> int:
-        return int(self._covered.sum())
+        return int(self._is_covered.sum())
 
     @property
     def is_done(self) -> bool:
@@ -337,7 +337,7 @@ class GroupReading:
             selected_groups = part.groups.select(self._condition, self._schema.names)
         except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
             selected_groups = part.groups.select(TRUE, self._schema.names)
-        self._covered[part.files] = True
+        self._is_covered[part.files] = True
         self._pending.append(selected_groups)
         self._rows += selected_groups.num_rows
         self._bytes += selected_groups.nbytes
@@ -360,7 +360,7 @@ class GroupReading:
 
     def encode(self) -> bytes:
         """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""
-        covered_files = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
+        covered_files = base64.b64encode(np.packbits(self._is_covered, bitorder="little").tobytes())
         table = self._groups.replace_schema_metadata({"covered": covered_files})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -168,7 +168,7 @@ class _EventPage:
         self._events: list[CatalogEvent] = []
         self._locations: dict[str, str | None] = {}
         """The metadata file of each entry after the instants that were read, by UUID."""
-        self._latest: tuple[str, dict[str, Any]] | None = None
+        self._latest_operation: tuple[str, dict[str, Any]] | None = None
         """The location and the content of the last file that was read. The next change of the entry starts from it."""
         self._rights: dict[Securable, bool] = {}
         """For each object that was checked, whether the caller may see it."""
@@ -347,9 +347,9 @@ class _EventPage:
 
     async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
         """Return the metadata in a file in the form of `loadTable` and `loadView`, without caching them."""
-        if self._latest is not None and self._latest[0] == location:
-            return self._latest[1]
-        self._latest = None
+        if self._latest_operation is not None and self._latest_operation[0] == location:
+            return self._latest_operation[1]
+        self._latest_operation = None
         documents = self._call.components.catalog.documents
         if kind is EntryKind.TABLE:
             table = await documents.peek(location)
@@ -358,7 +358,7 @@ class _EventPage:
             view = await documents.peek_view(location)
             size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_view(view)))
         self._document_bytes += size_bytes
-        self._latest = (location, document)
+        self._latest_operation = (location, document)
         return document
 
     async def _find_base(self, instant: Instant) -> str | None:

@@ -111,7 +111,7 @@ class RunningStatements:
             worker_module, memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s
         )
         self.is_on = settings.sql == "on" or (settings.sql == "loopback" and is_loopback(settings.host))
-        self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
+        self._cancel_events: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
     async def hold_slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
@@ -123,20 +123,20 @@ class RunningStatements:
             BadRequest: The id is in use, or the statement was cancelled while it waited.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
-        if key in self._cancelled:
+        if key in self._cancel_events:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        event = self._cancelled[key] = asyncio.Event()
+        event = self._cancel_events[key] = asyncio.Event()
         try:
             async with self.slots.hold_slot(holder, self._queue_s):
                 if event.is_set():
                     raise BadRequest("The statement was cancelled")
                 yield event
         finally:
-            del self._cancelled[key]
+            del self._cancel_events[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
         """Cancel a statement of the principal, and return whether it ran."""
-        event = self._cancelled.get((principal, statement_id))
+        event = self._cancel_events.get((principal, statement_id))
         if event is None:
             return False
         event.set()
@@ -332,7 +332,7 @@ class _Exchange:
         self._call = call
         self._worker = worker
         self._type = ARROW if kind == "arrow" else "application/json"
-        self._cancelled = cancel_event
+        self._cancel_events = cancel_event
         self._tables: tuple[Securable, ...] = ()
         self._checked_s = call.components.clock.monotonic()
 
@@ -382,11 +382,11 @@ class _Exchange:
             Forbidden: The caller has lost its right.
         """
         frame = asyncio.create_task(self._worker.frame())
-        cancel_task = asyncio.create_task(self._cancelled.wait())
+        cancel_task = asyncio.create_task(self._cancel_events.wait())
         try:
             while True:
                 await asyncio.wait({frame, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._cancelled.is_set():
+                if self._cancel_events.is_set():
                     raise BadRequest("The statement was cancelled")
                 await self._check_caller()
                 if frame.done():

@@ -111,7 +111,7 @@ class FileReader:
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
-        self._large = asyncio.Lock()
+        self._large_file_lock = asyncio.Lock()
 
     async def read_folders(self, folders: Mapping[str, Sequence[ObjectInfo]]) -> AsyncIterator[NewestFiles]:
         """Yield the newest files of each folder. Several folders are read at the same time."""
@@ -182,7 +182,7 @@ class FileReader:
         """
         if info.size_bytes <= _LARGE_FILE_BYTES:
             return await self._read(info)
-        async with self._large:
+        async with self._large_file_lock:
             return await self._read(info)
 
     async def _read(self, info: ObjectInfo) -> FoundFile:

@@ -66,7 +66,7 @@ class CommitPriority:
         self._after = after
         self._longest_s = longest_s
         self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
-        self._granted: dict[str, _Priority] = {}
+        self._priorities: dict[str, _Priority] = {}
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
@@ -85,19 +85,19 @@ class CommitPriority:
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
         """Forget the collisions and the priority of a change that has committed or will not be repeated."""
         self._waiting.pop((table, change), None)
-        granted = self._granted.get(table)
+        granted = self._priorities.get(table)
         if granted is not None and granted.change == change:
-            del self._granted[table]
+            del self._priorities[table]
             self._grant(table, now_s)
 
     def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
         """Return the change that has priority and its remaining seconds, or None if no change has priority."""
-        granted = self._granted.get(table)
+        granted = self._priorities.get(table)
         if granted is None:
             return None
         if now_s < granted.end_s:
             return granted.change, granted.end_s - now_s
-        del self._granted[table]
+        del self._priorities[table]
         self._waiting.pop((table, granted.change), None)
         self._pauses[table] = now_s + _PAUSE_FACTOR * granted.length_s
         while len(self._pauses) > _CHANGES_MAX:
@@ -120,4 +120,4 @@ class CommitPriority:
         if waiting:
             _, change, longest = min(waiting, key=lambda candidate: candidate[0])
             length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * longest.took_s)
-            self._granted[table] = _Priority(change, now_s + length_s, length_s)
+            self._priorities[table] = _Priority(change, now_s + length_s, length_s)

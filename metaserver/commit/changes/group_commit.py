@@ -86,7 +86,7 @@ class Commits:
         self._metrics = metrics
         self._queues: dict[tuple[NamespacePath, str], ChangeQueue] = {}
         settings = self._context.settings
-        self._look_back = settings.commit_history_limit
+        self._history_limit = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
         """The maximum time in seconds for which a change waits for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
@@ -453,7 +453,7 @@ class Commits:
         producer = pending.request.producer
         if producer is None:
             return None
-        return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._look_back)
+        return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._history_limit)
 
     def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
@@ -461,7 +461,7 @@ class Commits:
         """Return the first response to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
-        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._look_back)
+        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._history_limit)
         committed = structs.replace(make_committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 

@@ -78,9 +78,9 @@ class ConflictCheck:
         self._files = files
         self._manifests = manifests
         self._metadata = metadata
-        self._listed = drop_dead_manifests(manifest_files)
+        self._manifest_files = drop_dead_manifests(manifest_files)
         self._change = change
-        self._found = to_remove
+        self._files_to_remove = to_remove
         self._partitions = PartitionOverlap(metadata)
         self._targets: tuple[ReadScope, Targets] | None = None
 
@@ -131,7 +131,7 @@ class ConflictCheck:
         Returns:
             The view with the entry ids of the live data files, and the first path without a live data file, or None.
         """
-        data = [manifest for manifest in self._listed if manifest.content == DATA]
+        data = [manifest for manifest in self._manifest_files if manifest.content == DATA]
         listing = await self._manifests.find_listing_manifests(data, paths)
         view = TableView(listing, await self._manifests.read_blocks(listing))
         rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
@@ -140,7 +140,7 @@ class ConflictCheck:
     async def _check_vectors(self) -> None:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
         vectors = await run_by_count(len(self._change.deletes), self._list_vectors)
-        for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
+        for _, entries in await find_referring_entries(self._manifests, self._manifest_files, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
             if twin is not None:
                 raise Collision(
@@ -163,7 +163,7 @@ class ConflictCheck:
                 for entry in entries
                 if entry.file.is_deletion_vector
                 and entry.file.referenced_data_file in paths
-                and make_file_key(entry.file) not in self._found.removed
+                and make_file_key(entry.file) not in self._files_to_remove.removed
             ),
             None,
         )
@@ -206,7 +206,7 @@ class ConflictCheck:
         deleted, but not rows that other commits have rewritten.
         """
         change = self._change
-        removed = await run_by_count(len(self._found.files), self._list_removed_by_name)
+        removed = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, removed, vectors=True)
         writing = deletes if change.data else history.select_writing_deletes(deletes)
         if change.scope is not None and change.scope.bound is not None:
@@ -223,7 +223,11 @@ class ConflictCheck:
     def _list_removed_by_name(self) -> set[str]:
         """Return the paths of the removed data files that the request names explicitly."""
         by_name = set(self._change.request.remove)
-        return {file.file_path for file in self._found.files if file.content == DATA and make_file_key(file) in by_name}
+        return {
+            file.file_path
+            for file in self._files_to_remove.files
+            if file.content == DATA and make_file_key(file) in by_name
+        }
 
     def _list_unnamed_deletes(self) -> list[ContentFile]:
         return [file for file in self._change.positional if file.referenced_data_file is None]

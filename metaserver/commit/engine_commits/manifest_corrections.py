@@ -143,7 +143,7 @@ class _Correction:
     def __init__(self, clock: Clock, manifests: ManifestReaders, folder: str, metadata: TableMetadata) -> None:
         self._clock = clock
         self._published = manifests.published
-        self._own = manifests.own
+        self._own_manifests = manifests.own
         self._folder = folder
         self._metadata = metadata
 
@@ -166,7 +166,7 @@ class _Correction:
         if snapshot.build_summary_map().get("operation") == APPEND:
             return []
         try:
-            manifest_files = await self._own.read_list(snapshot) if manifest_files is None else manifest_files
+            manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
             removals = await self._read_removals(snapshot, manifest_files)
             removed_keys = {
                 make_file_key(entry.file)
@@ -180,7 +180,7 @@ class _Correction:
             old_manifests = [manifest for manifest in manifest_files if manifest.manifest_path in published_paths]
             new_manifests = [manifest for manifest in manifest_files if manifest.manifest_path not in published_paths]
             in_use = await find_used_puffins(self._published, old_manifests, removed_keys, self._metadata, {})
-            in_use |= await find_used_puffins(self._own, new_manifests, removed_keys, self._metadata, {})
+            in_use |= await find_used_puffins(self._own_manifests, new_manifests, removed_keys, self._metadata, {})
             return await self._write_without_marks(snapshot, manifest_files, removals, in_use)
         except SeamarkError:
             return []
@@ -198,7 +198,7 @@ class _Correction:
                 and manifest.key_metadata is None
                 and can_be_written(self._metadata, manifest.partition_spec_id)
             ):
-                removals[manifest.manifest_path] = await self._own.read_removals(manifest, self._metadata)
+                removals[manifest.manifest_path] = await self._own_manifests.read_removals(manifest, self._metadata)
         return removals
 
     async def _write_without_marks(
@@ -225,7 +225,7 @@ class _Correction:
             manifest_without_number = structs.replace(manifest, sequence_number=_UNASSIGNED)
             entries = [
                 _inherit_numbers(entry)
-                for entry in await self._own.read_entries(manifest_without_number, self._metadata)
+                for entry in await self._own_manifests.read_entries(manifest_without_number, self._metadata)
             ]
             entries += remaining
             if not entries:
@@ -251,7 +251,7 @@ class _Correction:
         if snapshot.manifest_list is None:
             return []
         try:
-            manifest_files = await self._own.read_list(snapshot)
+            manifest_files = await self._own_manifests.read_list(snapshot)
             type_of = DeclaredTypes(self._metadata)
             paths_to_correct = await self._find_wrong_metrics(
                 _select_new(manifest_files, snapshot.snapshot_id), type_of
@@ -273,7 +273,7 @@ class _Correction:
         paths_to_correct: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
-            manifest_rows = await self._own.decode(manifest)
+            manifest_rows = await self._own_manifests.decode(manifest)
             search = partial(_needs_correction, manifest_rows, manifest, self._metadata, type_of)
             if search() if len(manifest_rows.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
                 paths_to_correct.add(manifest.manifest_path)
@@ -290,7 +290,7 @@ class _Correction:
             if manifest.manifest_path not in paths_to_correct:
                 manifests.append(manifest)
                 continue
-            entries = await self._read_all_entries(self._own, manifest)
+            entries = await self._read_all_entries(self._own_manifests, manifest)
             entries = [
                 _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
             ]
@@ -310,7 +310,7 @@ class _Correction:
 
     def _open_writer(self, snapshot: Snapshot) -> tuple[HeldFiles, SnapshotWriter]:
         files = HeldFiles()
-        return files, SnapshotWriter(files, self._clock, self._own, self._folder, snapshot.snapshot_id)
+        return files, SnapshotWriter(files, self._clock, self._own_manifests, self._folder, snapshot.snapshot_id)
 
     async def _write_list(self, writer: SnapshotWriter, snapshot: Snapshot, manifests: list[ManifestFile]) -> None:
         parent_id, sequence_number = snapshot.parent_snapshot_id, snapshot.sequence_number

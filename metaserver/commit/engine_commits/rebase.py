@@ -270,7 +270,7 @@ class _Rebase:
             raise CannotRebase(f"the table already has a snapshot with the id {snapshot.snapshot_id}")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase(f"the schema {snapshot.schema_id} of the snapshot does not exist")
-        self._base, self._commit, self._fresh = base, commit, fresh_snapshot
+        self._base, self._commit, self._fresh_snapshot = base, commit, fresh_snapshot
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -400,7 +400,7 @@ class _Rebase:
 
     async def _read_lists(self) -> _Lists:
         snapshot = self._commit.snapshot
-        parent = self._fresh
+        parent = self._fresh_snapshot
         if parent is None and snapshot.parent_snapshot_id is not None:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:

@@ -361,19 +361,19 @@ class _NeededNames:
         self._manifests = manifests
         self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """The sorted hashes of the names from the first call of `add`."""
-        self._later: set[int] = set()
+        self._later_snapshots: set[int] = set()
         self._read: set[str] = set()
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
         name_hash = _hash_name(location)
-        if name_hash in self._later:
+        if name_hash in self._later_snapshots:
             return True
         position = int(self._first.searchsorted(name_hash))
         return position < len(self._first) and int(self._first[position]) == name_hash
 
     def add_name(self, location: str) -> None:
-        self._later.add(_hash_name(location))
+        self._later_snapshots.add(_hash_name(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Add the names of the table's files. Manifests that an earlier call has read are skipped.
@@ -398,13 +398,13 @@ class _NeededNames:
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
         metadata_files += [file.metadata_file for file in metadata.metadata_log]
         hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *list_statistics_files(metadata)])]
-        count = len(self._first) + len(self._later)
+        count = len(self._first) + len(self._later_snapshots)
         async for paths in list_content_files(self._manifests, list(manifests.values())):
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
         if len(self._first):
-            self._later.update(*(part.tolist() for part in hashes))
+            self._later_snapshots.update(*(part.tolist() for part in hashes))
         else:
             self._first = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
         self._read.update(lists, manifests)

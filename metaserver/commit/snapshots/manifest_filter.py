@@ -199,7 +199,7 @@ class ManifestFilter:
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._made: dict[tuple[object, ...], _Rewritten] = {}
+        self._rewritten_manifests: dict[tuple[object, ...], _Rewritten] = {}
 
     async def remove(
         self,
@@ -241,7 +241,7 @@ class ManifestFilter:
         own_removes, unmarked_removes = await run_by_count(len(entries), select)
         # In the new manifest, the values that the files inherited are explicit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
-        rewritten = self._made.get(key)
+        rewritten = self._rewritten_manifests.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own_removes, unmarked_removes):
             written_entries, files = await run_by_count(
                 len(entries), partial(self._divide_entries, entries, own_removes, unmarked_removes)
@@ -252,7 +252,9 @@ class ManifestFilter:
                 stored_manifest = await self._writer.write_manifest(
                     written_entries, metadata, manifest.partition_spec_id, content
                 )
-            rewritten = self._made[key] = _Rewritten(own_removes, unmarked_removes, stored_manifest, files)
+            rewritten = self._rewritten_manifests[key] = _Rewritten(
+                own_removes, unmarked_removes, stored_manifest, files
+            )
         return rewritten
 
     def _divide_entries(

@@ -30,7 +30,7 @@ class ManifestMerge:
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._made: dict[tuple[object, ...], StoredManifest] = {}
+        self._merged_manifests: dict[tuple[object, ...], StoredManifest] = {}
 
     async def merge(
         self, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
@@ -70,12 +70,14 @@ class ManifestMerge:
             else (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
             for manifest in bin_
         )
-        stored_manifest = self._made.get(key)
+        stored_manifest = self._merged_manifests.get(key)
         if stored_manifest is None:
             entries: list[ManifestEntry] = []
             for manifest in bin_:
                 entries += [self._carry_over(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
-            stored_manifest = self._made[key] = await self._writer.write_manifest(entries, metadata, spec_id, content)
+            stored_manifest = self._merged_manifests[key] = await self._writer.write_manifest(
+                entries, metadata, spec_id, content
+            )
         return stored_manifest
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:

@@ -91,7 +91,7 @@ class ChangeMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._held: set[tuple[str, str]] = set()
+        self._held_keys: set[tuple[str, str]] = set()
 
     def hold(self, key: tuple[str, str], size_bytes: int) -> None:
         """Count an object that the change keeps in memory. An object with a known key is not counted again.
@@ -99,9 +99,9 @@ class ChangeMemory:
         Raises:
             BadRequest: The change exceeds the limit.
         """
-        if key in self._held:
+        if key in self._held_keys:
             return
-        self._held.add(key)
+        self._held_keys.add(key)
         self._size_bytes += size_bytes
         self.check(0)
 
@@ -136,7 +136,7 @@ class Manifests:
         self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
-        self._reading: SingleFlight[str, bytes] = SingleFlight()
+        self._reads: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
         """The manifests that are being written, by location. The caches could evict them before they are stored."""
@@ -227,7 +227,7 @@ class Manifests:
         if data is None:
             data = self._unwritten.get(location)
         if data is None:
-            data = await self._reading.run(location, lambda: self._read(location, "manifest"))
+            data = await self._reads.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, data, len(data))
         if len(data) < manifest.manifest_length:
             # Decoding does not detect an Avro file that is truncated between two blocks.

@@ -35,7 +35,7 @@ class RemovalFilter:
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
-        self._made: dict[_Identity, ManifestFile | None] = {}
+        self._filtered_manifests: dict[_Identity, ManifestFile | None] = {}
         """The replacement of each manifest: the same manifest, a new manifest, or None if no entry remains."""
         self._lists: dict[str, str] = {}
         """The location of the replacement of each manifest list, by location."""
@@ -73,13 +73,15 @@ class RemovalFilter:
             _identify(manifest): manifest
             for manifest_files in lists
             for manifest in manifest_files
-            if manifest.deleted_files_count != 0 and _identify(manifest) not in self._made
+            if manifest.deleted_files_count != 0 and _identify(manifest) not in self._filtered_manifests
         }
         work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
-        self._made |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
+        self._filtered_manifests |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
         lists_by_snapshot: dict[int, str] = {}
         for snapshot, manifest_files in zip(later, lists, strict=True):
-            filtered_manifests = [self._made.get(_identify(manifest), manifest) for manifest in manifest_files]
+            filtered_manifests = [
+                self._filtered_manifests.get(_identify(manifest), manifest) for manifest in manifest_files
+            ]
             remaining = tuple(manifest for manifest in filtered_manifests if manifest is not None)
             if remaining != manifest_files:
                 assert snapshot.manifest_list is not None

@@ -81,14 +81,14 @@ class ObjectBlocks:
     ) -> None:
         self._memory = memory
         self._disk = disk
-        self._pinned = pinned_tier
+        self._pinned_tier = pinned_tier
         self._tiers = [tier for tier in (disk, pinned_tier) if tier is not None]
         self._readers = readers
         self._writer = writer
         self.block_bytes = block_bytes
         self._pending_bytes_max = pending_bytes_max
         self._waiting: list[tuple[DiskTier, tuple[str, memoryview, str], asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self.pending_bytes = 0
         self.dropped = 0
 
@@ -97,7 +97,9 @@ class ObjectBlocks:
         return self._memory
 
     def collect_disk_stats(self) -> list[tuple[str, TierStats]]:
-        return [(name, tier.read_stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
+        return [
+            (name, tier.read_stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned_tier)) if tier
+        ]
 
     def find_in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
         return self._memory.get(_make_key(name, number), counted=counted)
@@ -155,7 +157,7 @@ class ObjectBlocks:
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
         """Write the block to the disk, in a batch with other waiting blocks. If too many bytes are waiting, drop it."""
-        tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
+        tier = self._pinned_tier if owner.pinned and self._pinned_tier is not None else self._disk
         if tier is None:
             return
         # The limit of waiting bytes is higher for pinned blocks, so that blocks of a scan do not displace them.
@@ -165,8 +167,8 @@ class ObjectBlocks:
         self.pending_bytes += len(block)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((tier, (_make_key(name, number), block, owner.tag), future))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
         try:
             await asyncio.shield(future)
         finally:

@@ -59,16 +59,16 @@ class CachingBackend:
     """A `Backend` with a cache in front of the store's `Backend`. An instance belongs to one event loop."""
 
     def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
-        self._inner = inner
+        self._backend = inner
         self._clock = clock
         self._tiers = tiers
         self._records = tiers.records
         self._fetches = tiers.fetches
-        self._sending: SendBudget = tiers.sending
+        self._send_budget: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         """A separate reader for preloads, so that `_reader` counts only the bytes of clients."""
-        self._preloaded = 0
+        self._preloaded_bytes = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By location: the end of the last read, the number of consecutive reads, and the end of the part that was
@@ -87,7 +87,7 @@ class CachingBackend:
                 "blocks": memory.used_bytes,
                 "records": self._records.used_bytes,
                 "fetches": fetches.used_bytes,
-                "unsent": self._sending.taken_bytes,
+                "unsent": self._send_budget.taken_bytes,
             },
             disk={name: stats.used_bytes for name, stats in disks},
             served_bytes=self.served_bytes,
@@ -100,14 +100,14 @@ class CachingBackend:
                 "disk_damage": sum(stats.damaged for _, stats in disks),
                 "disk_error": sum(stats.errors for _, stats in disks),
                 "disk_write_dropped": blocks.dropped,
-                "preloaded_file": self._preloaded,
+                "preloaded_file": self._preloaded_bytes,
                 "preloaded_byte": sum(self._preloader.served_bytes.values()),
             },
         )
 
     async def close(self) -> None:
         await self._tiers.close()
-        await self._inner.close()
+        await self._backend.close()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
         if call.method in ("GET", "HEAD"):
@@ -115,12 +115,12 @@ class CachingBackend:
                 response = await self._read(call)
                 if response is not None:
                     return response
-            return await self._inner.answer(call)
+            return await self._backend.answer(call)
         written_locations = _list_changed_locations(call)
         for location in written_locations:
             self._records.note_write(location)
         try:
-            return await self._inner.answer(call)
+            return await self._backend.answer(call)
         finally:
             for location in written_locations:
                 self._records.note_write(location)
@@ -148,7 +148,7 @@ class CachingBackend:
             return None
         start, length = part or (0, record.size)
         owner, end = _make_owner(s3_read), start + length
-        unsent = AnswerBudget(self._sending, owner.holder)
+        unsent = AnswerBudget(self._send_budget, owner.holder)
         sent_end = start if s3_read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
@@ -243,7 +243,7 @@ class CachingBackend:
         Raises:
             RetryLater: The object cannot be read now.
         """
-        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._sending, holder)
+        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._send_budget, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
         s3_read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
@@ -256,7 +256,7 @@ class CachingBackend:
                     pass
         except (RefusedRead, ChangedObject):
             return 0
-        self._preloaded += 1
+        self._preloaded_bytes += 1
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
@@ -364,7 +364,7 @@ class CachingBackend:
             return response
         continues = self._continues_last_read(record, start)
         self._follow(record, start, start + length, owner)
-        unsent = AnswerBudget(self._sending, owner.holder)
+        unsent = AnswerBudget(self._send_budget, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not continues)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.

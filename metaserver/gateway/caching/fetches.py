@@ -141,7 +141,7 @@ class Fetches:
         self._budget = HolderLimit("bytes of reads for the cache", budget_bytes, share_bytes)
         self.request_bytes = max(request_bytes, blocks.block_bytes)
         self._memory = Buffers(blocks.block_bytes, self.request_bytes)
-        self._running: dict[tuple[str, int], Fetch] = {}
+        self._running_fetches: dict[tuple[str, int], Fetch] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
         self._unread: dict[Fetch, asyncio.TimerHandle] = {}
@@ -158,7 +158,7 @@ class Fetches:
 
     def find(self, name: str, number: int) -> Fetch | None:
         """Return the fetch that has read the block, or is reading it, or None."""
-        return self._running.get((name, number))
+        return self._running_fetches.get((name, number))
 
     def hold(self, fetch: Fetch) -> None:
         fetch.readers += 1
@@ -245,7 +245,9 @@ class Fetches:
                 block_bytes = self._blocks.block_bytes
                 first = -(-start // block_bytes)
                 last = (end - 1) // block_bytes if end == size else end // block_bytes - 1
-                if last < first or any((record.name, number) in self._running for number in range(first, last + 1)):
+                if last < first or any(
+                    (record.name, number) in self._running_fetches for number in range(first, last + 1)
+                ):
                     record_future.set_result(record)
                     return
                 fetch = Fetch(record, first, last, self._memory, owner)
@@ -335,12 +337,12 @@ class Fetches:
 
     def _register(self, fetch: Fetch) -> None:
         for number in range(fetch.first, fetch.last + 1):
-            self._running[fetch.record.name, number] = fetch
+            self._running_fetches[fetch.record.name, number] = fetch
 
     def _unregister(self, fetch: Fetch) -> None:
         for number in range(fetch.first, fetch.last + 1):
-            if self._running.get((fetch.record.name, number)) is fetch:
-                del self._running[fetch.record.name, number]
+            if self._running_fetches.get((fetch.record.name, number)) is fetch:
+                del self._running_fetches[fetch.record.name, number]
 
     def _leave(self, fetch: Fetch) -> None:
         del self._unread[fetch]
@@ -367,7 +369,7 @@ class Fetches:
         """Check that no ended fetch is charged or listed. Tests call this method while no fetch is running."""
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
-        assert not self._running, f"{len(self._running)} blocks are listed"
+        assert not self._running_fetches, f"{len(self._running_fetches)} blocks are listed"
         assert self._budget.taken == 0, f"{self._budget.taken} bytes are charged"
 
 

@@ -68,7 +68,7 @@ class HedgedStore:
         self._store = store
         self._clock = clock
         self._share = percent / 100
-        self._allowed = 0.0
+        self._allowed_hedges = 0.0
         self._wait = Percentile(_INITIAL_WAIT_S, min_s=_WAIT_MIN_S, max_s=_WAIT_MAX_S, factor=1.0)
         self.hedged = 0
 
@@ -80,13 +80,13 @@ class HedgedStore:
             async with self._store.request(method, bucket, key, headers) as answer:
                 yield answer
             return
-        self._allowed = min(_SAVED_REQUESTS_MAX, self._allowed + self._share)
+        self._allowed_hedges = min(_SAVED_REQUESTS_MAX, self._allowed_hedges + self._share)
         began_s = self._clock.monotonic()
         attempts = [_Attempt(self._store.request(method, bucket, key, headers))]
         try:
             await asyncio.wait((attempts[0].opening,), timeout=self._wait.value_s)
-            if not attempts[0].opening.done() and self._allowed >= 1:
-                self._allowed -= 1
+            if not attempts[0].opening.done() and self._allowed_hedges >= 1:
+                self._allowed_hedges -= 1
                 self.hedged += 1
                 attempts.append(_Attempt(self._store.request(method, bucket, key, headers)))
             used_attempt = await _await_usable(attempts)

@@ -272,14 +272,14 @@ class _ReadAttempts:
 
     def __init__(self, started: bool) -> None:
         self.started = started
-        self._failed = 0
+        self._failures = 0
 
     def note_progress(self) -> None:
-        self.started, self._failed = True, 0
+        self.started, self._failures = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
         """Wait before the next attempt. After the last attempt, raise the error."""
-        self._failed += 1
-        if self._failed == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
+        self._failures += 1
+        if self._failures == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
             raise error
-        await asyncio.sleep(_PAUSE_S * self._failed)
+        await asyncio.sleep(_PAUSE_S * self._failures)

@@ -69,7 +69,7 @@ class Cleaner:
         self._objects = objects
         self._clock = clock
         self._load = load
-        self._claimed = list_claimed
+        self._list_claimed = list_claimed
         self._folders = folders
         self._folder_of = folder_of
         self._retention_ms = retention_s * 1000
@@ -146,7 +146,7 @@ class Cleaner:
         deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
         index_folders = {f"{self._folder_of(table)}/{name}" for table in tables for name in self._folders}
-        for folder in await self._claimed(entry.uuid, sorted(index_folders)):
+        for folder in await self._list_claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue
             if len(self._orphans_ms) >= _FOLDERS_MAX:

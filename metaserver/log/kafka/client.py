@@ -68,7 +68,7 @@ class _Writes:
         self._is_complete = asyncio.Event()
         self._loop = loop
         self._lock = threading.Lock()
-        self._remaining = count
+        self._remaining_count = count
         self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
@@ -89,8 +89,8 @@ class _Writes:
             if self._answers[place] is not None:
                 return
             self._answers[place] = answer
-            self._remaining -= 1
-            is_last = not self._remaining
+            self._remaining_count -= 1
+            is_last = not self._remaining_count
         if is_last:
             _call_on_loop(self._loop, self._is_complete.set)
 
@@ -131,8 +131,8 @@ class KafkaBroker:
         self._open_readers: list[Consumer] = []
         self._threads = ThreadPoolExecutor(READER_THREADS + 1, thread_name_prefix="kafka-read")
         self._is_closing = threading.Event()
-        self._serving = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
-        self._following: threading.Thread | None = None
+        self._producer_thread = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
+        self._follower_thread: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
         """The number of partitions of the topics that this process has used."""
         self._creations: SingleFlight[tuple[str, int], int] = SingleFlight()
@@ -180,7 +180,7 @@ class KafkaBroker:
         Raises:
             LogUnavailable: The cluster does not answer, or refuses this client.
         """
-        self._serving.start()
+        self._producer_thread.start()
         # Do not use `list_topics`, which may create a missing topic with the default retention.
         cluster = await self._await_answer(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
         assert cluster is not None
@@ -192,9 +192,9 @@ class KafkaBroker:
     def close(self) -> None:
         """End all threads. The method blocks."""
         self._is_closing.set()
-        self._serving.join()
-        if self._following is not None:
-            self._following.join()
+        self._producer_thread.join()
+        if self._follower_thread is not None:
+            self._follower_thread.join()
         self._threads.shutdown()
         for consumer in (self._follower, self._ranges, *self._open_readers):
             consumer.close()
@@ -461,10 +461,10 @@ class KafkaBroker:
                 return start, end
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
-        self._following = threading.Thread(
+        self._follower_thread = threading.Thread(
             target=self._follow, args=(start, listener), name="kafka-journal", daemon=True
         )
-        self._following.start()
+        self._follower_thread.start()
 
     def _follow(self, start: int, listener: JournalListener) -> None:
         """Read the journal until the broker is closed. Errors do not end the thread, because appends wait for it."""

@@ -57,7 +57,7 @@ class JournalState:
         self._batches: dict[Shard, list[StoredBatch]] = {}
         """The readable batches of each shard, in ascending order."""
         self._first_records: dict[Shard, int] = {}
-        self._unreleased: dict[str, int] = {}
+        self._unreleased_bytes: dict[str, int] = {}
         """The bytes of the unreleased batches, by stream."""
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
@@ -132,16 +132,16 @@ class JournalState:
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 
     def _count_unreleased(self, stream: str, size_bytes: int) -> None:
-        self._unreleased[stream] = self._unreleased.get(stream, 0) + size_bytes
-        if not self._unreleased[stream]:
-            del self._unreleased[stream]
+        self._unreleased_bytes[stream] = self._unreleased_bytes.get(stream, 0) + size_bytes
+        if not self._unreleased_bytes[stream]:
+            del self._unreleased_bytes[stream]
 
     def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of the unreleased batches of a stream."""
-        return self._unreleased.get(stream, 0)
+        return self._unreleased_bytes.get(stream, 0)
 
     def _drop(self, stream: str) -> None:
-        self._unreleased.pop(stream, None)
+        self._unreleased_bytes.pop(stream, None)
         for shard in [shard for shard in self._batches if shard.stream == stream]:
             del self._batches[shard]
         for shard in [shard for shard in self._first_records if shard.stream == stream]:
@@ -246,7 +246,7 @@ class JournalState:
             for earlier, later in pairwise(batches):
                 assert earlier.end == later.offset, (shard, earlier, later)
             assert not batches or batches[0].offset <= summary.start < batches[0].end, shard
-            assert shard.stream not in self._unreleased or self._unreleased[shard.stream] > 0
+            assert shard.stream not in self._unreleased_bytes or self._unreleased_bytes[shard.stream] > 0
             assert (batches[-1].end if batches else summary.start) == summary.watermark, shard
 
 

@@ -162,15 +162,15 @@ class KafkaLog:
         self._waiters = Waiters(lambda shard: self._journal.state.read_watermark(shard))
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         """The tasks that wait until the journal is applied up to an offset."""
-        self._asking = asyncio.Lock()
-        self._asked = self._answered = self._end = 0
+        self._query_lock = asyncio.Lock()
+        self._query_count = self._answered_query = self._end = 0
         """The numbers of the last sent and of the last answered query for the end of the journal, and its result."""
         self._failed_question = 0
         self._question_error: SeamarkError | None = None
         """The number of the last failed query, and its error."""
-        self._deleted: dict[Shard, int] = {}
+        self._deleted_offsets: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
-        self._dropped: set[str] = set()
+        self._dropped_streams: set[str] = set()
         """The streams whose topics this replica has deleted."""
         self._failure: str | None = None
         self.groups = 0
@@ -250,19 +250,19 @@ class KafkaLog:
         Concurrent calls share a query to Kafka. They also share its error, so that they do not send failing queries one
         after another.
         """
-        query_number = self._asked
-        async with self._asking:
-            if self._answered > query_number:  # A query that began after this call was answered.
+        query_number = self._query_count
+        async with self._query_lock:
+            if self._answered_query > query_number:  # A query that began after this call was answered.
                 return self._end
             if self._question_error is not None and self._failed_question > query_number:
                 raise self._question_error
-            number = self._asked = self._asked + 1
+            number = self._query_count = self._query_count + 1
             try:
                 self._end = (await self._broker.read_journal_range()).end
             except SeamarkError as error:
                 self._failed_question, self._question_error = number, error
                 raise
-            self._answered = number
+            self._answered_query = number
             return self._end
 
     async def _wait_applied(self, end: int) -> None:
@@ -552,14 +552,14 @@ class KafkaLog:
         first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()
-            if self._deleted.get(shard, 0) < record
+            if self._deleted_offsets.get(shard, 0) < record
         }
         if first_records:
             await self._broker.delete_records(first_records)
-            self._deleted.update(first_records)
-        for stream in self._journal.state.removed.keys() - self._dropped:
+            self._deleted_offsets.update(first_records)
+        for stream in self._journal.state.removed.keys() - self._dropped_streams:
             await self._broker.delete_stream(stream)
-            self._dropped.add(stream)
+            self._dropped_streams.add(stream)
 
     async def write_head(self) -> None:
         """Write the state of the log to the journal, and delete the records before it."""

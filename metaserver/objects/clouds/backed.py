@@ -90,6 +90,6 @@ class BackedObjects(ForwardingObjects):
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         parsed_location = parse_location(prefix)
         root = self._backing.place(Location(parsed_location.scheme, parsed_location.bucket, "")).root()
-        async for info in self._stored.list(self._map_location(prefix)):
+        async for info in self._stored_objects.list(self._map_location(prefix)):
             location = f"{parsed_location.root()}{info.location.removeprefix(root)}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)

@@ -44,7 +44,7 @@ class KeyCache:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._issued: OrderedDict[tuple[object, ...], IssuedKeys] = OrderedDict()
+        self._issued_keys: OrderedDict[tuple[object, ...], IssuedKeys] = OrderedDict()
         self._requests: dict[tuple[object, ...], Future[IssuedKeys]] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._users = 0
@@ -73,9 +73,9 @@ class KeyCache:
             issue: Issues new keys. The function may block, so it is called in a thread.
         """
         with self._lock:
-            issued_keys = self._issued.get(key)
+            issued_keys = self._issued_keys.get(key)
             if issued_keys is not None and issued_keys.expires_ms - self._clock.now_ms() >= LIFETIME_MIN_S * 1000:
-                self._issued.move_to_end(key)
+                self._issued_keys.move_to_end(key)
                 return issued_keys
             request = self._requests.get(key)
             if request is None:
@@ -89,10 +89,10 @@ class KeyCache:
         try:
             issued_keys = issue()
             with self._lock:
-                self._issued[key] = issued_keys
-                self._issued.move_to_end(key)
-                while len(self._issued) > _KEYS_MAX:
-                    self._issued.popitem(last=False)
+                self._issued_keys[key] = issued_keys
+                self._issued_keys.move_to_end(key)
+                while len(self._issued_keys) > _KEYS_MAX:
+                    self._issued_keys.popitem(last=False)
             return issued_keys
         finally:
             with self._lock:

@@ -212,7 +212,7 @@ class _Advisor:
             if index.kind in FALSE_SHARES and not index.dimension_tables
         ]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
-        self._answered = find_answered_shapes(state.shapes, cubes)
+        self._answered_shapes = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
         self._current_shares, self._current_file_shares = compute_read_shares(self._layout, state.statements)
         self._bucket_shares = self._estimate_bucket_shares({})
@@ -466,7 +466,7 @@ class _Advisor:
         files = max(1, self._state.files.file_count)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
-        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered}
+        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered_shapes}
         for candidate in find_cube_candidates(open_shapes, self._state.sample, rows_per_file):
             if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
                 continue
@@ -577,7 +577,7 @@ class _Advisor:
                     statement, self._state.sample, sampled_ids, self._state.files.file_count, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
-        shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0
+        shares[[statement.fingerprint in self._answered_shapes for statement in self._state.statements]] = 0.0
         return shares
 
     def _estimate_bucket_shares(self, added_buckets: dict[int, int]) -> Shares:

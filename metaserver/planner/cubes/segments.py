@@ -227,7 +227,7 @@ class Segments:
 
         The cache also has segments. Their key takes the place of the location.
         """
-        self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
+        self._oversize_reasons: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
         """The reasons why groups cannot be merged, by the key of their segment."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
         self._builds = asyncio.Semaphore(_CONCURRENT_BUILDS_MAX)
@@ -338,7 +338,7 @@ class Segments:
         stored_segment = self._stack.get_cached(key)
         if stored_segment is not None:
             return stored_segment
-        reason = self._too_large.get(key)
+        reason = self._oversize_reasons.get(key)
         if reason is not None:
             raise SegmentTooLarge(reason)
 
@@ -348,7 +348,7 @@ class Segments:
                     return await merger.merge(group)
                 except SegmentTooLarge as error:
                     # Store the reason. Otherwise, each request would merge the groups again up to the limit.
-                    self._too_large.put(key, str(error), len(key) + len(str(error)))
+                    self._oversize_reasons.put(key, str(error), len(key) + len(str(error)))
                     raise
 
         return await self._flights.run(f"{key}/{merger.stores_all}", build)
@@ -415,7 +415,7 @@ class _Merger:
         self._segments = segments
         self._prefix = prefix
         self._files = places.files
-        self._file_of, self._entry_of = places.file_of[places.covered], places.entry_of[places.covered]
+        self._file_numbers, self._entry_numbers = places.file_of[places.covered], places.entry_of[places.covered]
         self.tree = places.make_tree()
         self.stores_all = stores_all
         self._schema = build_entry_schema(definition.terms, definition.measures)
@@ -460,7 +460,7 @@ class _Merger:
         Raises:
             _DamagedIndexFile: The entry cannot be read.
         """
-        file, entry = self._files[int(self._file_of[number])], int(self._entry_of[number])
+        file, entry = self._files[int(self._file_numbers[number])], int(self._entry_numbers[number])
         in_memory = self._segments.get_entry(file.location, entry)
         if in_memory is not None and in_memory.schema == self._schema:
             return in_memory
@@ -484,7 +484,7 @@ class _Merger:
             SegmentTooLarge: See `_Merging`.
             _DamagedIndexFile: An entry cannot be read.
         """
-        file_of, entry_of = (values[group.first : group.end] for values in (self._file_of, self._entry_of))
+        file_of, entry_of = (values[group.first : group.end] for values in (self._file_numbers, self._entry_numbers))
         merger = _Merging(self._schema, self._functions)
         for number in np.unique(file_of).tolist():
             file = self._files[number]

@@ -112,7 +112,7 @@ class DeleteIndex:
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
         self._schemas = tuple(schemas)
-        self._unpartitioned = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
+        self._is_unpartitioned_by_spec = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
         self._fields: dict[int, tuple[int, ...]] = {}
         self._days: dict[tuple[int, int], int] = {}
         self._partitions: dict[int, dict[Partition, int]] = {}
@@ -189,7 +189,7 @@ class DeleteIndex:
             by_partition.add(self._number_partitions(block, other_rows), sequences[other_rows], first + other_rows)
         rows = np.flatnonzero(contents == _EQUALITY)
         if len(rows):
-            is_unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
+            is_unpartitioned = self._is_unpartitioned_by_spec.get(block.spec_id, not block.partition_fields)
             scopes = np.full(len(rows), _GLOBAL) if is_unpartitioned else self._number_partitions(block, rows)
             columns = block.read_lists("equality_ids")
             for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):

@@ -67,7 +67,7 @@ class Probe:
     """
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
     """The data files whose rows are in a bitmap index but not in memory, by location of the index file."""
-    _counted: set[object] = field(default_factory=set)
+    _counted_keys: set[object] = field(default_factory=set)
     _kept_flags: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Probe:
         """Reset the counts before the plan runs again with more of the indexes loaded."""
         self.counts.clear()
         self.missing_rows.clear()
-        self._counted.clear()
+        self._counted_keys.clear()
 
     def list_steps(self, is_expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
@@ -158,8 +158,8 @@ class Probe:
         if key not in self._kept_flags:
             self._kept_flags[key] = self._flag_kept_files(predicate, is_expired)
         kept_flags = self._kept_flags[key]
-        is_first = key not in self._counted
-        self._counted.add(key)
+        is_first = key not in self._counted_keys
+        self._counted_keys.add(key)
         if kept_flags is not None:
             files_before = selection.count()
             selection.intersect(kept_flags)

@@ -66,9 +66,9 @@ class Conjunct:
                 files that it finds, and does not use them again.
         """
         self._keys = keys
-        self._damaged = damaged_files
+        self._damaged_files = damaged_files
         self.parts = [self._get_part(part.location, indexes_by_location) for part in coverage.parts]
-        self._part_of, self._file_of = (numbers.tolist() for numbers in coverage.by_position)
+        self._part_numbers, self._file_numbers = (numbers.tolist() for numbers in coverage.by_position)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
@@ -79,7 +79,7 @@ class Conjunct:
             None if the index file cannot be used, or if the conjunct selects all keys of the index file.
         """
         index = indexes_by_location.get(location)
-        if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
+        if index is None or location in self._damaged_files or not isinstance(index.index, Bitmap):
             return None
         try:
             if index.index.has_only(self._keys):
@@ -88,7 +88,7 @@ class Conjunct:
                 location, index.index, index.files.records.tolist(), index.index.share(self._keys)
             )
         except ValueError as error:
-            self._damaged[location] = str(error)
+            self._damaged_files[location] = str(error)
             return None
 
     @property
@@ -101,9 +101,9 @@ class Conjunct:
 
         `position` is the position of the data file in the view.
         """
-        number = self._part_of[position]
+        number = self._part_numbers[position]
         part = None if number < 0 else self.parts[number]
-        return None if part is None else (part, self._file_of[position])
+        return None if part is None else (part, self._file_numbers[position])
 
     def find_column(self, part: _ConjunctIndexFile, file: int) -> Column | None:
         """Return the column of a data file, as `Bitmap.find_column` does.
@@ -124,7 +124,7 @@ class Conjunct:
 
     def mark_damaged(self, part: _ConjunctIndexFile, reason: str) -> None:
         """Record that an index file is damaged, and do not use it again."""
-        self._damaged[part.location] = reason
+        self._damaged_files[part.location] = reason
         self.parts[self.parts.index(part)] = None
 
 

@@ -65,13 +65,13 @@ class FileColumn:
             nans: bool[rows]: whether each row is NaN. None if no row is NaN.
         """
         self._form = CODES if codes else BYTES
-        self._packed: Bytes = pack_dictionary(distinct)
+        self._packed_keys: Bytes = pack_dictionary(distinct)
         self._count = len(distinct)
         self._ranks = ranks
         self.rows = len(ranks)
         self.clipped = distinct.clipped
         """Whether some keys are truncated values."""
-        self._present, self._nans = is_present, nans
+        self._is_present, self._nans = is_present, nans
 
     @staticmethod
     def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
@@ -140,8 +140,10 @@ class FileColumn:
 
     @property
     def size_bytes(self) -> int:
-        masks = (self._present, self._nans)
-        return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
+        masks = (self._is_present, self._nans)
+        return (
+            self._packed_keys.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
+        )
 
     def find_rows_within(self, ranges: KeyRanges) -> Mask:
         """Return whether each row is within the ranges, bool[rows]. The ranges may include null and NaN."""
@@ -151,9 +153,9 @@ class FileColumn:
         ):
             is_selected[begin:end] = True
         mask = self._find_rows_with_values(is_selected)
-        if self._present is not None and (ranges.nulls or ranges.nans):
+        if self._is_present is not None and (ranges.nulls or ranges.nans):
             nans = np.zeros(self.rows, dtype=np.bool_) if self._nans is None else self._nans
-            mask |= ranges.nulls & ~self._present & ~nans
+            mask |= ranges.nulls & ~self._is_present & ~nans
             mask |= ranges.nans & nans
         return mask
 
@@ -171,7 +173,7 @@ class FileColumn:
 
     def collect_keys(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
-        is_present = self._present if rows is None else rows if self._present is None else rows & self._present
+        is_present = self._is_present if rows is None else rows if self._is_present is None else rows & self._is_present
         distinct = read_distinct(self._opened)
         if is_present is None or is_present.all():
             return distinct
@@ -200,18 +202,18 @@ class FileColumn:
         if not self._count:
             is_present = np.zeros(self.rows, dtype=np.bool_)
         else:
-            is_present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
+            is_present = np.ones(self.rows, dtype=np.bool_) if self._is_present is None else self._is_present
         return read_distinct(self._opened), self._ranks, is_present
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
-        return open_dictionary(self._packed.data, self._count, self._form)
+        return open_dictionary(self._packed_keys.data, self._count, self._form)
 
     def _find_rows_with_values(self, is_selected: Mask) -> Mask:
         if not self._count:
             return np.zeros(self.rows, dtype=np.bool_)
         mask: Mask = is_selected[self._ranks]
-        return mask if self._present is None else mask & self._present
+        return mask if self._is_present is None else mask & self._is_present
 
 
 Columns = Mapping[DimensionColumn, FileColumn]

@@ -155,14 +155,14 @@ class _BlockValues:
             else:
                 mixed_blocks.append(number)
         self._by_key = {key: np.array(numbers, dtype=np.int64) for key, numbers in by_key.items()}
-        self._mixed = []
+        self._mixed_blocks = []
         for side in column.sides:
             of_side = [number for number in mixed_blocks if side.packed[number] is not None]
             if of_side:
-                self._mixed.append((side.form, side.low[of_side], side.high[of_side]))
+                self._mixed_blocks.append((side.form, side.low[of_side], side.high[of_side]))
         self._forms = [side.form for side in column.sides]
         longs = sum(numbers.nbytes for numbers in self._by_key.values())
-        self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
+        self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed_blocks)
 
     def find_uniform_blocks(self, predicate: Bound) -> Longs | None:
         """Return the blocks whose rows all have the value of the predicate, int64[n], ascending.
@@ -176,7 +176,7 @@ class _BlockValues:
             return None if self.some_null else self._by_key.get(None, _NO_BLOCKS)
         if predicate.op is not Op.EQ:
             return None
-        for form, low, high in self._mixed:
+        for form, low, high in self._mixed_blocks:
             key = encode_key(form, predicate.kind, predicate.values[0])
             position = np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "big")) if isinstance(key, bytes) else key
             if ((low <= position) & (high >= position)).any():

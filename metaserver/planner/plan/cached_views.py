@@ -144,13 +144,13 @@ class CachedViews:
         self.added_bytes = 0
         """The added bytes of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
-        self._held: dict[str, _PrincipalMemory] = {}
+        self._memory_by_principal: dict[str, _PrincipalMemory] = {}
         """The memory of each principal's views.
 
         It is updated with each view instead of being computed at an eviction. A reader can have tens of thousands of
         views of parts of one table, and then each further plan evicts a view.
         """
-        self._wide: set[str] = set()
+        self._wide_holders: set[str] = set()
         """The principals whose views use more than their share of the budget."""
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class CachedViews:
         cached_value = self._views.get(key)
         if cached_value is not None:
             self._views.move_to_end(key)
-            self._held[cached_value.holder].views.move_to_end(key)
+            self._memory_by_principal[cached_value.holder].views.move_to_end(key)
         return cached_value
 
     def peek(self, key: ViewKey) -> CachedView | None:
@@ -179,7 +179,7 @@ class CachedViews:
     def put(self, key: ViewKey, cached_view: CachedView) -> None:
         self.evict(key)  # A concurrent request may have loaded the same view.
         self._views[key] = cached_view
-        self._held.setdefault(cached_view.holder, _PrincipalMemory()).put(key, cached_view)
+        self._memory_by_principal.setdefault(cached_view.holder, _PrincipalMemory()).put(key, cached_view)
         self.charge(cached_view)
 
     def charge(self, cached_view: CachedView) -> None:
@@ -191,7 +191,7 @@ class CachedViews:
 
     def _add(self, cached_view: CachedView, size_bytes: int) -> None:
         """Add bytes to the total and to the memory of the view's principal."""
-        holder_views = self._held[cached_view.holder]
+        holder_views = self._memory_by_principal[cached_view.holder]
         self.added_bytes += size_bytes
         holder_views.size_bytes += size_bytes
         self._update_large_principals(cached_view.holder, holder_views)
@@ -199,9 +199,9 @@ class CachedViews:
     def _update_large_principals(self, holder: str, holder_views: _PrincipalMemory) -> None:
         """Record whether the principal's views use more than their share of the budget."""
         if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
-            self._wide.add(holder)
+            self._wide_holders.add(holder)
         else:
-            self._wide.discard(holder)
+            self._wide_holders.discard(holder)
 
     def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         """Return the views, with their keys, that contain one of the blocks."""
@@ -246,7 +246,7 @@ class CachedViews:
                 self._evict_view(key)
             leaving_bytes = blocks_bytes
         elif used_view.charged_bytes != _EVICTED:
-            holder_views = self._held[used_view.holder]
+            holder_views = self._memory_by_principal[used_view.holder]
             holder_views.refresh(used_view)
             self._update_large_principals(used_view.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
@@ -254,9 +254,9 @@ class CachedViews:
 
     def _choose_evicted_key(self) -> ViewKey:
         """Return the key of the view to evict next."""
-        if len(self._held) > 1:
-            for holder in self._wide:
-                views = self._held[holder].views
+        if len(self._memory_by_principal) > 1:
+            for holder in self._wide_holders:
+                views = self._memory_by_principal[holder].views
                 if len(views) > 1:
                     return next(iter(views))
         return next(iter(self._views))
@@ -264,27 +264,27 @@ class CachedViews:
     def _evict_view(self, key: ViewKey) -> None:
         """Remove a view from the cache."""
         evicted_view = self._views.pop(key)
-        holder_views = self._held[evicted_view.holder]
+        holder_views = self._memory_by_principal[evicted_view.holder]
         self._add(evicted_view, -evicted_view.charged_bytes)
         holder_views.remove(key)
         self._update_large_principals(evicted_view.holder, holder_views)
         evicted_view.charged_bytes = _EVICTED
         if not holder_views.views:
-            del self._held[evicted_view.holder]
+            del self._memory_by_principal[evicted_view.holder]
 
     def check_invariants(self) -> None:
         """Check, for tests, that the total matches the cached views and their blocks."""
         assert self.added_bytes == sum(cached_view.charged_bytes for cached_view in self._views.values())
         alive = {id(block): block for cached_view in self._views.values() for block in cached_view.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
-        for holder, holder_views in self._held.items():
+        for holder, holder_views in self._memory_by_principal.items():
             holder_views.check_invariants()
             holder_keys = [key for key, cached_view in self._views.items() if cached_view.holder == holder]
             assert list(holder_views.views) == holder_keys
-            assert (holder in self._wide) == (
+            assert (holder in self._wide_holders) == (
                 bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )
-        assert sum(len(holder_views.views) for holder_views in self._held.values()) == len(self._views)
+        assert sum(len(holder_views.views) for holder_views in self._memory_by_principal.values()) == len(self._views)
 
 
 RECENTLY_PLANNED_S = 300.0

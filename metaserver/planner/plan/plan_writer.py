@@ -144,8 +144,8 @@ class PlanWriter:
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._decoded: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
-        self._reading: SingleFlight[str, DecodedManifest] = SingleFlight()
+        self._decoded_manifests: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
+        self._reads: SingleFlight[str, DecodedManifest] = SingleFlight()
 
     async def write(
         self, manifests: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
@@ -172,10 +172,10 @@ class PlanWriter:
     async def _get_manifest(self, manifest: ManifestFile) -> DecodedManifest:
         """Return a decoded manifest. Recent manifests are cached."""
         path = manifest.manifest_path
-        decoded_manifest = self._decoded.get(path)
+        decoded_manifest = self._decoded_manifests.get(path)
         if decoded_manifest is None:
-            decoded_manifest = await self._reading.run(path, lambda: self._read(manifest))
-            self._decoded.put(path, decoded_manifest, measure_object_bytes(decoded_manifest))
+            decoded_manifest = await self._reads.run(path, lambda: self._read(manifest))
+            self._decoded_manifests.put(path, decoded_manifest, measure_object_bytes(decoded_manifest))
         return decoded_manifest
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:

@@ -137,11 +137,11 @@ class Planner:
         self._budget_bytes = budget_bytes
         lists_bytes = budget_bytes // _LISTS_BUDGET_DIVISOR
         self._views = CachedViews(blocks, budget_bytes - lists_bytes)
-        self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
-        self._planning: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
+        self._loads: SingleFlight[ViewKey, CachedView] = SingleFlight()
+        self._plan_runs: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
         self._lists = ManifestLists(blocks, lists_bytes)
         self.planned = PlannedTables(clock)
-        self._plans = self._plan_hits = self._prepared = 0
+        self._plans = self._plan_hits = self._prepared_views = 0
 
     async def bind_and_plan(
         self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None
@@ -228,7 +228,7 @@ class Planner:
             if index_access is None and _is_quick(cached_view.view, bound_scan):
                 scan = run_stages(cached_view, bound_scan, self._make_deadline(), self._clock)
             else:
-                scan = await self._planning.run(
+                scan = await self._plan_runs.run(
                     (id(cached_view), *key), lambda: self._make(cached_view, bound_scan, index_access)
                 )
             if scan.complete:
@@ -358,7 +358,7 @@ class Planner:
         # The new view counts for the principal of the previous view.
         with set_principal(previous.holder):
             cached_view = await self._repeat_if_damaged(make)
-        self._prepared += 1
+        self._prepared_views += 1
         if planned_table.prepared:
             self._views.evict(planned_table.key)
         self._views.charge(cached_view)
@@ -396,7 +396,7 @@ class Planner:
             decoded=self._blocks.decoded,
             plans=self._plans,
             plan_hits=self._plan_hits,
-            prepared=self._prepared,
+            prepared=self._prepared_views,
         )
 
     async def check_paths(self, metadata: TableMetadata, uuid: str, paths: Sequence[str]) -> None:
@@ -489,7 +489,7 @@ class Planner:
             self._views.put(key, cached_view)
             return cached_view
 
-        return await self._loading.run(key, load)
+        return await self._loads.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
         """Run work on a view in a thread, unless the view is small or has no deletes."""

@@ -114,13 +114,15 @@ class _Keys:
     """
 
     def __init__(self) -> None:
-        self._cached: dict[int, list[Any]] = {}
+        self._summaries_by_field: dict[int, list[Any]] = {}
 
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
         """Return the sorted keys of a predicate's values."""
-        keys = self._cached.get(id(bound))  # The id is unique, because the caller references the predicate.
+        keys = self._summaries_by_field.get(id(bound))  # The id is unique, because the caller references the predicate.
         if keys is None:
-            keys = self._cached[id(bound)] = sorted(encode_key(form, bound.kind, value) for value in bound.values)
+            keys = self._summaries_by_field[id(bound)] = sorted(
+                encode_key(form, bound.kind, value) for value in bound.values
+            )
         return keys
 
 

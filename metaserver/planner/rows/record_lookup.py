@@ -79,7 +79,7 @@ class Locator:
 
     def __init__(self, resolver: IndexResolver, row_deletes: RowDeletes, usage: Usage, clock: Clock) -> None:
         self._resolver = resolver
-        self._deleted = row_deletes
+        self._row_deletes = row_deletes
         self._usage = usage
         self._clock = clock
 
@@ -102,7 +102,7 @@ class Locator:
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
         work = _Search(await self._resolver.open_records(view, definition, entry, await keys.get_if_few()), keys)
-        evaluator = self._deleted.make_evaluator(scan, _find_column_keys(definition, columns))
+        evaluator = self._row_deletes.make_evaluator(scan, _find_column_keys(definition, columns))
         parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
@@ -169,7 +169,7 @@ class _LookupKeys:
     """The keys of one request, with the hash of each key, in batches."""
 
     def __init__(self, columns: Sequence[Keys], possible_keys: Mask | None) -> None:
-        self._columns, self._possible = columns, possible_keys
+        self._columns, self._possible_keys = columns, possible_keys
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
@@ -186,8 +186,8 @@ class _LookupKeys:
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_PER_BATCH, self.count))
-        if self._possible is not None:
-            numbers = numbers[self._possible[numbers]]
+        if self._possible_keys is not None:
+            numbers = numbers[self._possible_keys[numbers]]
         return numbers, self._hashes[0][numbers], self._hashes[1][numbers]
 
 
@@ -201,7 +201,7 @@ class _Search:
     def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
         self._index, self._keys = index, keys
         self._coverage = index.coverage
-        self._total, self._counting = 0, Lock()
+        self._total, self._count_lock = 0, Lock()
         self.damaged: dict[str, str] = {}
         self.uncovered = index.coverage.uncovered.copy()
 
@@ -246,7 +246,7 @@ class _Search:
                 results.append(_IndexFileRows(number, None, str(error)))
                 continue
             results.append(_IndexFileRows(number, (numbers[query], data_file, position)))
-            with self._counting:
+            with self._count_lock:
                 self._total += len(query)
             if self._total > ROWS_MAX:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")

@@ -111,7 +111,7 @@ class DeleteEvaluator:
         self.view = scan.view
         self._reader = files
         self.data = data
-        self._known = known_keys
+        self._known_keys = known_keys
         self.files: dict[int, DeleteFile] = {}
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}
@@ -179,10 +179,10 @@ class DeleteEvaluator:
         Returns:
             None if the values are unknown.
         """
-        if not all(column_id in self._known for column_id, _ in columns):
+        if not all(column_id in self._known_keys for column_id, _ in columns):
             return None
         if columns not in self._hashes:
-            self._hashes[columns] = _hash_keys([self._known[column_id] for column_id, _ in columns])
+            self._hashes[columns] = _hash_keys([self._known_keys[column_id] for column_id, _ in columns])
         exact, loose_hashes = self._hashes[columns]
         return _select_pair(exact, rows), None if loose_hashes is None else _select_pair(loose_hashes, rows)
 

@@ -226,7 +226,7 @@ class _PostgresStore(GeneratorStore):
     ) -> None:
         super().__init__(clock, stale_reads)
         self._pool = pool
-        self._where = database_text
+        self._database_text = database_text
         self._pool_max = pool_max
         self._timeout_s = timeout_s
 
@@ -317,12 +317,12 @@ class _PostgresStore(GeneratorStore):
         if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
             return RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s")
         if isinstance(error, asyncpg.DiskFullError):
-            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            _log.warning("PostgreSQL cannot write", database=self._database_text, error=str(error))
             return StorageFull("The disk of PostgreSQL is full; nothing was changed: free space")
         if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
-            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            _log.warning("PostgreSQL cannot write", database=self._database_text, error=str(error))
             return RetryLater("PostgreSQL has no memory or no connections left, or is read-only", retry_after_s=10)
-        _log.error("statement failed", database=self._where, error=str(error))
+        _log.error("statement failed", database=self._database_text, error=str(error))
         return StorageError("PostgreSQL failed; the server's log has the details")
 
 

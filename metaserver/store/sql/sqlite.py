@@ -137,13 +137,13 @@ class _Writer:
         self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
-        self._opened: asyncio.Future[None] = loop.create_future()
+        self._open_future: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, name="seamark-sqlite-writer", daemon=True)
 
     async def start(self) -> None:
         self._thread.start()
         try:
-            await self._opened
+            await self._open_future
         except BaseException:
             await self.close()
             raise
@@ -174,12 +174,12 @@ class _Writer:
                 transaction.future.set_result(transaction.result)
 
     def _report_opened(self, error: Exception | None) -> None:
-        if self._opened.done():
+        if self._open_future.done():
             return
         if error is not None:
-            self._opened.set_exception(error)
+            self._open_future.set_exception(error)
         else:
-            self._opened.set_result(None)
+            self._open_future.set_result(None)
 
     # The following methods run in the thread.
 
@@ -341,13 +341,15 @@ class _SqliteStore(GeneratorStore):
         self._path = path
         self._writer = writer
         self._inline = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
-        self._local = threading.local()
+        self._thread_local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
 
     def _open_reader(self) -> None:
-        self._local.connection = open_sqlite_connection(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
-        self._readers.append(self._local.connection)
+        self._thread_local.connection = open_sqlite_connection(
+            self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S
+        )
+        self._readers.append(self._thread_local.connection)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
@@ -363,7 +365,7 @@ class _SqliteStore(GeneratorStore):
 
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
         def read() -> T:
-            return _run_read(self._local.connection, make_steps)
+            return _run_read(self._thread_local.connection, make_steps)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 

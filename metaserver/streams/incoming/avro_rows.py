@@ -221,7 +221,7 @@ class _Compiler:
     """Translates the types of one schema. Each reference to a named type is replaced by the type, with a new name."""
 
     def __init__(self) -> None:
-        self._named: dict[str, _NamedType] = {}
+        self._named_types: dict[str, _NamedType] = {}
         self._open: set[str] = set()
         """The full names of the records that contain the current type."""
         self._namespace = ""
@@ -285,7 +285,7 @@ class _Compiler:
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise BadRequest("The Avro schema has a named type without a valid name")
         full_name = name if "." in name or not namespace else f"{namespace}.{name}"
-        if self._named.setdefault(full_name, _NamedType(schema, self._namespace)).schema is not schema:
+        if self._named_types.setdefault(full_name, _NamedType(schema, self._namespace)).schema is not schema:
             raise BadRequest(f"The Avro schema defines the type {full_name[:100]!r} twice")
         return full_name
 
@@ -298,7 +298,7 @@ class _Compiler:
         full_name = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
         if full_name in self._open:
             raise BadRequest(f"The Avro schema is recursive: the type {full_name[:100]!r} contains itself")
-        named_type = self._named.get(full_name)
+        named_type = self._named_types.get(full_name)
         if named_type is None:
             raise BadRequest(f"The Avro schema names the unknown type {full_name[:100]!r}")
         outer, self._namespace = self._namespace, named_type.namespace

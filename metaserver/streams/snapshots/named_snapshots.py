@@ -70,7 +70,7 @@ class NamedSnapshots:
         """
         self._objects = objects
         self._manifests = manifests
-        self._shared = shared
+        self._shared_snapshots = shared
         self._clock = clock
         self.named_s = min(_NAMED_S_MAX, retention_s)
         self.lifetime_s = 2 * self.named_s
@@ -96,7 +96,7 @@ class NamedSnapshots:
             return named_snapshot.snapshot if self._clock.monotonic() - named_snapshot.used_s <= self.named_s else None
         if not may_be_fresh(snapshot_id):
             return None
-        return await self._shared.find(uuid, snapshot_id, folder)
+        return await self._shared_snapshots.find(uuid, snapshot_id, folder)
 
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh_rows: FreshRows, folder: str
@@ -148,7 +148,7 @@ class NamedSnapshots:
             # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that. The
             # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
-            seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
+            seal = partial(self._shared_snapshots.seal, table.uuid, until_ms=until_ms)
             encoded_value = await run_encoding(metadata, manifest_files, files, folder, self._clock, seal, deletes)
             locations += [location for location, _ in encoded_value.files]
             await asyncio.gather(

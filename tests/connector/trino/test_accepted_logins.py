@@ -145,7 +145,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
     now_s[0] += 1
     assert await logins.accepts(COORDINATOR, first)
     assert len(trino.requests) == count + 1
-    assert not logins._asking
+    assert not logins._login_checks
     assert not any(b"Basic" in key for key in logins._until_s)
 
 

@@ -216,11 +216,11 @@ class RecordingObjects(ForwardingObjects):
         if name == self.hold:
             self.is_holding = True
             await self._gate.wait()
-        return await self._stored.read(location, limit_bytes=limit_bytes)
+        return await self._stored_objects.read(location, limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         self.ranges.append(location.rpartition("/")[2])
-        return await self._stored.read_range(location, start, length)
+        return await self._stored_objects.read_range(location, start, length)
 
 
 @asynccontextmanager
