@@ -57,7 +57,7 @@ _COMMANDS = {
 }
 
 
-@click.group(cls=DeferredGroup, deferred=_COMMANDS)
+@click.group(cls=DeferredGroup, deferred_commands=_COMMANDS)
 def index() -> None:
     """Define, build and verify indexes of a table. Plans use indexes and column statistics to leave files out.
 

@@ -52,14 +52,14 @@ class DeferredCommand:
 
 
 class DeferredGroup(click.Group):
-    """A group that imports its commands when they run: `click.group(cls=DeferredGroup, deferred=…)`.
+    """A group that imports its commands when they run: `click.group(cls=DeferredGroup, deferred_commands=…)`.
 
     Other commands can be added in the same way as to every group.
     """
 
-    def __init__(self, *args: Any, commands: Mapping[str, DeferredCommand], **options: Any) -> None:
+    def __init__(self, *args: Any, deferred_commands: Mapping[str, DeferredCommand], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._commands_by_name = dict(commands)
+        self._commands_by_name = dict(deferred_commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._commands_by_name.keys() | self.commands.keys())
