@@ -112,6 +112,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
         return value, MODE_BINARY, make_file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
+        """Return the name of the file. diskcache does not read it."""
         return filename
 
     def remove(self, file_path: str) -> None:

@@ -145,7 +145,7 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
 def _show_applied(applied_proposal: dict[str, Any]) -> None:
     """Print the prediction of an applied proposal and the measured results."""
     proposal = applied_proposal["proposal"]
-    say(f"Applied on {format_local_time(applied_proposal['applied_proposal-ms'])}: {proposal['title']}")
+    say(f"Applied on {format_local_time(applied_proposal['applied-ms'])}: {proposal['title']}")
     rows = [
         ("before", proposal["before"]),
         ("predicted", proposal["predicted"]),

@@ -66,7 +66,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
     routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
     described_routes = [(route, get_description(route.handler)) for route in routes]
     described_routes = [(route, description) for route, description in described_routes if description.answers]
-    schemas, derived_key = _derive_schemas([description for _, description in described_routes])
+    schemas, derived_schemas = _derive_schemas([description for _, description in described_routes])
     paths: dict[str, dict[str, Any]] = {}
     for route, description in described_routes:
         assert route.resource is not None
@@ -89,7 +89,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
                 "Error": _ERROR_SCHEMA,
-                **derived_key,
+                **derived_schemas,
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },

@@ -338,7 +338,7 @@ def compress_document(codec: str, document: bytes) -> tuple[bytes, str]:
         case "none" | "":
             return document, choose_file_suffix(document)
         case "gzip":
-            payload = gzip.compress(document, 1, mtime=0)
-            return payload, choose_file_suffix(payload, ".gz.metadata.json")
+            compressed = gzip.compress(document, 1, mtime=0)
+            return compressed, choose_file_suffix(compressed, ".gz.metadata.json")
         case other:
             raise BadRequest(f"write.metadata.compression-codec is {other!r}; supported: none, gzip")

@@ -78,10 +78,10 @@ def choose_access_mechanism(settings: Settings, delegation: str | None) -> str |
         The mechanism, or None if the client gets only the address.
     """
     allowed_mechanisms = _ALLOWED[settings.s3_client_access]
-    requested_value = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    if not requested_value:
+    requested_mechanisms = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    if not requested_mechanisms:
         return _BY_DEFAULT.get(settings.s3_client_access)
-    return next((name for name in requested_value if name in allowed_mechanisms), None)
+    return next((name for name in requested_mechanisms if name in allowed_mechanisms), None)
 
 
 def get_gateway_address(settings: Settings) -> str:

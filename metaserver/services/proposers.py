@@ -293,13 +293,13 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
     files_by_partition = group_by_partition(files)
     residuals: dict[int, Residuals] = {}
-    expiry_message = np.zeros(len(files_by_partition.partitions), dtype=np.bool_)
+    expired_partitions = np.zeros(len(files_by_partition.partitions), dtype=np.bool_)
     for number, partition in enumerate(files_by_partition.partitions):
         spec = metadata.spec(partition.spec_id)
         if spec is not None:
             residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
-            expiry_message[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
-    is_expired, rows = expiry_message[files_by_partition.numbers], files.read_longs("record_count")
+            expired_partitions[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
+    is_expired, rows = expired_partitions[files_by_partition.numbers], files.read_longs("record_count")
     has_any_values, size_bytes = np.zeros(files.file_count, dtype=np.bool_), 0
     for name in rule.columns:
         column = schema.find_column_by_name(name)

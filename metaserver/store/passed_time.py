@@ -86,8 +86,8 @@ async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _ClockReading)
     reading = _add_reading(last, clock.now_ms(), clock.monotonic(), clock.machine)
-    is_news = last is None or reading.gaps != last.gaps or not 0 <= reading.now_ms - last.now_ms < _SAVED_EVERY_MS
-    if is_news:
+    is_unexpected = last is None or reading.gaps != last.gaps or not 0 <= reading.now_ms - last.now_ms < _SAVED_EVERY_MS
+    if is_unexpected:
         with suppress(CommitConflict):  # Another replica has recorded a reading at the same time.
             await store.transact(
                 [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(reading).decode())]

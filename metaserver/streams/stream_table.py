@@ -320,17 +320,17 @@ class StreamTable:
         key = await self._find_key([(number, *each) for number in ranges for each in ranges[number]], metadata)
         for number, shard_ranges in ranges.items():
             blocks, parts = self._blocks[number], self._parts[number]
-            written_paths: list[FreshPart] = []
+            written_parts: list[FreshPart] = []
             try:
                 for first in range(0, len(shard_ranges), _CONCURRENT_PARTS_MAX):
                     pieces = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
-                    written_paths += await self._write_ranges(number, pieces, metadata, key, names)
+                    written_parts += await self._write_ranges(number, pieces, metadata, key, names)
             finally:
                 # After a failure, keep the written parts, because they are the first parts, and valid without the rest.
-                if written_paths and parts.is_next(written_paths[0].start, blocks.start):
-                    self._give_up(parts.replace(written_paths))
+                if written_parts and parts.is_next(written_parts[0].start, blocks.start):
+                    self._give_up(parts.replace(written_parts))
                 else:  # A flush has ended meanwhile.
-                    self._give_up(written_paths)
+                    self._give_up(written_parts)
 
     def _choose_ranges(self, shard_number: int, mark: int) -> list[tuple[int, int]]:
         """Return the ranges of the parts to write, so that the parts of a shard reach the offset `mark`."""

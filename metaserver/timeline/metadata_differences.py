@@ -81,9 +81,9 @@ def _index_items(document: Document, items: str, key: str) -> dict[Any, Document
 def _list_additions(
     old_document: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
 ) -> Iterator[Update]:
-    earlier = _index_items(old_document, items, key)
+    old_items = _index_items(old_document, items, key)
     for item_id, item in _index_items(new, items, key).items():
-        if item_id not in earlier:
+        if item_id not in old_items:
             yield make(item)
 
 
@@ -117,9 +117,11 @@ def _list_property_updates(old_document: Document, new: Document) -> Iterator[Up
 
 def _list_snapshot_updates(old_document: Document, new: Document) -> Iterator[Update]:
     """Yield the updates of snapshots and references."""
-    added = list(_list_additions(old_document, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item}))
+    snapshot_updates = list(
+        _list_additions(old_document, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item})
+    )
     # In the order of sequence numbers, a snapshot follows its parent.
-    for update in sorted(added, key=lambda update: update["snapshot"].get("sequence-number", 0)):
+    for update in sorted(snapshot_updates, key=lambda update: update["snapshot"].get("sequence-number", 0)):
         yield {"action": "add-snapshot", **update}
     earlier, later = old_document.get("refs") or {}, new.get("refs") or {}
     for name, ref in later.items():

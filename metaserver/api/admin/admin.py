@@ -242,7 +242,7 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="List the grants of the caller and its groups, and those on objects whose grants the caller may manage",
+    summary="List the grants of the caller and its groups, and all grants that the caller may manage",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),

@@ -251,11 +251,11 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else encode_page_token(selection.checksum, selection.snapshot_id, page.last)
-    encoded_value = await asyncio.to_thread(
+    page_bytes = await asyncio.to_thread(
         page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token
     )
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
-    return web.Response(body=encoded_value, content_type=content_type, headers={"Vary": "Accept"})
+    return web.Response(body=page_bytes, content_type=content_type, headers={"Vary": "Accept"})
 
 
 def _parse_request(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
@@ -480,10 +480,10 @@ class _Page:
         files = self._files
         rows: pa.Array
         if self._body.rows == "positions":
-            no_values = np.empty(0, np.int64)
-            spots = [file.rows if isinstance(file.rows, np.ndarray) else no_values for file in files]
+            no_rows = np.empty(0, np.int64)
+            spots = [file.rows if isinstance(file.rows, np.ndarray) else no_rows for file in files]
             ends = np.cumsum([0, *map(len, spots)])
-            values = pa.array(np.concatenate([no_values, *spots]))
+            values = pa.array(np.concatenate([no_rows, *spots]))
             mask = pa.array([file.rows is None for file in files], pa.bool_())
             rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
         else:

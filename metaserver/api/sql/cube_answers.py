@@ -185,12 +185,12 @@ class CubeAnswers:
         principal = call.principal.name
         async with self._slots.hold_slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
-                encoded_value = await self._compute_from_cubes(call, loaded_table, query, snapshot_id, cubes, kind)
+                encoded_answer = await self._compute_from_cubes(call, loaded_table, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
                 return None
-        if encoded_value is not None and len(encoded_value.body) <= _ANSWER_BYTES_MAX:
-            self._answers.put(_make_key(entry, key), encoded_value, len(encoded_value.body) + len(key))
-        return encoded_value
+        if encoded_answer is not None and len(encoded_answer.body) <= _ANSWER_BYTES_MAX:
+            self._answers.put(_make_key(entry, key), encoded_answer, len(encoded_answer.body) + len(key))
+        return encoded_answer
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
         """Return the enabled cubes of a table, ordered by their number of dimensions."""

@@ -363,10 +363,10 @@ class ConflictCheck:
         Raises:
             Collision: A file may contain or delete rows of the scope.
         """
-        read_part = partial(self._select_in_scope, files, scope, stats=stats)
+        select_in_scope = partial(self._select_in_scope, files, scope, stats=stats)
         # A thread evaluates the filter, because it may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
-        rows = read_part() if is_short else await asyncio.to_thread(read_part)
+        rows = select_in_scope() if is_short else await asyncio.to_thread(select_in_scope)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
             rows = (await exclude(self._files, _select_entries(files, rows), scope.bound)).selection.list_entry_ids()

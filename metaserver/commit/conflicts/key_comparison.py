@@ -246,8 +246,8 @@ async def find_first_match(
 
 
 def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
-    sorted_items = sorted(rows)
-    return list(zip(sorted_items, view.find_positions(np.array(sorted_items, dtype=np.int64)).tolist(), strict=True))
+    sorted_rows = sorted(rows)
+    return list(zip(sorted_rows, view.find_positions(np.array(sorted_rows, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:

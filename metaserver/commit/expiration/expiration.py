@@ -235,10 +235,10 @@ class Expiration:
         )
         in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expiry_message = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed_time)
-        count = min(len(expiry_message.snapshot_ids), SNAPSHOTS_MAX)
+        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed_time)
+        count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
-            chosen_snapshots = Expired(expiry_message.refs, expiry_message.snapshot_ids[:count])
+            chosen_snapshots = Expired(expired.refs, expired.snapshot_ids[:count])
             new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
                 unused_files = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
@@ -250,7 +250,7 @@ class Expiration:
                 former_metadata,
                 new_metadata,
                 chosen_snapshots,
-                len(expiry_message.snapshot_ids) - count,
+                len(expired.snapshot_ids) - count,
                 unused_files,
             )
 

@@ -112,8 +112,8 @@ def lends_keys(client_access: str, delegation: str | None) -> bool:
         client_access: The storage's setting for the access of clients, which is `none` if clients get no keys.
         delegation: The header `X-Iceberg-Access-Delegation`. A client that does not send it gets keys.
     """
-    requested_value = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    return client_access != "none" and (not requested_value or VENDED in requested_value)
+    mechanisms = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    return client_access != "none" and (not mechanisms or VENDED in mechanisms)
 
 
 async def lend_keys(

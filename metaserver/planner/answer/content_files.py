@@ -532,8 +532,8 @@ class _TextsOfView:
 
 def get_partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
     """Return the partition texts for a plan. Plans with the same view and metadata share one object."""
-    derived_key = scan.view.derived
-    by_dialect = (derived_key.get(_TextsOfView) or derived_key.keep(_TextsOfView())).by_dialect
+    derived_values = scan.view.derived
+    by_dialect = (derived_values.get(_TextsOfView) or derived_values.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
     if texts is None or not texts.matches(scan.metadata):
         texts = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)

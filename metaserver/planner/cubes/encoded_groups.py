@@ -90,7 +90,7 @@ class EncodedGroups:
         """Return the numbers of the groups that meet a condition, or None for all groups."""
         if condition == TRUE or not self.rows:
             return None
-        encoded_value: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
+        encoded_conditions: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
         unencoded_parts: list[Expression] = []
         for part in condition.children if isinstance(condition, And) else (condition,):
             ids = {predicate.column_id for predicate in collect_predicates(part)}
@@ -102,9 +102,9 @@ class EncodedGroups:
             if not matches.any():
                 return np.zeros(0, np.int64)
             if not matches.all():
-                encoded_value.append((float(matches.mean()), matches, column))
+                encoded_conditions.append((float(matches.mean()), matches, column))
         rows: _Rows | None = None
-        for _, matches, column in sorted(encoded_value, key=lambda match: match[0]):
+        for _, matches, column in sorted(encoded_conditions, key=lambda match: match[0]):
             if rows is None:
                 rows = np.flatnonzero(matches.take(column.codes))
             else:
@@ -132,12 +132,12 @@ def _encode_column(array: pa.Array) -> _EncodedColumn | None:
     """
     if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
         return None
-    encoded_value = pc.dictionary_encode(array, null_encoding="encode")
-    count = len(encoded_value.dictionary)
+    dictionary_array = pc.dictionary_encode(array, null_encoding="encode")
+    count = len(dictionary_array.dictionary)
     if count > _DISTINCT_VALUES_MAX or 2 * count > len(array):
         return None
-    codes = encoded_value.indices.to_numpy(zero_copy_only=False)
-    return _EncodedColumn(encoded_value.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
+    codes = dictionary_array.indices.to_numpy(zero_copy_only=False)
+    return _EncodedColumn(dictionary_array.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
 
 
 def _to_array(column: pa.ChunkedArray) -> pa.Array:

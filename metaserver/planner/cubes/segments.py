@@ -308,7 +308,7 @@ class Segments:
                 yield number, number + 1, await merger.read_entry(number)
             return
         try:
-            merged_values = await self._merge_group(merger, group)
+            merged_groups = await self._merge_group(merger, group)
         except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
             members = merger.tree.list_subgroups(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
@@ -318,15 +318,15 @@ class Segments:
                 async for part in self._list_parts(merger, member):
                     yield part
             return
-        yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged_values)
+        yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged_groups)
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
         """Return the encoded groups of a segment, from the cache if possible."""
-        encoded_value = self.get_entry(key, _WHOLE_SEGMENT)
-        if encoded_value is None:
-            encoded_value = await asyncio.to_thread(EncodedGroups, segment)
-            self.put_entry(key, _WHOLE_SEGMENT, encoded_value)
-        return encoded_value
+        encoded_groups = self.get_entry(key, _WHOLE_SEGMENT)
+        if encoded_groups is None:
+            encoded_groups = await asyncio.to_thread(EncodedGroups, segment)
+            self.put_entry(key, _WHOLE_SEGMENT, encoded_groups)
+        return encoded_groups
 
     async def _merge_group(self, merger: _Merger, group: FileGroup) -> pa.Table:
         """Return the merged groups of a group of files, from the stored segment if possible.
@@ -445,14 +445,14 @@ class _Merger:
             for member in members:
                 part = await self.merge(member)
                 await asyncio.to_thread(merger.add, part)
-            merged_values = await asyncio.to_thread(merger.finish)
+            merged_groups = await asyncio.to_thread(merger.finish)
         else:
-            merged_values = await self._merge_entries(group)
+            merged_groups = await self._merge_entries(group)
         self._segments.stats.merged += 1
         if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
-            payload = await asyncio.to_thread(_encode_segment, merged_values)
-            self._segments.put(key, merged_values, payload)
-        return merged_values
+            payload = await asyncio.to_thread(_encode_segment, merged_groups)
+            self._segments.put(key, merged_groups, payload)
+        return merged_groups
 
     async def read_entry(self, number: int) -> EncodedGroups:
         """Return the groups of one file.

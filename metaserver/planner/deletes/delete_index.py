@@ -357,8 +357,8 @@ class DeleteIndex:
                 deletes_of.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         for position, equality_deletes in deletes_of.items():
-            merged_values = tuple(sorted((*deletes_by_file[position], *equality_deletes)))
-            deletes_by_file[position] = shared.setdefault(merged_values, merged_values)
+            merged_deletes = tuple(sorted((*deletes_by_file[position], *equality_deletes)))
+            deletes_by_file[position] = shared.setdefault(merged_deletes, merged_deletes)
 
 
 class _DeleteCollector:

@@ -87,8 +87,8 @@ class FileIds:
         If a view lists a file twice, the result is True for both positions.
         """
         mask = np.zeros(self.count, dtype=np.bool_)
-        sorted_items = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
-        mask[self._order[find_ids(sorted_items, self._ids) >= 0]] = True
+        sorted_ids = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
+        mask[self._order[find_ids(sorted_ids, self._ids) >= 0]] = True
         return mask
 
 

@@ -88,8 +88,8 @@ def _find_time_column(
     The second item is None if all values are null.
     """
     block = view.blocks[number]
-    derived_key = view.derived
-    times = derived_key.get(_TimesOfView) or derived_key.keep(_TimesOfView())
+    derived_values = view.derived
+    times = derived_values.get(_TimesOfView) or derived_values.keep(_TimesOfView())
     time = times.find_time_column(metadata, block.spec_id)
     kind_and_column = None if time is None else block.find_partition_column(time.partition_field_id)
     if time is None or kind_and_column is None:

@@ -174,10 +174,10 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     try:
         if not isinstance(kind, str):
             convert_nested = _make_nested_converter(kind, _Budget())
-            converted_value = [
+            converted_values = [
                 _convert_value(convert_nested, value, number, path, kind) for number, value in enumerate(values)
             ]
-            return pa.array(converted_value, to_row_type(kind))
+            return pa.array(converted_values, to_row_type(kind))
         return build_arrow_array(
             kind, [_convert_value(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
@@ -294,14 +294,14 @@ def _convert_map_entries(value: Any, key: Callable[[Any], Any], item: Callable[[
     pairs = entries.items()
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
         pairs = zip(entries["keys"], entries["values"], strict=True)
-    converted_value = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
+    map_entries = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
     texts: set[str] = set()
-    for entry_key, _ in converted_value:
+    for entry_key, _ in map_entries:
         text = repr(entry_key)  # Compare the texts, because a key may be a struct, which is not hashable.
         if text in texts:
             raise ValueError(f"the map has the key {text[:_SHOWN_CHARACTERS]} twice")
         texts.add(text)
-    return converted_value
+    return map_entries
 
 
 def _require_type(value: Any, kind: type) -> Any:

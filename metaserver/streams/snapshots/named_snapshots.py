@@ -149,15 +149,15 @@ class NamedSnapshots:
             # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared_snapshots.seal, table.uuid, until_ms=until_ms)
-            encoded_value = await run_encoding(metadata, manifest_files, files, folder, self._clock, seal, deletes)
-            locations += [location for location, _ in encoded_value.files]
+            encoded_snapshot = await run_encoding(metadata, manifest_files, files, folder, self._clock, seal, deletes)
+            locations += [location for location, _ in encoded_snapshot.files]
             await asyncio.gather(
-                *(self._objects.create(location, data, durable=False) for location, data in encoded_value.files)
+                *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
         finally:
             table.give_up_files(locations)
-        self._add(table.uuid, _NamedSnapshot(key, encoded_value.snapshot, self._clock.monotonic()))
-        return encoded_value.snapshot
+        self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
+        return encoded_snapshot.snapshot
 
     def _add(self, uuid: str, named_snapshot: _NamedSnapshot) -> None:
         self._last[uuid] = named_snapshot

@@ -168,6 +168,6 @@ async def open_names(
         yield store, lambda _: None
         return
     async with open_other_catalog(settings, clock) as other:
-        federated = FederatedStore(store, other)
+        federated_store = FederatedStore(store, other)
         # The store passes calls of the other methods of the port on to the database.
-        yield cast("PointerStore", federated), federated.show_tables
+        yield cast("PointerStore", federated_store), federated_store.show_tables

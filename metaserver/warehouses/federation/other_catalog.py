@@ -265,8 +265,8 @@ class OtherCatalog:
 
         async def refresh() -> Any:
             new_answer = await read_value(self._answers.get(key))
-            if (former := self._answers.pop(key, None)) is not None:
-                self._answers_bytes -= former.size_bytes
+            if (former_answer := self._answers.pop(key, None)) is not None:
+                self._answers_bytes -= former_answer.size_bytes
             self._answers[key] = new_answer
             self._answers_bytes += new_answer.size_bytes
             while len(self._answers) > _ANSWERS_MAX or self._answers_bytes > _ANSWERS_BYTES_MAX:
