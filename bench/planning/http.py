@@ -150,8 +150,8 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
                 _report_pages(report, table, coding, page_counts, pauses)
     report.notes.append(
         "A pause is the time by which a timer of 1 ms fires late on the server's loop. The longest pause of an idle"
-        f" server was {idle_pauses.late_ms:.1f} ms. A pause includes the time that other processes take from the core. The"
-        " server's own part does not: it is the CPU time of all its threads during the pause."
+        f" server was {idle_pauses.late_ms:.1f} ms. A pause includes the time that other processes take from the core."
+        " The server's own part does not: it is the CPU time of all its threads during the pause."
     )
 
 

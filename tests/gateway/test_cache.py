@@ -373,7 +373,7 @@ class _Model:
         return self.tick
 
     def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
-        """Return the contents that a read from the tick `begun` until now may return."""
+        """Return the contents that a read from `begin_tick` until now may return."""
         history = self.history.get(path, [])
         settled_content: bytes | None = None
         results: list[bytes | None] = []

@@ -175,7 +175,7 @@ def check_planned_rows(
         assert rows == expected, f"{seed}\n{text}\n-- became\n{rewrite.statement}\n{rewrite.summary}"
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
     On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
@@ -187,12 +187,12 @@ def check_worth(counts: Counter[str]) -> None:
 
 
 def test_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
+    check_campaign_counts(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
 
 
 @pytest.mark.slow
 def test_many_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed() + 1, 25, 40))
+    check_campaign_counts(run_campaign(server, first_seed() + 1, 25, 40))
 
 
 FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}

@@ -32,7 +32,7 @@ def find_violations(chain: list[int], events: list[Event], initial_value: int | 
 
     Args:
         chain: The table's history, oldest first.
-        initial: The head before the chain.
+        initial_value: The head before the chain.
     """
     results: list[str] = []
     place = {value: index for index, value in enumerate(chain)}
