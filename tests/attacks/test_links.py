@@ -45,7 +45,7 @@ def create_filled_table(url: str, namespace: str, text: str, appends: int = 3) -
 
 
 class Swapper:
-    """A thread that replaces entries of `own_table` by links to the entries of `other` with the same names, and
+    """A thread that replaces entries of `own_table` by links to the entries of `other_folder` with equal names, and
     restores them.
     """
 

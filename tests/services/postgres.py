@@ -83,8 +83,9 @@ class Postgres:
         return self.make_url(name)
 
     def clear_database(self, url: str) -> None:
-        """Return the database of `url` to its initial state. This takes a tenth of the time of creating another
-        database.
+        """Return the database of `url` to its initial state.
+
+        This takes a tenth of the time of creating another database.
         """
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"

@@ -29,8 +29,9 @@ STOCK_API = "/warehouses/stock/api/v1"
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
-    """Yield a server with two additional warehouses. `sales` has the table `db.t`, and `stock` has the
-    namespace `db`.
+    """Yield a server with two additional warehouses.
+
+    `sales` has the table `db.t`, and `stock` has the namespace `db`.
     """
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")

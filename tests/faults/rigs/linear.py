@@ -27,8 +27,9 @@ class Event:
 
 
 def find_violations(chain: list[int], events: list[Event], initial_value: int | None = None) -> list[str]:
-    """Return the parts of the history that the chain does not explain. The list is empty if the history is
-    linearisable.
+    """Return the parts of the history that the chain does not explain.
+
+    The list is empty if the history is linearisable.
 
     Args:
         chain: The table's history, oldest first.
