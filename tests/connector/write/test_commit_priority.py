@@ -45,7 +45,7 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
                 batch = build_rows(*((key, f"stream{write_count[0]}", write_count[0]) for key in keys))
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
                 write_count[0] += 1
-        except Exception as error:  # noqa: BLE001  told by the test
+        except Exception as error:  # noqa: BLE001  the test reports it
             failures.append(error)
         finally:
             client.close()
