@@ -296,7 +296,7 @@ class Situation:
             return data_sequence < delete_sequence and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
         if data_sequence > delete_sequence:
             return False
-        referenced = removal.referenced
+        referenced = removal.referenced_path
         bounds = removal.metrics.get(PATH_ID)
         if referenced is None and bounds is not None and bounds.lower == bounds.upper:
             referenced = bounds.lower.decode()

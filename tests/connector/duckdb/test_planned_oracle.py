@@ -406,7 +406,7 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
         for number in range(8):
             region = "north" if number < 5 else "south"
             con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number}, '{region}' FROM range(3)")
-        latest_days, north = (
+        latest_days, north_rows = (
             "m AS (SELECT max(day) AS d FROM facts)",
             "r AS (SELECT * FROM facts WHERE region = 'north')",
         )
@@ -415,7 +415,10 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
             (f"WITH {latest_days} SELECT f.* FROM m LEFT JOIN facts f ON f.day = m.d", 1),
             (f"WITH {latest_days} SELECT * FROM facts WHERE day = (SELECT d FROM m)", 1),
             (f"WITH {latest_days} SELECT * FROM facts WHERE day < (SELECT d FROM m) AND id > 4", 2),
-            (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
+            (
+                f"WITH {north_rows}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d",
+                3,
+            ),
             ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
         ):
             check_planned_rows(con, text, counts, text)
