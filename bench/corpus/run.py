@@ -168,37 +168,39 @@ def _measure_query(
 ) -> CorpusMeasurement:
     """Run the query with and without Seamark, and compare the files read.
 
-    If `held_rows` is given, its copies of the rows give the number of needed files.
+    If `copies` is given, its copies of the rows give the number of needed files.
     """
     con.execute(f"USE sea.{query.schema}")
-    rows, expected_rows = _answer_query(con, query.text)
+    rows, duckdb_files = _answer_query(con, query.text)
     query_files = None if copies is None else copies.count_needed_files(query.schema, query.text, rows)
     needed_files = None if query_files is None else sum(query_files)
     rewrite = seamark.duckdb.rewrite_query(con, query.text)
-    ours, outcome = expected_rows, rewrite.summary.removeprefix("unchanged; ")
+    kept_files, outcome = duckdb_files, rewrite.summary.removeprefix("unchanged; ")
     if rewrite.statement is not None:
-        our_rows, ours = _answer_query(con, rewrite.statement)
+        our_rows, kept_files = _answer_query(con, rewrite.statement)
         if our_rows != rows:
             raise AnswersDiffer(f"{query.title}: {query.text}\nbecame\n{rewrite.statement}")
         outcome = "DuckDB leaves the same files out by column bounds"
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except InvalidRequest as error:
-        return CorpusMeasurement(query, expected_rows, expected_rows, ours, needed_files, f"{error.message}; {outcome}")
+        return CorpusMeasurement(
+            query, duckdb_files, duckdb_files, kept_files, needed_files, f"{error.message}; {outcome}"
+        )
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
     candidate_count = sum(_count_considered(table.plan) for table in tables)
-    known_tables = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
+    descriptions = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered_count = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
     return CorpusMeasurement(
         query,
         candidate_count,
-        expected_rows,
-        ours,
+        duckdb_files,
+        kept_files,
         needed_files,
-        f"{outcome} ({known_tables})",
+        f"{outcome} ({descriptions})",
         (filtered_count, len(facts)),
     )
 

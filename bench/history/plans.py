@@ -55,9 +55,9 @@ async def _compare_plans(
             return await drive_workers(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
-        await warm_up(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
-        for case, piece in kinds.items():
-            samples = await run_alternately(targets, rounds, piece)
+        await warm_up(targets, [functools.partial(send_plans, seconds=1.0) for send_plans in kinds.values()], 1)
+        for case, send_plans in kinds.items():
+            samples = await run_alternately(targets, rounds, send_plans)
             report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT_HISTORY)
             report.add(case, "p50", "ms", samples, lambda sample: sample.compute_quantile(0.5), peer=WITHOUT_HISTORY)
             report.add_failures(case, samples)

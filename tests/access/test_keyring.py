@@ -167,7 +167,7 @@ async def test_key_file_readable_by_other_accounts_is_rejected(
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "not base64!", "c2hvcnQ=", "\x00\xff"])
-async def test_key_file_without_a_key_is_rejected_with_how_to_create_one(
+async def test_error_of_a_key_file_without_a_key_names_the_file(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock, content: str
 ) -> None:
     key_file.write_text(content)

@@ -1,5 +1,6 @@
-"""Tests of the routes by which tools declare a state. A repeated request changes nothing, and fields missing from the
-body are removed.
+"""Tests of the routes by which tools declare a state.
+
+A repeated request changes nothing, and fields missing from the body are removed.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _list_characters(tree: Any) -> Iterator[str]:
 
 
 def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
-    """Yield an example of the text before each repetition. `before` is a text for the part before the tree."""
+    """Yield an example of the text before each repetition. `beginning` is a text for the part before the tree."""
     for node in tree:
         code, argument = node
         if code in _REPEATS:

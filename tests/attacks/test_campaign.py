@@ -1,5 +1,6 @@
-"""Campaigns of a hostile tenant. It never learns a value, path or name of the other tenant, and never changes its
-bytes.
+"""Campaigns of a hostile tenant.
+
+It never learns a value, path or name of the other tenant, and never changes its bytes.
 
 `make test` runs two small campaigns that are always the same. The slow campaigns use new seeds. A failure prints the
 seed and the steps, and `TEST_SEED=<seed>` repeats it.

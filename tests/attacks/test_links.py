@@ -45,7 +45,7 @@ def create_filled_table(url: str, namespace: str, text: str, appends: int = 3) -
 
 
 class Swapper:
-    """A thread that replaces entries of `own_table` by links to the entries of `other` with the same names, and
+    """A thread that replaces entries of `own_table` by links to the entries of `other_folder` with equal names, and
     restores them.
     """
 
@@ -103,7 +103,7 @@ def copy_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
     """Give the other tenant a file for each file name of the writer.
 
     Args:
-        fitting: The data file to copy for each data file. It has as many rows as the writer's files.
+        matching_path: The data file to copy for each data file. It has as many rows as the writer's files.
 
     Both tenants also get an old file that no table names, for orphan removal.
     """

@@ -1,5 +1,6 @@
-"""Tests that a claim ends only with its files. After an entry's last name is gone, its namespace keeps the
-locations.
+"""Tests that a claim ends only with its files.
+
+After an entry's last name is gone, its namespace keeps the locations.
 """
 
 from __future__ import annotations

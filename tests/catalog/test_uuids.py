@@ -1,5 +1,6 @@
-"""Tests that a UUID belongs to one table for ever. The UUID identifies the table's timeline even after the table is
-gone.
+"""Tests that a UUID belongs to one table for ever.
+
+The UUID identifies the table's timeline even after the table is gone.
 """
 
 from __future__ import annotations

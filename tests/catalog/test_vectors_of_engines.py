@@ -1,5 +1,6 @@
-"""Tests of engine commits that remove deletion vectors. The server omits entries with the status DELETED, and changes
-nothing else.
+"""Tests of engine commits that remove deletion vectors.
+
+The server omits entries with the status DELETED, and changes nothing else.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of row counts up to the largest that Iceberg can represent. Larger counts are rejected, and the table stays
-writable.
+"""Tests of row counts up to the largest that Iceberg can represent.
+
+Larger counts are rejected, and the table stays writable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of producers. Each sequence is in the table once, even if requests are lost or repeated, servers are killed, or
-records expire.
+"""Tests of producers.
+
+Each sequence is in the table once, even if requests are lost or repeated, servers are killed, or records expire.
 """
 
 from __future__ import annotations

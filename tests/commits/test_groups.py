@@ -1,5 +1,6 @@
-"""Tests of changes that wait for one table. They are committed together, each with its own snapshot, answer, instant
-and conflict.
+"""Tests of changes that wait for one table.
+
+They are committed together, each with its own snapshot, answer, instant and conflict.
 """
 
 from __future__ import annotations

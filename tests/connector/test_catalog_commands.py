@@ -339,7 +339,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert "shop.returns" in text
     assert "namespace shop" in text
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(name["value"] for name in properties if name["name"] == property_name) == "true"
+    assert next(item["value"] for item in properties if item["name"] == property_name) == "true"
     run_command(shop, "policy", "drop", "shop.orders")
     assert [policy["table"] for policy in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     run_command(shop, "policy", "drop", "shop", inherited_property, "--namespace")
@@ -371,5 +371,5 @@ def test_policy_commands_of_earlier_versions_are_accepted(shop: IndexClient) -> 
     run_command(shop, "policy", "--namespace", "shop", "--set", f"{property_name}=false")
     assert property_name in run_command(shop, "policy", "shop.orders")
     run_command(shop, "policy", "shop.orders", "--unset", property_name)
-    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == property_name)
+    (entry,) = (item for item in run_json(shop, "policy", "shop.orders")["properties"] if item["name"] == property_name)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

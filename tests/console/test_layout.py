@@ -1,5 +1,6 @@
-"""Tests of the layout of a column. Loops over the files compute the expected layout, for random tables with all kinds
-of bounds.
+"""Tests of the layout of a column.
+
+Loops over the files compute the expected layout, for random tables with all kinds of bounds.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class ExpectedLayout:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def compute_mean_depth(self, number: int) -> float | None:
-        """Return the mean depth of a snapshot. The depths between neighbouring values are weighted by the values'
-        distance.
+        """Return the mean depth of a snapshot.
+
+        The depths between neighbouring values are weighted by the values' distance.
         """
         ranges = self.snapshots[number]
         total = 0.0

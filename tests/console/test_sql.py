@@ -1,5 +1,6 @@
-"""Tests of the console's SQL page. It runs, explains and cancels statements, and shows results, errors and that SQL is
-disabled.
+"""Tests of the console's SQL page.
+
+It runs, explains and cancels statements, and shows results, errors and that SQL is disabled.
 """
 
 from __future__ import annotations

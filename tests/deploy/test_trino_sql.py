@@ -118,7 +118,7 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
     return counts
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["translated"] > 0.6 * counts["queries"], counts
     assert counts["rewritten"] > 0.1 * counts["queries"], counts
     assert counts["files left out"] > 0.1 * counts["queries"], counts
@@ -135,7 +135,7 @@ def test_random_queries_give_the_same_rows_on_duckdb_and_trino(lake_with_tables:
 def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
     lake_with_tables: TrinoLake, proxy: TrinoProxy, part: int
 ) -> None:
-    check_worth(compare_engines(lake_with_tables, proxy, first_seed() + part, 1000))
+    check_campaign_counts(compare_engines(lake_with_tables, proxy, first_seed() + part, 1000))
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` commits have succeeded. Return each attempt, and the number of answers other than 200 and
-    409.
+    """Append until `commits` commits have succeeded.
+
+    Return each attempt, and the number of answers other than 200 and 409.
     """
     client = HttpClient(base_url)
     events: list[Event] = []

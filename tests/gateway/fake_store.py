@@ -1,5 +1,6 @@
-"""A store in memory behind the gateway's cache. It answers like S3, in pieces of random sizes, and sometimes
-incompletely.
+"""A store in memory behind the gateway's cache.
+
+It answers like S3, in pieces of random sizes, and sometimes incompletely.
 """
 
 from __future__ import annotations

@@ -251,8 +251,9 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
 async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_and_pins_much(
     tmp_path: Path, disk_bytes: int
 ) -> None:
-    """A principal has shares of data, pinned data, metadata files and records of objects. It evicts only its own
-    entries.
+    """A principal has shares of data, pinned data, metadata files and records of objects.
+
+    It evicts only its own entries.
     """
 
     rng = random.Random(first_seed())
@@ -359,8 +360,9 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
 
 
 class _Model:
-    """All contents of each object with their times. An answer must equal a content that was current during the
-    request.
+    """All contents of each object with their times.
+
+    An answer must equal a content that was current during the request.
     """
 
     def __init__(self) -> None:
@@ -373,7 +375,7 @@ class _Model:
         return self.tick
 
     def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
-        """Return the contents that a read from the tick `begun` until now may return."""
+        """Return the contents that a read from `begin_tick` until now may return."""
         history = self.history.get(path, [])
         settled_content: bytes | None = None
         results: list[bytes | None] = []

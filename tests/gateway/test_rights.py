@@ -333,8 +333,8 @@ async def test_credentials_become_invalid_when_their_table_loses_its_location() 
             await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged))
     claims.dropped_uuids = set()
     await ownership.check(grant)
-    in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
-    await ownership.check(in_db)
+    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
+    await ownership.check(grant_in_db)
     await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True, namespace=("db",)))
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="moved"):

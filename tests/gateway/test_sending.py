@@ -1,5 +1,6 @@
-"""Tests of the limited memory for answers that clients read slowly. The more slow readers there are, the less each
-gets.
+"""Tests of the limited memory for answers that clients read slowly.
+
+The more slow readers there are, the less each gets.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
 async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are 40 readers that read nothing, and a budget of 1 MiB. Connections hold the counted bytes, and
-    headers.
+    """There are 40 readers that read nothing, and a budget of 1 MiB.
+
+    Connections hold the counted bytes, and headers.
     """
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)

@@ -40,8 +40,8 @@ text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
 
 def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
     parts = urlsplit(url)
-    lower = {name.lower(): value for name, value in headers.items()}
-    target = RequestTarget(method, parts.path, parts.query, lower)
+    lower_headers = {name.lower(): value for name, value in headers.items()}
+    target = RequestTarget(method, parts.path, parts.query, lower_headers)
     _, presigned_parameters = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
     return read_claim(target, presigned_parameters, now_ms=SystemClock().now_ms()), target
 

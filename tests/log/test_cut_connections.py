@@ -128,10 +128,10 @@ async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path
                 cause_faults(proxy, random.Random(seed), is_done),
                 *(append_until_done([first_log, second_log], f"w{number}", seed, is_done) for number in range(WRITERS)),
             )
-            async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third:
+            async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third_log:
                 for shard in SHARDS:
                     expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
-                    for log in (first_log, second_log, third):
+                    for log in (first_log, second_log, third_log):
                         assert await read_appends(log, shard) == expected, (seed, faults)
 
 

@@ -39,7 +39,7 @@ def check_moves(showing_client: IndexClient, client: IndexClient, uri: str, lake
     """Show the tables of a catalog in a federated warehouse, import them, and export a table to the catalog.
 
     Args:
-        showing: A client of a server that may have warehouses at `lake`.
+        showing_client: A client of a server that may have warehouses at `lake`.
         client: A client of a server that may read `lake`.
         uri: The URI of the other catalog.
         lake: The location of the other catalog's tables.

@@ -1,5 +1,6 @@
-"""Tests of a server whose store is unreachable or refuses it. It logs one warning with the fix, and one message after
-recovery.
+"""Tests of a server whose store is unreachable or refuses it.
+
+It logs one warning with the fix, and one message after recovery.
 """
 
 from __future__ import annotations

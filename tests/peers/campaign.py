@@ -144,8 +144,9 @@ class FleetFaults:
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
-        """Cut the replicas off from each other, so that reads avoid them. All replicas reach the database and the
-        storage.
+        """Cut the replicas off from each other, so that reads avoid them.
+
+        All replicas reach the database and the storage.
         """
         assert self._network is not None
         passed_over_before = self._count_passed_over()

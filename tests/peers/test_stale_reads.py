@@ -1,5 +1,6 @@
-"""Tests of stale results. They replace results of the database only if the request allows their age, and only in an
-outage.
+"""Tests of stale results.
+
+They replace results of the database only if the request allows their age, and only in an outage.
 
 The server never uses data that it knows to have changed.
 """

@@ -1,5 +1,6 @@
-"""Tests of a cache below the server that returns wrong bytes. If the server detects the damage, it reads the storage
-again.
+"""Tests of a cache below the server that returns wrong bytes.
+
+If the server detects the damage, it reads the storage again.
 """
 
 from __future__ import annotations

@@ -218,8 +218,8 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
-    for number, (name, content, spec_id, listed_counts) in enumerate(contradictions, start=2):
-        kept_files = {
+    for number, (name, content, spec_id, message) in enumerate(contradictions, start=2):
+        kept_fields = {
             "content": [manifest.content for manifest in manifests],
             "spec": [manifest.spec_id for manifest in manifests],
         }
@@ -227,16 +227,16 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
             if to_path(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
         table.commit(number, manifests)
-        for manifest, old_content, old_spec in zip(manifests, kept_files["content"], kept_files["spec"], strict=True):
+        for manifest, old_content, old_spec in zip(manifests, kept_fields["content"], kept_fields["spec"], strict=True):
             manifest.content, manifest.spec_id = old_content, old_spec
         async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
-                with pytest.raises(Corrupt, match=listed_counts):
+                with pytest.raises(Corrupt, match=message):
                     await plan_file_numbers(planner, table.metadata)
             assert await plan_file_numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
                 "the earlier snapshot, which has the same blocks, must be planned"
             )
-            with pytest.raises(Corrupt, match=listed_counts):
+            with pytest.raises(Corrupt, match=message):
                 await plan_file_numbers(planner, table.metadata)
 
 

@@ -248,7 +248,7 @@ def draw_joins(
     """Return random joins.
 
     Returns:
-        The joins as JSON of a plan request, the conditions on `drawn` in DuckDB, and whether a plan can be exact.
+        The joins as JSON of a plan request, the conditions on the table in DuckDB, and whether a plan can be exact.
     """
     request, tables_json, exact = [], [], True
     for lead, other in table.leads.items():

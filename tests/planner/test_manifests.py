@@ -109,7 +109,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present_values = [value for value in values if value is not None]
-    kept_files = {
+    expected_results = {
         Op.LT: lambda: min(present_values) < literal,
         Op.LT_EQ: lambda: min(present_values) <= literal,
         Op.GT: lambda: max(present_values) > literal,
@@ -118,11 +118,11 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
     other_summaries = [FieldSummary(None, None, None, None)] * (field - 1000)
-    for op, kept_ids in kept_files.items():
+    for op, is_expected in expected_results.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, javas=True, terse=False))
-        assert is_kept == (bool(present_values) and kept_ids()), op
+        assert is_kept == (bool(present_values) and is_expected()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:

@@ -1,5 +1,6 @@
-"""Tests with Iceberg's own compliance kit. None of its 157 tests fails, and only tests that the kit disables are
-skipped.
+"""Tests with Iceberg's own compliance kit.
+
+None of its 157 tests fails, and only tests that the kit disables are skipped.
 """
 
 from __future__ import annotations

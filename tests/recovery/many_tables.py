@@ -15,8 +15,9 @@ TABLES_PER_NAMESPACE = 1000
 
 
 def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, str]:
-    """Write the metadata files of `count` tables as the server writes them. Return the newest file of each
-    table name.
+    """Write the metadata files of `count` tables as the server writes them.
+
+    Return the newest file of each table name.
     """
     fields = [
         {"id": number, "name": f"c{number}", "required": False, "type": "long"} for number in range(1, COLUMNS + 1)

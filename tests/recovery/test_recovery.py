@@ -151,9 +151,9 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
     (tmp_path / "names.json").write_text(json.dumps(names))
     database = (home / "seamark.db").read_bytes()
     delete_database(home)
-    dry = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
+    dry_report = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
     assert not (home / "seamark.db").exists(), database[:4]
-    assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry
+    assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry_report
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)
     for kind in ("table", "view", "function"):

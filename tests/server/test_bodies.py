@@ -423,8 +423,9 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
 
 
 async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins) -> None:
-    """A reader requests changes. It may only read the table, so the server rejects the request without reading the
-    body.
+    """A reader requests changes.
+
+    It may only read the table, so the server rejects the request without reading the body.
     """
     for path in (
         "/v1/namespaces",

@@ -27,7 +27,7 @@ from tests.server.test_operation import read_metrics
 REPO = Path(__file__).resolve().parents[2]
 REPORTED_BY_OWNER = {
     "metaserver/planner/plan/cached_views.py",  # These plans belong to a view, and `views` includes them.
-    "metaserver/planner/plan/planner.py",  # This cache has no size of its own: views keep its blocks alive.
+    "metaserver/planner/plan/planner.py",  # The size of this cache is not counted, because views keep its blocks alive.
 }
 """Files whose caches have no name, because another object reports their size."""
 

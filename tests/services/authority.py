@@ -85,7 +85,7 @@ class Authority:
         """Return the list of revoked certificates as PEM.
 
         Args:
-            revoked: The files of the revoked certificates.
+            revoked_files: The files of the revoked certificates.
             valid_s: The seconds from now until the next list is due. If negative, this list is out of date.
             issuer: The issuer that the list names. By default it is this authority.
         """

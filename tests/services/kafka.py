@@ -66,7 +66,7 @@ def run_kafka_broker(
         folder: A new folder.
         host: The address on which the broker listens.
         port: Its port. By default it is a free port.
-        advertised: The address `host:port` that the broker gives to its clients, for example the address of a proxy.
+        advertised_address: The `host:port` that the broker gives to its clients, for example of a proxy.
     """
     jars = CACHE / "kafka"
     if not any(jars.glob("kafka_2.13-*.jar")):

@@ -83,8 +83,9 @@ class Postgres:
         return self.make_url(name)
 
     def clear_database(self, url: str) -> None:
-        """Return the database of `url` to its initial state. This takes a tenth of the time of creating another
-        database.
+        """Return the database of `url` to its initial state.
+
+        This takes a tenth of the time of creating another database.
         """
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
@@ -98,11 +99,11 @@ class Postgres:
         Args:
             url: The URL of the database.
             keep: The tables whose rows stay.
-            then: A statement to execute afterwards.
+            replacement_sql: A statement to execute afterwards.
         """
         other_sessions = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        kept_databases = ", ".join(f"'{name}'" for name in keep)
-        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_databases})"
+        kept_tables = ", ".join(f"'{name}'" for name in keep)
+        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_tables})"
         delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         self.run_sql(f"{end_sessions}; {delete}; {replacement_sql}", url.rsplit("/", 1)[1])

@@ -71,7 +71,7 @@ class Trino:
 
 
 def _assemble_iceberg_plugin() -> Path:
-    """Return the plugin's jars, with the service entry that Trino's archive would have."""
+    """Return the folder of the plugin's jars, after adding the service entry that Trino's archive has."""
     folder = JARS / "plugin" / "iceberg"
     entry = folder / SERVICE_ENTRY
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):

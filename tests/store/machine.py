@@ -30,8 +30,9 @@ _states = st.sampled_from(InstantState)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine for a pointer store. A subclass defines `create_url`, which returns a new, empty database for
-    each run.
+    """A state machine for a pointer store.
+
+    A subclass defines `create_url`, which returns a new, empty database for each run.
     """
 
     def create_url(self) -> str:

@@ -323,8 +323,9 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
 
 
 async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: StreamServer) -> None:
-    """The client names the snapshot that it has loaded. Before its plan, a flush and a compaction may replace this
-    snapshot.
+    """The client names the snapshot that it has loaded.
+
+    Before its plan, a flush and a compaction may replace this snapshot.
     """
     url, http = stream.server.url, stream.server.http
     loaded_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")

@@ -1,5 +1,6 @@
-"""Tests of readers of random histories, without a server. Each reader gets each row of the model once, or a clear
-error.
+"""Tests of readers of random histories, without a server.
+
+Each reader gets each row of the model once, or a clear error.
 
 The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
 starts at any position, and stops and resumes at any position. It applies the steps of `choose_next_step` to the model's

@@ -47,8 +47,9 @@ COMPACTION = CompactionPolicy(target_bytes=1 << 20, min_files=2)
 
 
 async def flush_first_row(stream: StreamServer) -> None:
-    """Append a row, and wait until it is flushed. The server flushes the first row of an empty table in the background
-    at once.
+    """Append a row, and wait until it is flushed.
+
+    The server flushes the first row of an empty table in the background at once.
     """
     await stream.post({"id": 0})
     await stream.flush()

@@ -342,8 +342,9 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
-    """The age of the rows is not in memory. With an earlier flush, each restart of a busy server would commit small
-    files.
+    """The age of the rows is not in memory.
+
+    With an earlier flush, each restart of a busy server would commit small files.
     """
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
@@ -449,8 +450,9 @@ async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: P
 async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_by_full_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The decoded size of rows decides whether they are too large. Bodies are refused at once during a pause or if the
-    queue is full.
+    """The decoded size of rows decides whether they are too large.
+
+    Bodies are refused at once during a pause or if the queue is full.
     """
     room = "seamark.metaserver.streams.incoming.body_room"
     monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)

@@ -112,8 +112,9 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
-    """Load the table at the first server with stock PyIceberg. Return the ids that PyIceberg plans at the second
-    server.
+    """Load the table at the first server with stock PyIceberg.
+
+    Return the ids that PyIceberg plans at the second server.
     """
     options = {**FRESH, "rest-scan-planning-enabled": "true"}
     with (

@@ -254,8 +254,9 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
 
 
 async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file() -> None:
-    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed. The file of row 4 must not stay without
-    row 3.
+    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed.
+
+    The file of row 4 must not stay without row 3.
     """
     async with open_world() as world:
         table = world.open()

@@ -29,8 +29,9 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def find_wrong_label(metadata: TableMetadata) -> str | None:
-    """Return the correct label, the number of data files, if the table has enough files and another label. Else return
-    None.
+    """Return the correct label, the number of data files, if the table has enough files and another label.
+
+    Else return None.
     """
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)

@@ -115,8 +115,10 @@ class Keeper:
         results = {duration.place: duration for duration in [*self._durations, *self._recorder.durations.values()]}
         if not results:
             return
-        ran = {place.partition("::")[0] for place in results}
-        durations = [duration for duration in read_durations().values() if duration.place.partition("::")[0] not in ran]
+        ran_files = {place.partition("::")[0] for place in results}
+        durations = [
+            duration for duration in read_durations().values() if duration.place.partition("::")[0] not in ran_files
+        ]
         write_durations([*durations, *results.values()])
         files = [duration for duration in results.values() if "::" not in duration.place]
         wall_s, cpu_s = sum(file.wall_s for file in files), sum(file.cpu_s for file in files)

@@ -29,8 +29,9 @@ STOCK_API = "/warehouses/stock/api/v1"
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
-    """Yield a server with two additional warehouses. `sales` has the table `db.t`, and `stock` has the
-    namespace `db`.
+    """Yield a server with two additional warehouses.
+
+    `sales` has the table `db.t`, and `stock` has the namespace `db`.
     """
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")
@@ -112,7 +113,7 @@ async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
     for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none/"):
         status, error = await world.send("GET", path)
         assert (status, error["error"]["type"]) == (404, "NoSuchWarehouseException")
-    # A warehouse cannot have warehouses of its own.
+    # A warehouse cannot contain other warehouses.
     for path in ("/v1/config?warehouse=stock", "/v1/stock/namespaces", "/warehouses/stock/v1/namespaces"):
         assert (await world.send("GET", f"/warehouses/sales{path}"))[0] == 404
 

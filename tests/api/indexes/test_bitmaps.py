@@ -1,5 +1,6 @@
-"""Tests of the route that returns rows by predicate. Plain Python computes the expected rows for each client's
-semantics.
+"""Tests of the route that returns rows by predicate.
+
+Plain Python computes the expected rows for each client's semantics.
 """
 
 from __future__ import annotations

@@ -376,8 +376,9 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit applies to all batches together. During the lookup, the memory of the expanded values counts as bytes
-    of the body.
+    """The limit applies to all batches together.
+
+    During the lookup, the memory of the expanded values counts as bytes of the body.
     """
     kept_sizes: list[int] = []
     keep = RequestSlot.keep

@@ -162,7 +162,7 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
-        below: An eighth of the values are below this value. None if all values are equal or nearly equal.
+        bound: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)

@@ -20,9 +20,9 @@ from tests.server.test_bodies import make_tokens
 
 
 class SlowPlanner:
-    """A planner whose plans wait until `go` is set. It reports that a plan must decode `undecoded` entries."""
+    """A planner whose plans wait until `go` is set. It reports that a plan must decode `undecoded_entries` entries."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded_manifests: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded_entries: int) -> None:
         self.go = asyncio.Event()
         self.plan_count = 0
         plan = Planner.plan
@@ -33,7 +33,7 @@ class SlowPlanner:
             return await plan(planner, bound_scan, entry)
 
         async def estimate_undecoded(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
-            return undecoded_manifests
+            return undecoded_entries
 
         monkeypatch.setattr(Planner, "plan", plan_after_release)
         monkeypatch.setattr(Planner, "estimate_entries_to_decode", estimate_undecoded)

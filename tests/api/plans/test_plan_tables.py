@@ -323,10 +323,10 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    plan_again = await plan_api.plan(predicate="id = 5")
-    assert plan_again["name"] == plan["name"]
+    plan_under_a_new_lease = await plan_api.plan(predicate="id = 5")
+    assert plan_under_a_new_lease["name"] == plan["name"]
     assert list_plan_files(tmp_path) == files
-    assert await plan_api.list_files_of_plan(plan_again["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan_under_a_new_lease["name"]) == [0]
 
 
 async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:

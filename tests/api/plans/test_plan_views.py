@@ -312,29 +312,29 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
     async with run_server(tmp_path, auth="token") as server:
-        principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
-        root = principal["root"]
+        apis = {name: UserApi(server, secret) for name, secret in secrets.items()}
+        root = apis["root"]
         await root.table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": build_version()})
         body = await build_view_request(root)
-        assert (await principal["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
-        assert (await principal["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
-        answer = await principal["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
+        assert (await apis["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        assert (await apis["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        answer = await apis["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
-        assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        error_by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert error_by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
-        assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
+        assert (await apis["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
+        error_by_plan = (await apis["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert error_by_plan == (await apis["nobody"]("GET", f"{VIEWS}/v")).error
+        assert (await apis["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
         create_request = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
         create_request |= {"view-version": build_version(), "properties": {}}
         loaded_view = (await root("POST", "/v1/namespaces/views/views", create_request)).json
         body["metadata-location"] = loaded_view["metadata-location"]
-        assert (await principal["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
-        assert (await principal["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
+        assert (await apis["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
+        assert (await apis["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
         inner = create_request | {"name": "w", "view-version": build_version("SELECT id, data FROM db.v")}
         loaded_view = (await root("POST", "/v1/namespaces/views/views", inner)).json
@@ -342,7 +342,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
         body["metadata-location"] = loaded_view["metadata-location"]
         for user, status in (("views", 403), ("reader", 403), ("both", 200)):
-            answer = await principal[user]("POST", "/api/v1/views/views/w/plan-views", body)
+            answer = await apis[user]("POST", "/api/v1/views/views/w/plan-views", body)
             assert answer.status == status, f"{user}: the right to read the views in its text is also required"
 
 

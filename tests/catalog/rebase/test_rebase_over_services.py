@@ -317,8 +317,9 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
 
 
 async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path: Path) -> None:
-    """The server does not reject an engine's commit for its operation. It reports the commit, and counts it as a change
-    of rows.
+    """The server does not reject an engine's commit for its operation.
+
+    It reports the commit, and counts it as a change of rows.
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))

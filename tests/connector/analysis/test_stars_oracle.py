@@ -224,7 +224,7 @@ def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
     counts["with unless"] += any(join.exempt_condition is not None for join in joins)
 
 
-def check_worth(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
     assert counts["periods"] > 0.2 * counts["queries"], counts
     assert min(counts["alternatives"], counts["with unless"]) > 0.02 * counts["queries"], counts
     assert counts["rows left out by joins"] > counts["queries"], counts
@@ -234,10 +234,10 @@ def check_worth(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
 
 
 def test_random_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*run_campaign(first_seed(), examples(2, 1), 25))
+    check_campaign_counts(*run_campaign(first_seed(), examples(2, 1), 25))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_thousands_of_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*run_campaign(first_seed() + 1, 60, 100))
+    check_campaign_counts(*run_campaign(first_seed() + 1, 60, 100))

@@ -191,7 +191,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     return counts
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["invalid"] < 0.15 * counts["queries"], counts
     assert counts["with rows"] > 0.2 * counts["queries"], counts
     assert counts["views asked"] > 0.05 * counts["queries"], counts
@@ -203,10 +203,10 @@ def check_worth(counts: Counter[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "lakes"), [(25, 2), (21, 4), (22, 4), (25, 4)])
 def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
-    check_worth(run_campaign(seed, lakes))
+    check_campaign_counts(run_campaign(seed, lakes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_thousands_of_queries_over_views_keep_their_rows(seed: int) -> None:
-    check_worth(run_campaign(seed, 20))
+    check_campaign_counts(run_campaign(seed, 20))

@@ -112,7 +112,10 @@ def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> Non
 
 
 def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
-    """Return whether all rows of a file certainly meet the condition, and check that the other rows are in doubt."""
+    """Return whether all rows of a file certainly meet the condition.
+
+    Also check that `doubt` is true for each row that does not meet it.
+    """
     condition, doubt = query.translated.row_condition, query.translated.doubt
     if not condition:
         return True
@@ -133,7 +136,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     """Compare random queries of one random table with and without one cube.
 
     Returns:
-        The number of queries by whether they follow from the cube.
+        The number of queries by whether the cube can answer them.
     """
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()

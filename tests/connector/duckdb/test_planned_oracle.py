@@ -175,7 +175,7 @@ def check_planned_rows(
         assert rows == expected, f"{seed}\n{text}\n-- became\n{rewrite.statement}\n{rewrite.summary}"
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
     On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
@@ -187,12 +187,12 @@ def check_worth(counts: Counter[str]) -> None:
 
 
 def test_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
+    check_campaign_counts(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
 
 
 @pytest.mark.slow
 def test_many_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed() + 1, 25, 40))
+    check_campaign_counts(run_campaign(server, first_seed() + 1, 25, 40))
 
 
 FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}
@@ -406,7 +406,7 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
         for number in range(8):
             region = "north" if number < 5 else "south"
             con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number}, '{region}' FROM range(3)")
-        latest_days, north = (
+        latest_days, north_rows = (
             "m AS (SELECT max(day) AS d FROM facts)",
             "r AS (SELECT * FROM facts WHERE region = 'north')",
         )
@@ -415,7 +415,10 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
             (f"WITH {latest_days} SELECT f.* FROM m LEFT JOIN facts f ON f.day = m.d", 1),
             (f"WITH {latest_days} SELECT * FROM facts WHERE day = (SELECT d FROM m)", 1),
             (f"WITH {latest_days} SELECT * FROM facts WHERE day < (SELECT d FROM m) AND id > 4", 2),
-            (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
+            (
+                f"WITH {north_rows}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d",
+                3,
+            ),
             ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
         ):
             check_planned_rows(con, text, counts, text)

@@ -185,7 +185,7 @@ def _count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["understood"] > 0.6 * counts["queries"], counts
     assert counts["predicates"] > 0.07 * counts["scans"], counts
     assert counts["joins"] > 0.03 * counts["scans"], counts
@@ -208,13 +208,13 @@ def test_parameter_is_replaced_by_the_value_at_its_position(text: str, parameter
 
 
 def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    check_worth(run_campaign(first_seed(), 4))
+    check_campaign_counts(run_campaign(first_seed(), 4))
 
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
     counts = run_campaign(first_seed() + 1, 400)
-    check_worth(counts)
+    check_campaign_counts(counts)
     assert counts["unstable"] < counts["queries"] / 500
 
 

@@ -196,7 +196,7 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_clie
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         run_policy_command(nested_client, *arguments, "--set", "seamark.services.launcher=local")
         (shown_policy,) = [
-            name for name in load_policy(nested_client, "a.b.t")["properties"] if name["name"].endswith("launcher")
+            item for item in load_policy(nested_client, "a.b.t")["properties"] if item["name"].endswith("launcher")
         ]
         assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(run_policy_command(nested_client, "a.b.t").output.split())

@@ -1,4 +1,4 @@
-"""Rows that are read from single pages equal the rows of the file; if there is a doubt, no page is used."""
+"""Rows that are read from single pages equal the rows of the file. Unreliable page indexes are not used."""
 
 from __future__ import annotations
 

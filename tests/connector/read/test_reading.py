@@ -370,7 +370,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     snapshot_count = len(stored_table.snapshots)
     for first in range(1, snapshot_count):
         old_table, latest_table = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        latest_tasks = {row_id.path: row_id for row_id in plan(client, latest_table)}
+        latest_tasks = {task.path: task for task in plan(client, latest_table)}
         reader = TaskReader(plan_read(old_table, [FILE, POSITION], TRUE), old_table.storage)
         removed_paths = set()
         for task in plan(client, old_table):

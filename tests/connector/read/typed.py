@@ -111,7 +111,7 @@ def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.
     return build_decimal_array
 
 
-_ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
+_ARRAY_BUILDERS: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
     "boolean": lambda values: pa.array(values, pa.bool_()),
     "int": lambda values: pa.array(values, pa.int32()),
     "long": lambda values: pa.array(values, pa.int64()),
@@ -138,10 +138,10 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
 
     Decimals may have any precision and scale.
     """
-    if kind not in _ARROW and kind.startswith("decimal("):
+    if kind not in _ARRAY_BUILDERS and kind.startswith("decimal("):
         precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
         return _build_decimals(int(precision), int(scale))(values)
-    return _ARROW[kind](values)
+    return _ARRAY_BUILDERS[kind](values)
 
 
 def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:

@@ -75,7 +75,7 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
 
 
 class RandomQueries:
-    """Draws random queries. The order of their rows is defined only if `ordered` is set."""
+    """Draws random queries over the tables of a schema."""
 
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng

@@ -174,7 +174,7 @@ class StarSchema:
         self.has_tag = True
 
     def draw_query(self) -> str:
-        """Return a random query, which mostly follows from a cube."""
+        """Return a random query, which a cube can usually answer."""
         rng = self._rng
         aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
         keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]

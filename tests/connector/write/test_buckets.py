@@ -53,8 +53,8 @@ def apply_updates(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
     """Set a default spec with fields of (name, transform, source id)."""
-    expected_rows = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
-    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": expected_rows}}
+    fields = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
+    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": fields}}
     apply_updates(client, spec, {"action": "set-default-spec", "spec-id": -1})
 
 

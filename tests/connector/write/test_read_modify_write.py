@@ -137,7 +137,7 @@ def test_concurrent_increments_of_counters_are_all_counted(
                         break
                     except Conflict:
                         continue
-        except Exception as error:  # noqa: BLE001  told by the test
+        except Exception as error:  # noqa: BLE001  the test reports it
             failures.append(error)
         finally:
             own_client.close()

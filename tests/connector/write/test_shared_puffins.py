@@ -69,7 +69,7 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             if action < 0.3:
                 new_ids = list(range(100 * step + 100, 100 * step + 110))
                 append(client, "db.t", build_rows(new_ids, f"{step}:"))
-                model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new_ids)
+                model.update((id_, f"{step}:{id_}") for id_ in new_ids)
             elif action < 0.6:
                 upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
                 model.update((id_, f"{step}:{id_}") for id_ in ids)
@@ -84,7 +84,5 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             shared_count += sum(count > 1 for count in vectors.live_paths.values())
             assert not vectors.marked_paths & vectors.live_paths.keys(), step
             assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths, step
-        assert count_scanned_rows(client) == Counter(
-            (deleted_id, deleted_id % 3, text) for deleted_id, text in model.items()
-        )
+        assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
         assert shared_count, "no Puffin file had two live vectors"

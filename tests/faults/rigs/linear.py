@@ -27,12 +27,13 @@ class Event:
 
 
 def find_violations(chain: list[int], events: list[Event], initial_value: int | None = None) -> list[str]:
-    """Return the parts of the history that the chain does not explain. The list is empty if the history is
-    linearisable.
+    """Return the parts of the history that the chain does not explain.
+
+    The list is empty if the history is linearisable.
 
     Args:
         chain: The table's history, oldest first.
-        initial: The head before the chain.
+        initial_value: The head before the chain.
     """
     results: list[str] = []
     place = {value: index for index, value in enumerate(chain)}

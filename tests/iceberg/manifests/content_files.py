@@ -37,7 +37,7 @@ class ManifestTable:
         """Create a table from a seed.
 
         Args:
-            avoided: Types and names that the partition must not have, because some reader cannot read them.
+            avoided_names: Types and names that the partition must not have, because some reader cannot read them.
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)

@@ -135,15 +135,15 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
     if depth < 2 and shape < 0.55:
         return {"type": "not", "child": draw_indexed_filter(rng, indexed_lake, schema, depth + 1)}
     columns = schema.list_columns()
-    usable = [
+    usable_definitions = [
         definition
         for definition in indexed_lake.definitions
         if all(term.column_id in columns for term in definition.terms)
     ]
-    if not usable:
+    if not usable_definitions:
         return draw_filter(rng, indexed_lake.lake, schema, depth)
     result = None
-    for term in rng.choice(usable).terms:
+    for term in rng.choice(usable_definitions).terms:
         column = columns[term.column_id]
         values = indexed_lake.lake.pools[column.id]
         transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]

@@ -144,8 +144,8 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
     """Check a plan, and count the situations that occurred.
 
     Args:
-        java: Java's plan with the filter of the case.
-        unfiltered: Java's plan without a filter.
+        java_plan: Java's plan with the filter of the case.
+        unfiltered_plan: Java's plan without a filter.
     Raises:
         AssertionError: The plan violates a rule; the message names the seed.
     """

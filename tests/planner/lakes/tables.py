@@ -73,7 +73,7 @@ class Table:
         return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
-        """Return a position delete file for each of these data files."""
+        """Write a manifest with a position delete file for each data file of `numbers`, and return it."""
         files = [
             DeleteFile(
                 f"{self.folder.as_uri()}/data/d{number}.parquet",

@@ -56,7 +56,7 @@ async def send_together(
         stream: The server.
         held_appends: Is set when `waiting_count` requests wait for the log or for an earlier append.
         requests: Functions that send a request.
-        waiting: The number of requests that wait. By default it is the number of all requests.
+        waiting_count: The number of requests that wait. By default it is the number of all requests.
     """
     tasks = [asyncio.create_task(request()) for request in requests]
     await wait_for_requests(stream, len(requests) if waiting_count is None else waiting_count)

@@ -1,5 +1,6 @@
-"""Tests of JSON objects with a repeated key. The server refuses them, because the decoder would keep only the last
-value.
+"""Tests of JSON objects with a repeated key.
+
+The server refuses them, because the decoder would keep only the last value.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of stream tables whose key changes while rows wait and appends run. Stock PyIceberg reads the latest row of
-each key.
+"""Tests of stream tables whose key changes while rows wait and appends run.
+
+Stock PyIceberg reads the latest row of each key.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of the rows of stream tables whose key changes. Each row replaces others by the key that the table had at its
-arrival.
+"""Tests of the rows of stream tables whose key changes.
+
+Each row replaces others by the key that the table had at its arrival.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A simulated world with a keyed table. Later rows replace earlier rows, flushes delete rows, and compactions move
-them.
+"""A simulated world with a keyed table.
+
+Later rows replace earlier rows, flushes delete rows, and compactions move them.
 
 A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: a reader sees the replay of
 the log up to the offsets of its plan.
