@@ -120,7 +120,7 @@ async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
         assert context.large.is_free
         assert not any(lock.locked() for lock in server.components.engine_commits.publisher._locks.values())
         planner = server.components.planner
-        assert len(planner._loading) == len(planner._planning) == 0
+        assert len(planner._loads) == len(planner._plan_runs) == 0
         planner.check_invariants()
         for principal, method, path, body in REQUESTS:
             answer = await api(method, path, body, headers={"Authorization": f"Bearer {secrets[principal]}"})

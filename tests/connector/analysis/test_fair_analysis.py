@@ -75,7 +75,7 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
         other_task = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
-        await until(lambda: "address 10.0.0.2" in rewriter._reader._short_lock._own)
+        await until(lambda: "address 10.0.0.2" in rewriter._reader._short_lock._locks_by_holder)
         go.set()
         for task in (*rewrites, other_task):
             assert (await task).statement is not None
