@@ -67,7 +67,8 @@ from seamark.connector.trino.protocol.table_statements import (
     make_json_response,
     run_at_trino,
 )
-from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter, RewriteResult
+from seamark.connector.trino.rewrite_results import RewriteResult
+from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter
 from seamark.formats.protocol.wire import encode_json
 
 STATEMENTS = "/v1/statement"

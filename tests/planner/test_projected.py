@@ -17,7 +17,8 @@ from seamark.metaserver.planner.indexes.coverage import Coverage, compute_view_f
 from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project_onto_indexes
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.view.view import FileSelection, TableView
+from seamark.metaserver.planner.view.selection import FileSelection
+from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, create_namespace, open_planning
 from tests.planner.lakes.tables import Table

@@ -14,7 +14,8 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_mani
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_stats
-from seamark.metaserver.planner.view.view import ColumnStatistics, FileSelection, PartitionValues, TableView
+from seamark.metaserver.planner.view.selection import FileSelection
+from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
 from tests.api.plans.planned import STYLE, build_data_file
 from tests.planner.lakes.kinds import compute_java_uuid_order
 from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes

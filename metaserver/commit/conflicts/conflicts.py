@@ -52,7 +52,8 @@ from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
-from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never_expires
+from seamark.metaserver.planner.view.selection import never_expires
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
 
 _IN_LOOP_FILES_MAX = 200
 """The maximum number of files and partitions that are compared on the event loop. A thread compares larger numbers."""

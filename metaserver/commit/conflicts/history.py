@@ -22,7 +22,8 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_coun
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.pruning.file_pruning import keep_appended_files
-from seamark.metaserver.planner.view.view import FileSelection, TableView
+from seamark.metaserver.planner.view.selection import FileSelection
+from seamark.metaserver.planner.view.view import TableView
 
 _DATA = 0
 

@@ -42,7 +42,8 @@ from seamark.metaserver.planner.deletes.delete_files import list_delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import find_key_columns
-from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
+from seamark.metaserver.planner.view.view import TableView
 
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all files count as matches."""

@@ -34,7 +34,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_a
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
 from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4

@@ -44,7 +44,7 @@ from seamark.metaserver.planner.lookup.lookup import (
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
 
 COLUMNS_MAX = 4
 """The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""

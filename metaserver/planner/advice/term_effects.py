@@ -20,7 +20,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
 
 _TERMS_MAX = 16
 """The maximum number of reported conjuncts. For each conjunct, the bounds of all files are read once."""

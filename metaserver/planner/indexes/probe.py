@@ -31,7 +31,8 @@ from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
 from seamark.metaserver.planner.scan.scan_plan import IndexUse
-from seamark.metaserver.planner.view.view import Expired, FileSelection, TableView, narrow_to_any
+from seamark.metaserver.planner.view.selection import Expired, FileSelection, narrow_to_any
+from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 

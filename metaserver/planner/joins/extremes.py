@@ -24,7 +24,7 @@ from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_limit_co
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000

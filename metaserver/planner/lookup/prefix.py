@@ -52,7 +52,8 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
-from seamark.metaserver.planner.view.view import FileSelection, TableView
+from seamark.metaserver.planner.view.selection import FileSelection
+from seamark.metaserver.planner.view.view import TableView
 
 TEXT_MAX = 10_000
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")

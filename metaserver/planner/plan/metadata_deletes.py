@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, E
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Expired, FileSelection
+from seamark.metaserver.planner.view.selection import Expired, FileSelection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000

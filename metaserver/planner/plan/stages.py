@@ -27,7 +27,8 @@ from seamark.metaserver.planner.pruning.file_pruning import (
 )
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, TableView
+from seamark.metaserver.planner.view.selection import FileSelection
+from seamark.metaserver.planner.view.view import TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"

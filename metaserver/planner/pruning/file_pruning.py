@@ -29,17 +29,8 @@ from seamark.formats.index.kernels import _scan
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.metaserver.index.blocks.block import COUNTS
-from seamark.metaserver.planner.view.view import (
-    BoundColumn,
-    ColumnStatistics,
-    Expired,
-    FileSelection,
-    Flags,
-    PartitionValues,
-    TableView,
-    narrow_to_any,
-    never_expires,
-)
+from seamark.metaserver.planner.view.selection import Expired, FileSelection, narrow_to_any, never_expires
+from seamark.metaserver.planner.view.view import BoundColumn, ColumnStatistics, Flags, PartitionValues, TableView
 
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}

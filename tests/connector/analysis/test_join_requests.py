@@ -21,7 +21,8 @@ from seamark.connector.plans.async_client import (
 )
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
+from seamark.connector.trino.rewrite_results import RewriteResult
+from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.played import PATIENT, NumberedPlans, open_rewriter, parse_filter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES

@@ -25,7 +25,8 @@ from seamark.connector.trino import rewriter as rewriter_module
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, read_session
-from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
+from seamark.connector.trino.rewrite_results import RewriteResult
+from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.played import COLUMNS, PATIENT, NumberedPlans, open_rewriter, parse_filter
 from tests.iceberg.samples import build_table
 

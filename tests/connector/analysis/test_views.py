@@ -15,7 +15,7 @@ from seamark.connector.analysis.views import DEPTH_MAX, VIEWS_MAX
 from seamark.connector.client.errors import AccessDenied, NoSuchResource
 from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequest, View
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import RewriteResult
+from seamark.connector.trino.rewrite_results import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
 from tests.connector.trino.played import READER, NumberedPlans, open_rewriter, parse_filter
 

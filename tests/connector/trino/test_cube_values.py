@@ -13,9 +13,10 @@ import pytest
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.trino import cube_rewrites, cube_values, rewriter
+from seamark.connector.trino import cube_rewrites, cube_values
 from seamark.connector.trino.cube_rewrites import rewrite_over_cube
 from seamark.connector.trino.cube_values import write_values
+from seamark.connector.trino.rewrite_results import explain_cube_failure
 
 CUBE = SimpleNamespace(name="cube", id="1", terms=[SimpleNamespace(source="string")])
 
@@ -110,9 +111,6 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
 
 def test_reason_why_no_cube_is_used_has_no_text_of_a_server_error() -> None:
     error = NoSuchResource("http://internal:8181 has no table finance.salaries")
-    summary = rewriter._explain_cube_failure(error)
+    summary = explain_cube_failure(error)
     assert (summary.index, summary.reason) == (None, "the groups cannot be read: NoSuchResource")
-    assert (
-        rewriter._explain_cube_failure(NotFromCube("the query selects all columns")).reason
-        == "the query selects all columns"
-    )
+    assert explain_cube_failure(NotFromCube("the query selects all columns")).reason == "the query selects all columns"

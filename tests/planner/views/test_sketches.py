@@ -12,7 +12,8 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
-from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
+from seamark.metaserver.planner.view.selection import FileSelection, never_expires
+from seamark.metaserver.planner.view.view import TableView
 from tests.planner.views.test_view_base import READ_KINDS, build_manifest, draw_value, make_block
 from tests.seeds import first_seed
 
