@@ -2,8 +2,8 @@
 
 An entry is a function of one data file and of the attributes of its keys. If a definition differs from an earlier one
 only by the snapshots of dimension tables, and no key of a data file has other attributes in the later snapshots, then
-the entry of the earlier definition is an entry of the new one. So a build copies such entries, and reads only the keys
-of their data files. If no key has changed at all, it reads no data file.
+the entry of the earlier definition is right for the new definition. So a build copies such entries, and reads only the
+keys of their data files. If no key has changed at all, it reads no data file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def copy_unchanged_entries(
         client: The client.
         task: The index task of the build.
         earlier_files: The `earlier-index-files` of the build, the newest first.
-        missing: The data files without entry. The method removes those whose entries it has copied.
+        missing: The data files without entry. The function removes the files whose entries it has copied.
         dimensions: The dimension tables of the definition.
     """
     by_definition: defaultdict[str, list[str]] = defaultdict(list)
