@@ -23,6 +23,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
+from seamark.connector.index.entry_copies import FileId, copy_unchanged_entries
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.index.lookups import DimensionRefused, Dimensions, read_dimensions
 from seamark.connector.parquet.columns import Projection
@@ -186,6 +187,7 @@ def build(
     """
     with open_build(client, table, index, exclusive=exclusive) as build_json:
         run = _Run(client, table, index, build_json, workers, limits, on_progress)
+        run.copy_unchanged_entries()
         for _ in range(passes_max):
             if not run.catch_up():
                 break
@@ -255,6 +257,29 @@ class _Run:
     def report(self, build_json: dict[str, Any]) -> BuildReport:
         return BuildReport(self._decode_progress(build_json), self._left_files, tuple(self._left_reasons), build_json)
 
+    def copy_unchanged_entries(self) -> None:
+        """Register entries of an earlier definition for the files whose keys have the same attributes as before."""
+        earlier_files = self._json.get("earlier-index-files")
+        if not earlier_files:
+            return
+        source = self._make_source()
+        missing: dict[FileId, DataFile] = {}
+        for page in self._client.build_files(*self._build_key):
+            if not source.knows(page["files"]):
+                source = self._make_source()
+            files = [source.make_data_file(listed) for listed in page["files"]]
+            ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
+            missing.update(zip(((high, low) for high, low in ids.tolist()), files, strict=True))
+        if missing:
+            dimensions = self._read_dimensions(source.task)
+            for written in copy_unchanged_entries(self._client, source.task, earlier_files, missing, dimensions):
+                self._register(written)
+
+    def _read_dimensions(self, task: IndexTask) -> Dimensions:
+        if self._dimensions is None:
+            self._dimensions = read_dimensions(self._client, task.definition.terms)
+        return self._dimensions
+
     def catch_up(self) -> bool:
         """Index the missing files. Return False if the build has tried all of them before."""
         source = self._make_source()
@@ -263,9 +288,7 @@ class _Run:
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
             expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
-            if self._dimensions is None:
-                self._dimensions = read_dimensions(self._client, source.task.definition.terms)
-            task = replace(source.task, dimensions=self._dimensions)
+            task = replace(source.task, dimensions=self._read_dimensions(source.task))
             for written_index in self._workers.run(task, wave):
                 self._register(written_index)
         return len(self._tried_files) > tried_before

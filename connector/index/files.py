@@ -122,7 +122,7 @@ def read_file_keys(task: IndexTask, file: DataFile) -> list[Keys]:
         Unreadable: It is uncertain which values the file has.
         ValueError: A value has no key.
     """
-    columns = _read_indexed_columns(task, file)
+    columns = read_indexed_columns(task, file, task.definition.column_ids)
     return _compute_keys(task.definition, columns, look_up(task.definition.terms, columns, task.dimensions))
 
 
@@ -133,15 +133,20 @@ def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
         Unreadable: It is uncertain which values the file has.
         ValueError: The file cannot be indexed.
     """
-    return build_entry(task.definition, _read_indexed_columns(task, file), task.dimensions)
+    return build_entry(task.definition, read_indexed_columns(task, file, task.definition.column_ids), task.dimensions)
 
 
-def _read_indexed_columns(task: IndexTask, file: DataFile) -> dict[int, pa.ChunkedArray]:
+def read_indexed_columns(task: IndexTask, file: DataFile, column_ids: Sequence[int]) -> dict[int, pa.ChunkedArray]:
+    """Return columns of a data file by field id.
+
+    Raises:
+        Unreadable: It is uncertain which values the file has.
+    """
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} cannot be indexed")
     return read_columns(
         file.path,
-        task.definition.column_ids,
+        column_ids,
         Projection(
             task.projection.schema,
             task.projection.partitioned | file.partitioned,

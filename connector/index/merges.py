@@ -9,7 +9,7 @@ If a data file has two entries, the newer entry is kept. Entries of data files t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -153,6 +153,52 @@ def merge_index_files(
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
     return MergedIndex(location, len(files), files.rows, storage.write(location, parts), (), unsupported_locations)
+
+
+def read_file_ids(location: str, storage: Storage) -> list[tuple[int, int]]:
+    """Return the identities of the data files of an index file.
+
+    Raises:
+        Corrupt: The file is damaged.
+        UnknownVersion: This program does not know its version.
+    """
+    index_file = open_index_file(storage.read(location), location)
+    return [(high, low) for high, low in index_file.files.ids.tolist()]
+
+
+def copy_entries(
+    location: str, definition_id: str, file_ids: Collection[tuple[int, int]], folder: str, storage: Storage
+) -> WrittenIndex:
+    """Write entries of an index file as an index file of another definition of the same kind and columns.
+
+    Args:
+        location: The index file.
+        definition_id: The other definition. The caller ensures that the entries are the same for it.
+        file_ids: The identities of the data files whose entries are copied. The index file has all of them.
+        folder: The location of the new file.
+        storage: The storage of the index files.
+
+    Raises:
+        Corrupt: The file is damaged.
+        UnknownVersion: This program does not know its version.
+        ValueError: The file is damaged.
+    """
+    index_file = open_index_file(storage.read(location), location)
+    header = index_file.header
+    kind = KINDS[header.kind]
+    mask = np.array([tuple(each) in file_ids for each in index_file.files.ids.tolist()], dtype=np.bool_)
+    files = FilesTable.merge([(index_file.files, mask)])
+    parts = assemble_index_file(
+        definition_id,
+        header.kind,
+        files,
+        map(memoryview, kind.merge([(kind.open(index_file.blob), mask)])),
+        table_uuid=header.table_uuid,
+        field_ids=header.field_ids,
+        level=header.level,
+    )
+    copied = f"{folder}/{uuid.uuid4()}.puffin"
+    return WrittenIndex(copied, len(files), files.rows, storage.write(copied, parts), ())
 
 
 def _open_index_files(

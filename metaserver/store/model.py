@@ -169,6 +169,14 @@ class ProducerState(msgspec.Struct, frozen=True):
     changed_ms: int
 
 
+class PlanJoin(msgspec.Struct, frozen=True):
+    """A table on whose rows the plan of another table depends."""
+
+    table: tuple[str, ...]
+    """The levels of the namespace, and the name."""
+    uuid: str
+
+
 class StoredPlanTable(msgspec.Struct, frozen=True):
     """A name under which engines read only the files that a plan of a table selected."""
 
@@ -202,6 +210,11 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     """The id of the plan snapshot that makes the plan visible to the audience, or None for a plan view."""
     snapshot_or_fingerprint: str | None = None
     """The plan snapshot as JSON. For a plan view, it is a fingerprint of the plan's metadata instead."""
+    joined_tables: tuple[PlanJoin, ...] | None = ()
+    """The other tables on whose rows the plan depends.
+
+    None means that they are unknown, because an earlier version stored the plan.
+    """
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
@@ -210,6 +223,8 @@ class PlanSnapshot(msgspec.Struct, frozen=True):
     id: int
     snapshot: str
     """The snapshot as JSON."""
+    joined_tables: tuple[PlanJoin, ...] | None = ()
+    """The other tables on whose rows the plan depends, as in `StoredPlanTable`."""
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):

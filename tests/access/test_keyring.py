@@ -197,6 +197,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
             old_database.execute(f"DROP TABLE {table}")
         old_database.execute("DROP INDEX grants_by_object")
         old_database.execute("ALTER TABLE leases DROP COLUMN state")
+        old_database.execute("ALTER TABLE plan_tables DROP COLUMN joined")
         old_database.execute("ALTER TABLE claims DROP COLUMN spelled")
         old_database.execute(f"UPDATE schema_version SET version = {step}")
         old_database.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))

@@ -28,6 +28,7 @@ _LOOKUP = re.compile(
 )
 
 
+_PINNED_SNAPSHOT = re.compile(r"(?<=lookup\[)([^\[\]()@]*)@\d{1,19}:")
 _LOOKUP_TEXT = re.compile(r"lookup\[[^\[\]()]*\]")
 
 
@@ -95,6 +96,14 @@ def _parse_lookup(transform: str) -> Lookup:
     if lookup.transform != transform:
         raise BadRequest(f"{transform[:200]!r} must be written as {lookup.transform[:200]!r}")
     return lookup
+
+
+def remove_snapshots(definition_id: str) -> str:
+    """Return the id of a definition without the snapshots of dimension tables.
+
+    Definitions with the same result differ only by these snapshots.
+    """
+    return _PINNED_SNAPSHOT.sub(r"\1@:", definition_id)
 
 
 def list_tables(text: str) -> frozenset[tuple[str, ...]]:

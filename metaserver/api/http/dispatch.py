@@ -23,7 +23,7 @@ from aiohttp.web_urldispatcher import AbstractRoute
 from multidict import CIMultiDictProxy
 
 from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, format_path, is_plan_name
-from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
+from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable, NoSuchView
 from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import is_audited_change, needs_writer
 from seamark.metaserver.access.principal import Principal
@@ -32,13 +32,14 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach_description
+from seamark.metaserver.api.http.joined_tables import may_use_plan
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
 from seamark.metaserver.api.http.parameters.paging import parse_page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, read_audience
 from seamark.metaserver.api.http.parameters.requests import parse_names, read_namespace, read_request_key
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.settings.fleet import READ, refuse_change
-from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath
+from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath, StoredPlanTable
 
 PATHS_MAX = 4096
 PATH_CHARACTERS_MAX = 300
@@ -337,19 +338,16 @@ Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 """A JSON object, an encoded response, or None for an answer without a body."""
 
 
-async def _find_securable(call: Call, kind: str) -> Securable:
-    """Return the table, view or function in the path. For a plan, return its table or view, whose rights apply."""
-    name = call.names[0]
-    securable = Securable(call.namespace, kind, name)
-    if kind == FUNCTION or not is_plan_name(name):
-        return securable
-    # The plan need not be read if the caller has the right of the route, and that to read, on the whole namespace.
+async def _find_plan(call: Call, kind: str) -> StoredPlanTable | None:
+    """Return the plan in the path, or None if there is none, or if it is not needed to check the caller's rights."""
+    if kind == FUNCTION or not is_plan_name(call.names[0]):
+        return None
+    # The plan need not be read if the caller has the right of the route, and that to read, on the whole warehouse.
     operations = ("loadCredentials", call.operation)
-    if not all(call.components.authorizer.is_uniform(call.principal, name, call.namespace) for name in operations):
-        plan = await call.components.store.plan_table(call.namespace, name)
-        if plan is not None:
-            return securable._replace(name=plan.of_name)
-    return securable
+    authorizer = call.components.authorizer
+    if all(authorizer.is_uniform(call.principal, name, WAREHOUSE.namespace) for name in operations):
+        return None
+    return await call.components.store.plan_table(call.namespace, call.names[0])
 
 
 class Route(Description, frozen=True):
@@ -479,16 +477,24 @@ class Route(Description, frozen=True):
             if has_namespace:
                 call.namespace = read_namespace(*path)
                 call.securable = Securable(call.namespace)
+            plan = None
             if names:
                 call.names = entry_names = parse_names(*path, names)
                 if kind is not None:
-                    call.securable = await _find_securable(call, kind)
+                    plan = await _find_plan(call, kind)
+                    # The rights on the planned table or view apply to the plan.
+                    name = call.names[0] if plan is None else plan.of_name
+                    call.securable = Securable(call.namespace, kind, name)
             if check is Check.NAMESPACE or check is Check.CATALOG:
                 shown_name = call.names[0] if kind is not None else None
                 await call.components.authorizer.require(call.principal, operation, call.securable, shown_name)
                 call.is_checked = True
             elif check is Check.SOMEWHERE:
                 await call.components.authorizer.require_somewhere(call.principal, operation)
+            if plan is not None and not await may_use_plan(call.components, call.principal, plan.joined_tables):
+                # The answer is the same as for a plan that does not exist.
+                error, noun = (NoSuchTable, "Table") if is_table else (NoSuchView, "View")
+                raise error(f"{noun} does not exist: {format_path(call.namespace, call.names[0])}")
             if names:
                 if (
                     is_table

@@ -76,6 +76,17 @@ BUILD_SCHEMA: dict[str, Any] = {
             },
         },
         **{name: {"type": "number"} for name in list_parameters()},
+        "earlier-index-files": {
+            "type": "array",
+            "description": "In the answer to the start of a build: the index files of definitions that differ only by "
+            "the snapshots of dimension tables, the newest first. A builder may copy their entries of data files whose "
+            "keys have the same attributes.",
+            "items": {
+                "type": "object",
+                "required": ["location", "definition-id"],
+                "properties": {"location": {"type": "string"}, "definition-id": {"type": "string"}},
+            },
+        },
         "progress": _PROGRESS,
     },
 }

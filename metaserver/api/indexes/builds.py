@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.lookups import remove_snapshots
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import INDEX_FOLDER
 from seamark.formats.runtime.decoding import convert_json
@@ -50,14 +52,17 @@ from seamark.metaserver.api.indexes.index_state import (
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.index.files.registration import read_index_file
+from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.timeline.instants import INDEXING
 
 REGISTERED_MAX = 1000
 """The maximum number of index files in one request."""
+_EARLIER_FILES_MAX = 1000
+"""The maximum number of index files of earlier definitions in the answer to the start of a build."""
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
 
 _BUILDS = f"{INDEXES_PATH}/{{index}}/builds"
@@ -178,7 +183,26 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         except CommitConflict:
             await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
-    return describe_build(Build(table, definition, instant))
+    answer = describe_build(Build(table, definition, instant))
+    return {**answer, "earlier-index-files": _list_earlier_files(table.registered, definition)}
+
+
+def _list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> list[dict[str, str]]:
+    """Return the index files of definitions that differ only by the snapshots of dimension tables, newest first."""
+    if not definition.dimension_tables:
+        return []
+    same = remove_snapshots(definition.id)
+    earlier = [
+        file
+        for file in registered.files
+        if file.state is not IndexFileState.QUARANTINED
+        and file.definition != definition.id
+        and remove_snapshots(file.definition) == same
+    ]
+    return [
+        {"location": file.location, "definition-id": file.definition}
+        for file in sorted(earlier, key=lambda file: file.created_ms, reverse=True)[:_EARLIER_FILES_MAX]
+    ]
 
 
 @Route(

@@ -72,6 +72,20 @@ async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expres
     )
 
 
+async def check_attribute_rights(call: Call, attributes: Iterable[AttributeColumn]) -> None:
+    """Check that the caller may read the dimension tables of attributes, in a request that an earlier one determined.
+
+    The caller may be another principal than that of the earlier request, or may have lost the right since.
+
+    Raises:
+        Forbidden: The caller may not read one of the dimension tables.
+        NoSuchTable: The caller may not browse one of them.
+    """
+    for attribute in attributes:
+        *namespace, name = attribute.lookup.source.table
+        await call.allow(Securable(tuple(namespace), TABLE, name), operation="planTableScan")
+
+
 async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
     """Return whether the index is enabled, and its dimension table at its snapshot, without rows outside of it."""
     source = attribute.lookup.source

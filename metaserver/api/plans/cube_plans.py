@@ -18,6 +18,7 @@ from aiohttp import web
 
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer, join_by_and
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
 from seamark.formats.runtime.errors import BadRequest
@@ -42,6 +43,7 @@ from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.store.model import EntryKind, PlanJoin
 
 GROUPS_MAX = 1_000_000
 """The maximum number of groups of a response."""
@@ -180,9 +182,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
     if remaining.files:
-        table = await NewPlanTable(call, loaded_table, plan_request, bound_scan, holder).make_plan_table(
-            remaining, is_shared=False
-        )
+        joined_tables = await _find_dimension_tables(call, cube)
+        plan_table = NewPlanTable(call, loaded_table, plan_request, bound_scan, holder, joined_tables)
+        table = await plan_table.make_plan_table(remaining, is_shared=False)
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
             return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
@@ -199,6 +201,17 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         table.plan_snapshot_id or None,
     )
     return await _encode_answer(groups, answer)
+
+
+async def _find_dimension_tables(call: Call, cube: IndexDefinition) -> list[PlanJoin]:
+    """Return the dimension tables of a cube that exist. Which files have entries may depend on their rows."""
+    tables = []
+    for path in dict.fromkeys(tuple(table) for table in cube.dimension_tables):
+        *namespace, name = path
+        entry = await call.components.store.load_entry(EntryKind.TABLE, tuple(namespace), name)
+        if entry is not None:
+            tables.append(PlanJoin(path, entry.uuid))
+    return tables
 
 
 async def _bind_filter(call: Call, request: PlanTableRequest, metadata: TableMetadata) -> BoundScan:

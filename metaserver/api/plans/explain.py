@@ -310,7 +310,7 @@ async def explain_scan(
     bind = partial(BoundScan.bind, loaded_table.metadata, scan_request)
     is_long = is_longer(scan_request.filter, IN_LOOP_VALUES_MAX)
     bound_scan = await call.run_in_turn(bind) if is_long else bind()
-    filters, outcomes = await evaluate_joins(call, bound_scan, loaded_table.entry, joins)
+    filters, outcomes, _ = await evaluate_joins(call, bound_scan, loaded_table.entry, joins)
     bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
     scan = await call.components.planner.explain(bound_scan, loaded_table.entry)

@@ -6,7 +6,7 @@ table. A refusal has the same error as the route that loads the joined table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -49,7 +49,7 @@ from seamark.metaserver.planner.joins.like_predicates import (
 from seamark.metaserver.planner.joins.periods import has_periods
 from seamark.metaserver.planner.joins.ranges import has_order, has_ranges
 from seamark.metaserver.planner.scan.request import BoundScan
-from seamark.metaserver.store.model import TABLE, Entry
+from seamark.metaserver.store.model import TABLE, Entry, PlanJoin
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -166,8 +166,11 @@ JoinOutcomes = Annotated[
 
 async def evaluate_joins(
     call: Call, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[JoinSpec]
-) -> tuple[JoinFilters, JoinOutcomes]:
-    """Return the filters that the joins imply for the rows of the scan, and their outcomes for the answer.
+) -> tuple[JoinFilters, JoinOutcomes, tuple[PlanJoin, ...]]:
+    """Evaluate the joins of a request.
+
+    Returns:
+        The filters that the joins imply for the rows of the scan, their outcomes for the answer, and their tables.
 
     Raises:
         BadRequest: A join is invalid.
@@ -175,14 +178,21 @@ async def evaluate_joins(
         NotFound: A joined table does not exist.
     """
     if not joins:
-        return JoinFilters((), ()), msgspec.UNSET
+        return JoinFilters((), ()), msgspec.UNSET, ()
     _check_join_count(joins)
     app = call.app
     requested_joins = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
     requested_joins = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, requested_joins)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await build_join_filters(app[DIMENSIONS], requested_joins, until_s)
-    return filters, filters.outcomes
+    return filters, filters.outcomes, tuple(dict.fromkeys(_list_tables(requested_joins)))
+
+
+def _list_tables(joins: Iterable[RequestedJoin]) -> Iterator[PlanJoin]:
+    """Return the tables of joins and of their nested joins."""
+    for join in joins:
+        yield PlanJoin(join.table, join.entry.uuid)
+        yield from _list_tables(join.joins)
 
 
 def _check_join_count(joins: Sequence[JoinSpec]) -> None:

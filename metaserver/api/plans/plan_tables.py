@@ -1,10 +1,10 @@
 """The route that creates plan tables, which engines without scan planning read by name.
 
 Identical requests share one name, which is derived from the table's pointer, its indexes and the bound filter before
-the scan is planned. With joins, a secret of the server is a part of the name, because the caller needs rights on the
-joined tables, and reading the plan table requires only the right on this table. Concurrent identical requests share one
-plan. As for planning, the caller needs only the right to read: the stored files are small, refer only to files that the
-reader may read, and are deleted automatically.
+the scan is planned. With joins, the row of the plan has the joined tables, and each use of the plan requires the right
+on them (`joined_tables.py`). A secret of the server is a part of such a name, so that no client can compute it.
+Concurrent identical requests share one plan. As for planning, the caller needs only the right to read: the stored files
+are small, refer only to files that the reader may read, and are deleted automatically.
 
 With `X-Seamark-Plans` the plan has no name. The answer contains the id of a snapshot, which loadTable adds for requests
 with the same value (`plan_audience.py`).
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWrite
 from seamark.metaserver.planner.plan.reader_quirks import explain_misread_deletes, is_misleading
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.store.model import StoredPlanTable
+from seamark.metaserver.store.model import PlanJoin, StoredPlanTable
 from seamark.metaserver.streams.fresh_snapshots import is_fresh
 
 if TYPE_CHECKING:
@@ -259,9 +260,9 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     if body.hide_partitions and audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
-    filters, outcomes = await evaluate_joins(call, bound_scan, loaded_table.entry, body.joins)
+    filters, outcomes, joined_tables = await evaluate_joins(call, bound_scan, loaded_table.entry, body.joins)
     bound_scan = filters.apply_to(bound_scan)
-    new_plan_table = NewPlanTable(call, loaded_table, body, bound_scan, holder)
+    new_plan_table = NewPlanTable(call, loaded_table, body, bound_scan, holder, joined_tables)
     answer = await new_plan_table.find_or_make()
     statement = count_requested_statement(call, loaded_table, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
@@ -385,6 +386,7 @@ class NewPlanTable:
         "_bound_scan",
         "_entry",
         "_holder",
+        "_joined_tables",
         "_lease_s",
         "_principal_name",
         "_question",
@@ -398,6 +400,7 @@ class NewPlanTable:
         body: PlanTableRequest,
         bound_scan: BoundScan,
         holder: Holder | None,
+        joined_tables: Sequence[PlanJoin] = (),
     ) -> None:
         assert loaded_table.entry is not None
         self._app = call.app
@@ -406,6 +409,7 @@ class NewPlanTable:
         self._body = body
         self._bound_scan = bound_scan
         self._holder = holder
+        self._joined_tables = tuple(joined_tables)
         self._lease_s = grant_lease_s(body.lease_s, call.components.settings)
         if bound_scan.snapshot is not None and is_fresh(bound_scan.snapshot):
             # Fresh files exist for a limited time. Half of it is for the lease, and half for queries that run.
@@ -413,10 +417,12 @@ class NewPlanTable:
         self.sampler: StatementSampler | None = None
         """The sampler of the filter's values, if this request was planned."""
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
-        if body.joins:
+        if joined_tables:
             # A reader of this table may not be allowed to read the joined tables, and must not find a plan by values.
+            # Equal plans that depend on different tables have different names, because different callers may use them.
+            tables = msgspec.json.encode(self._joined_tables)
             _, key = call.components.keyring.find_signing_key(_NAMES_PURPOSE)
-            self._question += f" {hmac.digest(key, self._question.encode(), hashlib.sha256).hex()}"
+            self._question += f" {hmac.digest(key, self._question.encode() + tables, hashlib.sha256).hex()}"
 
     async def find_or_make(self) -> PlanTableResponse:
         """Return the shared plan table of equal requests, or make the plan table."""
@@ -523,6 +529,7 @@ class NewPlanTable:
             considered_count=answer.considered_files,
             considered_bytes=answer.considered_bytes,
             expires_ms=0,
+            joined_tables=self._joined_tables,
         )
         if holder is not None:
             (planned_snapshot,) = plan_files.metadata.snapshots

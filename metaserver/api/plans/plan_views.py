@@ -20,10 +20,11 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.joined_tables import may_use_plan
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
-from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
@@ -173,8 +174,10 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
     await call.allow(
         Securable(namespace, TABLE, name if plan_table is None else plan_table.of_name), operation="planTableScan"
     )
+    if plan_table is not None and not await may_use_plan(call.components, call.principal, plan_table.joined_tables):
+        raise NoSuchTable(f"Table does not exist: {format_path(namespace, name)}")
     if table.plan_snapshot_id is not None:
-        return await _choose_version(catalog, table, namespace, name, audience)
+        return await _choose_version(call, table, namespace, name)
     if audience is not None:
         plan = await catalog.plan_views.find(namespace, name, audience)
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
@@ -191,15 +194,14 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
 
 
 async def _choose_version(
-    catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
+    call: Call, table: PlanViewReference, namespace: NamespacePath, name: str
 ) -> ReplacedReference:
     """Return the reference to a plan snapshot that replaces a reference to a table.
 
     Raises:
         NoSuchTable: The client has no such plan snapshot of the table.
     """
-    entry = await catalog.tables.load_entry(namespace, name)
-    plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
-    if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:
+    entry = await call.components.catalog.tables.load_entry(namespace, name)
+    if table.plan_snapshot_id not in {plan.id for plan in await list_shown_plans(call, entry)}:
         raise NoSuchTable(f"{format_path(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

@@ -32,7 +32,11 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, build_access_config
-from seamark.metaserver.api.plans.attribute_columns import describe_attributes, resolve_attributes
+from seamark.metaserver.api.plans.attribute_columns import (
+    check_attribute_rights,
+    describe_attributes,
+    resolve_attributes,
+)
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, add_fresh_snapshot, choose_fresh_plan
 from seamark.metaserver.api.plans.pending import PendingPlans
@@ -279,6 +283,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     loaded_table = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
     request = _open_plan_id(call, plan_id, loaded_table)
+    await check_attribute_rights(call, request.attributes)
     loaded_table = add_fresh_snapshot(loaded_table, request)
     if not _has_not_expired(loaded_table.metadata, request):
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
@@ -315,6 +320,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
     task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded_table))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
+    await check_attribute_rights(call, task.request.attributes)
     loaded_table = add_fresh_snapshot(loaded_table, task.request)
     if not _has_not_expired(loaded_table.metadata, task.request):
         raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")

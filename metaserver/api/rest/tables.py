@@ -31,6 +31,7 @@ from seamark.metaserver.api.http.render import (
     read_snapshot_mode,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
+from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
@@ -106,14 +107,13 @@ async def load_table(call: Call) -> web.Response:
     if entry.flushed and reads_fresh(call.headers):
         fresh_table = await load_fresh(call, entry)
         if fresh_table.snapshot is not None:
-            plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
+            plans = await list_shown_plans(call, entry)
             return await answer_fresh_read(call, fresh_table.loaded, namespace, name, mode, plan_snapshots=plans)
         entry = fresh_table.loaded.entry or entry
         location = entry.metadata_location
     elif AFTER_HEADER in call.headers:
         check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
-    audience = call.audience
-    plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
+    plan_snapshots = await list_shown_plans(call, entry)
     if "If-None-Match" in call.headers:
         not_modified_answer = answer_not_modified(
             call, await compute_table_etag(call, location, namespace, name, mode, plan_snapshots)

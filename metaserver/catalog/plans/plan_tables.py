@@ -52,6 +52,8 @@ from seamark.metaserver.store.operations import (
 from seamark.metaserver.store.passed_time import read_passed_time
 
 _DIGEST_CHARACTERS = 32
+_NAMES_VERSION = 2
+"""The version of names. Version 1 belongs to earlier versions, which did not store the joined tables of a plan."""
 _WITHDRAWN_PLANS_PER_BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
@@ -106,7 +108,8 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
         holder: The requests that may use the plan, or None if all requests may use it.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    identity = encode_json((table, entry.index_version, snapshot_id, bound_filter_text, *(holder or ())))
+    question = (entry.index_version, snapshot_id, bound_filter_text, *(holder or ()))
+    identity = encode_json((_NAMES_VERSION, table, *question))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
 

@@ -265,6 +265,11 @@ _GRANT_COUNTS = (
     "CREATE INDEX grants_by_object ON grants (namespace, name)",
 )
 
+_JOINED_TABLES = (
+    # The joined tables of earlier plans are unknown, so the column is NULL for them.
+    "ALTER TABLE plan_tables ADD COLUMN joined {text}",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -284,6 +289,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _QUERY_SUMS},
     {"": _OBJECT_GRANTS},
     {"": _GRANT_COUNTS},
+    {"": _JOINED_TABLES},
 )
 """The migrations. The statements of version n are in MIGRATIONS[n - 1].
 

@@ -38,6 +38,7 @@ from seamark.metaserver.store.sql.rows import (
     IDEMPOTENCY,
     INDEX_FILE,
     INSTANT,
+    JOINED_TABLES,
     METRICS,
     NAMED,
     NAMESPACE,
@@ -208,12 +209,13 @@ def plan_snapshots(
     namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
 ) -> Steps[list[PlanSnapshot]]:
     rows = yield StoreStatement(
-        "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
-        "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
+        "SELECT shown_id, shown, joined FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 "
+        "AND uuid = $4 AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
-    return sorted((PlanSnapshot(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.id)
+    plans = (PlanSnapshot(int(row[0]), str(row[1]), JOINED_TABLES.decode(row[2])) for row in rows)
+    return sorted(plans, key=lambda plan: plan.id)
 
 
 def plan_table_count(now_ms: int) -> Steps[int]:

@@ -31,6 +31,7 @@ from seamark.metaserver.store.model import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    PlanJoin,
     ProducerState,
     RegisteredIndexFile,
     StoredPlanTable,
@@ -130,6 +131,11 @@ class StructColumns(Generic[T]):
 
 
 _NAMESPACE = ColumnCoding(unpack, pack)
+_TABLES = _make_json_coding("joined tables of a plan", tuple[PlanJoin, ...])
+JOINED_TABLES = ColumnCoding(
+    lambda text: None if text is None else _TABLES.decode(text),
+    lambda tables: None if tables is None else _TABLES.encode(tables),
+)
 _WHO = {"principal_name": "who"}
 """The column `who` stores the name of a principal."""
 _entry = partial(
@@ -169,9 +175,10 @@ INDEX_FILE = StructColumns(
 PRODUCER = StructColumns(ProducerState)
 PLAN_TABLE = StructColumns(
     StoredPlanTable,
-    sql={"plan_snapshot_id": "shown_id", "snapshot_or_fingerprint": "shown"},
+    sql={"plan_snapshot_id": "shown_id", "snapshot_or_fingerprint": "shown", "joined_tables": "joined"},
     namespace=_NAMESPACE,
     files=_make_json_coding("files of a plan table", tuple[str, ...]),
+    joined_tables=JOINED_TABLES,
 )
 GRANT = StructColumns(Grant, namespace=_NAMESPACE, deny=ColumnCoding(bool, int))
 AUDIT = StructColumns(AuditRecord, sql=_WHO)

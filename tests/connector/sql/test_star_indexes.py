@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -22,6 +22,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Explanation
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.entry_copies import find_changed_keys
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.lookups import pin_attributes
 from seamark.connector.sql.session import SqlResult, SqlSession
 from tests.connector.lake import open_catalog
@@ -48,6 +50,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server.start()
     yield server
     server.stop()
+
+
+class CountingWorkers(InProcessWorkers):
+    """Workers that count the data files that they read."""
+
+    files = 0
+
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
+        self.files += sum(map(len, groups))
+        return super().run(task, groups)
 
 
 class IndexedStar:
@@ -147,16 +159,28 @@ class IndexedStar:
     def drop(self, name: str) -> None:
         self._client.drop_index((self.name, "facts"), name)
 
-    def build(self) -> None:
-        """Build the indexes. The build refuses a dimension table with a doubled key."""
-        self.is_refused = False
+    def build(self) -> int:
+        """Build the indexes. The build refuses a dimension table with a doubled key.
+
+        Returns:
+            The number of entries that were computed, and not copied.
+        """
+        self.is_refused, computed = False, 0
         for name in sorted(self.definitions):
-            with closing(InProcessWorkers()) as workers:
+            with closing(CountingWorkers()) as workers:
                 try:
                     build(self._client, (self.name, "facts"), name, workers)
                 except InvalidRequest as refusal:
                     assert "is not a key" in str(refusal)  # noqa: PT017
                     self.is_refused = True
+                computed += workers.files
+        return computed
+
+    def audit(self) -> None:
+        """Compare the entries of some files with their rows."""
+        for name in sorted(self.definitions):
+            audit = audit_index(self._client, (self.name, "facts"), name, sample=3)
+            assert audit.problems == (), (self.name, audit.problems)
 
     def change_dimension(self) -> None:
         match self._rng.randrange(6):
@@ -347,9 +371,7 @@ def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> 
         star.build()
         counts.update(star.compare(star.draw_query()) for _ in range(queries))
         if not star.is_refused:
-            for name in sorted(star.definitions):
-                audit = audit_index(client, (star.name, "facts"), name, sample=3)
-                assert audit.problems == (), f"seed {seed}"
+            star.audit()
     return counts
 
 
@@ -379,20 +401,20 @@ def star(server: ServerThread) -> Iterator[IndexedStar]:
 
 
 @contextmanager
-def open_small_star(server: ServerThread) -> Iterator[IndexedStar]:
-    """Yield the namespace `fixed` with three files of facts, one for each shop, and a bitmap of the city."""
+def open_small_star(server: ServerThread, name: str = "fixed") -> Iterator[IndexedStar]:
+    """Yield a namespace with three files of facts, one for each shop, and a bitmap of the city."""
     with (
         open_catalog(server.url) as catalog,
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
     ):
-        catalog.create_namespace("fixed")
+        catalog.create_namespace(name)
         shops = [{"shop_id": number, "city": city, "size": 1, "open": True} for number, city in enumerate("abc")]
-        catalog.create_table("fixed.shops", schema=SHOPS).append(pa.Table.from_pylist(shops, SHOPS))
-        facts = catalog.create_table("fixed.facts", schema=FACTS)
+        catalog.create_table(f"{name}.shops", schema=SHOPS).append(pa.Table.from_pylist(shops, SHOPS))
+        facts = catalog.create_table(f"{name}.facts", schema=FACTS)
         for shop in range(3):
             facts.append(pa.Table.from_pylist([{"id": shop, "shop": shop}, {"id": 10 + shop, "shop": 9}], FACTS))
-        star = IndexedStar(catalog, client, session, "fixed", 1)
+        star = IndexedStar(catalog, client, session, name, 1)
         star.define_city()
         star.build()
         yield star
@@ -511,3 +533,54 @@ def test_index_prunes_if_the_dimension_table_has_too_many_rows_for_keys(tmp_path
             assert star.compare(QUERY) == "no join"
     finally:
         server.stop()
+
+
+def test_only_entries_of_files_with_changed_keys_are_built_again(server: ServerThread) -> None:
+    with open_small_star(server, "changed") as star:
+        changes = {
+            "UPDATE {0}.shops SET city = 'z' WHERE shop_id = 1": 1,
+            "INSERT INTO {0}.shops VALUES (77, 'd', 1, true)": 0,
+            "UPDATE {0}.shops SET size = size + 1 WHERE shop_id = 0": 0,
+            "DELETE FROM {0}.shops WHERE shop_id = 2": 1,
+            "INSERT INTO {0}.shops VALUES (9, NULL, 1, true)": 3,
+            "UPDATE {0}.shops SET city = 'y' WHERE shop_id = 9": 3,
+        }
+        for change, files in changes.items():
+            star.run(change)
+            star.define_city()
+            assert star.build() == files, change
+            star.audit()
+        assert [star.explain(f"city = '{city}'").files for city in "abzcy"] == [1, 0, 1, 0, 3]
+        star.append_fact(1)
+        star.run("UPDATE {0}.shops SET city = 'x' WHERE shop_id = 0")
+        star.define_city()
+        assert star.build() == 2
+        star.audit()
+        assert [star.explain(f"city = '{city}'").files for city in "azx"] == [0, 2, 1]
+
+
+def test_changed_keys_equal_those_of_dictionaries() -> None:
+    rng = random.Random(first_seed())
+    for kind in (pa.int64(), pa.string()):
+        for _ in range(100):
+            rows = [
+                {
+                    key * 3: (rng.choice("ab "), rng.choice((True, None)))
+                    for key in rng.sample(range(12), rng.randrange(12))
+                }
+                for _ in range(2)
+            ]
+            if rng.random() < 0.5:
+                rows[1] = {**rows[0], **dict(list(rows[1].items())[:2])}
+            tables = [
+                pa.table(
+                    {
+                        "key": pa.array(list(attributes), pa.int64()).cast(kind),
+                        "4": pa.array([letter.strip() or None for letter, _ in attributes.values()], pa.string()),
+                        "7": pa.array([flag for _, flag in attributes.values()], pa.bool_()),
+                    }
+                )
+                for attributes in rows
+            ]
+            changed = {key for key in rows[0].keys() | rows[1].keys() if rows[0].get(key) != rows[1].get(key)}
+            assert {int(key) for key in find_changed_keys(*tables).to_pylist()} == changed

@@ -1,0 +1,158 @@
+"""Copies entries of an earlier definition of an index whose dimension tables have changed.
+
+An entry is a function of one data file and of the attributes of its keys. If a definition differs from an earlier one
+only by the snapshots of dimension tables, and no key of a data file has other attributes in the later snapshots, then
+the entry of the earlier definition is right for the new definition. So a build copies such entries, and reads only the
+keys of their data files. If no key has changed at all, it reads no data file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, read_indexed_columns
+from seamark.connector.index.lookups import DimensionRefused, Dimensions, find_places, read_dimensions
+from seamark.connector.index.merges import copy_entries, read_file_ids
+from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.index.keys.lookups import DimensionSource, parse_lookup
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.kind import UnknownVersion
+from seamark.formats.runtime.errors import SeamarkError
+
+_CHANGED_KEYS_FRACTION_MAX = 0.5
+"""The maximum fraction of changed keys with which entries are copied. With more, almost every file has such a key."""
+
+FileId = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _ChangedKeys:
+    """The keys of a column of the facts whose attributes differ between two snapshots of a dimension table."""
+
+    column_id: int
+    keys: pa.Array
+
+
+def copy_unchanged_entries(
+    client: IndexClient,
+    task: IndexTask,
+    earlier_files: Sequence[Mapping[str, str]],
+    missing: dict[FileId, DataFile],
+    dimensions: Dimensions,
+) -> Iterator[WrittenIndex]:
+    """Write index files with the entries of earlier definitions that are right for this definition, and yield them.
+
+    An entry that cannot be copied is left to the build: a damaged index file, or a snapshot that has expired.
+
+    Args:
+        client: The client.
+        task: The index task of the build.
+        earlier_files: The `earlier-index-files` of the build, the newest first.
+        missing: The data files without entry. The function removes the files whose entries it has copied.
+        dimensions: The dimension tables of the definition.
+    """
+    by_definition: defaultdict[str, list[str]] = defaultdict(list)
+    for earlier in earlier_files:
+        by_definition[earlier["definition-id"]].append(earlier["location"])
+    for definition_id, locations in by_definition.items():
+        changes = _find_changes(client, task, definition_id, dimensions)
+        for location in locations if changes is not None else ():
+            try:
+                listed = read_file_ids(location, task.storage)
+                unchanged = {
+                    file_id
+                    for file_id in listed
+                    if file_id in missing and _is_unchanged(task, missing[file_id], changes or ())
+                }
+                if not unchanged:
+                    continue
+                written = copy_entries(location, task.definition.id, unchanged, task.folder, task.storage)
+            except (OSError, SeamarkError, UnknownVersion, ValueError):
+                continue
+            for file_id in unchanged:
+                del missing[file_id]
+            yield written
+
+
+def _find_changes(
+    client: IndexClient, task: IndexTask, definition_id: str, dimensions: Dimensions
+) -> list[_ChangedKeys] | None:
+    """Return the changed keys since an earlier definition, or None if its entries are not worth copying."""
+    terms = task.definition.terms
+    earlier_terms = _read_earlier_terms(terms, definition_id)
+    try:
+        earlier_dimensions = read_dimensions(client, earlier_terms)
+    except (ClientError, DimensionRefused, SeamarkError):  # Its snapshot has expired, or a key was not unique.
+        return None
+    # The terms of one column may name several snapshots of a dimension table.
+    changes: dict[tuple[int, DimensionSource, DimensionSource], _ChangedKeys] = {}
+    changed_count = key_count = 0
+    for term, earlier_term in zip(terms, earlier_terms, strict=True):
+        lookup, earlier_lookup = parse_lookup(term.transform), parse_lookup(earlier_term.transform)
+        if lookup is None or earlier_lookup is None or lookup.source == earlier_lookup.source:
+            continue
+        change = (term.column_id, earlier_lookup.source, lookup.source)
+        if change in changes:
+            continue
+        table = dimensions[lookup.source]
+        changed = find_changed_keys(earlier_dimensions[earlier_lookup.source], table)
+        changes[change] = _ChangedKeys(term.column_id, changed)
+        changed_count += len(changed)
+        key_count += table.num_rows
+    if changed_count > _CHANGED_KEYS_FRACTION_MAX * key_count:
+        return None
+    return [change for change in changes.values() if len(change.keys)]
+
+
+def _read_earlier_terms(terms: Sequence[Term], definition_id: str) -> list[Term]:
+    """Return the terms of an earlier definition, which differ only by the snapshots of dimension tables."""
+    transforms = [each["transform"] for each in msgspec.json.decode(definition_id)["terms"]]
+    return [replace(term, transform=transform) for term, transform in zip(terms, transforms, strict=True)]
+
+
+def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
+    """Return the keys that have other attributes in the later rows of a dimension table, or are only in one of them.
+
+    Args:
+        earlier: The earlier rows. The column `key` has distinct values, and the other columns are attributes.
+        later: The later rows. Attributes that are not in both tables are not compared.
+    """
+    places = find_places(later["key"], earlier["key"].combine_chunks())
+    is_same = pc.is_valid(places)
+    for name in later.column_names:
+        if name != "key" and name in earlier.column_names:
+            before, after = earlier[name].take(places), later[name]
+            is_equal = pc.fill_null(pc.equal(before, after), False)
+            both_null = pc.and_(pc.is_null(before), pc.is_null(after))
+            is_same = pc.and_(is_same, pc.or_(is_equal, both_null))
+    is_removed = pc.is_null(find_places(earlier["key"], later["key"].combine_chunks()))
+    changed = pa.chunked_array(
+        [*later["key"].filter(pc.invert(is_same)).chunks, *earlier["key"].filter(is_removed).chunks],
+        later["key"].type,
+    )
+    return changed.combine_chunks()
+
+
+def _is_unchanged(task: IndexTask, file: DataFile, changes: Iterable[_ChangedKeys]) -> bool:
+    """Return whether a data file certainly has no changed key."""
+    if not changes:
+        return True
+    ids = tuple({change.column_id for change in changes})
+    types = {term.column_id: to_row_type(term.source) for term in task.definition.terms}
+    try:
+        columns = read_indexed_columns(task, file, ids)
+        return not any(
+            pc.any(pc.is_in(columns[change.column_id].cast(types[change.column_id]), change.keys)).as_py()
+            for change in changes
+        )
+    except (Unreadable, ValueError):
+        return False

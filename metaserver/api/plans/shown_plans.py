@@ -1,0 +1,17 @@
+"""Finds the plan snapshots that a caller may use."""
+
+from __future__ import annotations
+
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.joined_tables import may_use_plan
+from seamark.metaserver.store.model import Entry, PlanSnapshot
+
+
+async def list_shown_plans(call: Call, entry: Entry) -> list[PlanSnapshot]:
+    """Return the plan snapshots of a table that the caller's audience sees now, and that the caller may use."""
+    if call.audience is None:
+        return []
+    plan_snapshots = await call.components.catalog.plan_tables.list_shown(entry, call.audience)
+    tables = {plan.joined_tables for plan in plan_snapshots}
+    usable = {joined: await may_use_plan(call.components, call.principal, joined) for joined in tables}
+    return [plan for plan in plan_snapshots if usable[plan.joined_tables]]
