@@ -93,6 +93,12 @@ _SHARED_BUDGETS = (
     "stream_memory_bytes",
     "stream_log_waiting_bytes",
     "stream_log_retention_bytes",
+    "gateway_requests_limit",
+    "gateway_uploads_limit",
+    "gateway_cache_memory_bytes",
+    "gateway_cache_disk_bytes",
+    "gateway_cache_fetch_bytes",
+    "gateway_send_bytes",
 )
 """The budgets of which each further warehouse gets a fraction, but at least the minimum value of the setting."""
 _NAME = re.compile(rf"{NAME_PATTERN}\Z")
@@ -255,8 +261,6 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
         if unused:
             raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
     access = own_settings.get("s3_client_access")
-    if access == "gateway":
-        raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
     if access == "static" and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
@@ -299,8 +303,6 @@ def make_settings(
         # Only the server's own warehouse has these services. Other warehouses refuse requests that need them.
         "peer_address": "",
         "peer_listen": "",
-        "gateway_port": 0,
-        "gateway_url": "",
         "stream_log": "",
         "services_workers": 0,
         "webhook_urls": (),
@@ -310,6 +312,7 @@ def make_settings(
         "parquet_kms": "",
         "plan_disk_folder": "",
         "index_disk_folder": "",
+        "gateway_cache_folder": "",
         "s3_client_access": _choose_client_access(settings, has_credentials=has_storage_keys),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
@@ -326,6 +329,8 @@ def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
 
     A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     """
+    if settings.s3_client_access == "gateway":
+        return "gateway"
     if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
     return "sts" if settings.s3_client_access == "sts" and not has_credentials else "signing"

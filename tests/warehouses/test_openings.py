@@ -61,7 +61,9 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
     async with open_store(settings.make_database_url(), clock=clock) as store:
 
         @asynccontextmanager
-        async def open_recorded(own_settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+        async def open_recorded(
+            _: Warehouses, own_settings: Settings, stored: StoredWarehouse
+        ) -> AsyncIterator[ServedWarehouse]:
             async with recorded.open(own_settings, stored) as served:
                 yield served
 
