@@ -17,7 +17,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +79,8 @@ from seamark.metaserver.runtime.background import run_in_background, run_once
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
-from seamark.metaserver.services.running import ServicesStatus
+from seamark.metaserver.services.running import ServicesStatus, SharedJobs
+from seamark.metaserver.services.scheduler import Scheduler
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
@@ -89,7 +90,8 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.timeline.targets import open_delivery
+from seamark.metaserver.timeline.statement_lineage import StatementRuns
+from seamark.metaserver.timeline.targets import deliver_statements, open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.warehouses.federation.federated_authorizer import make_warehouse_authorizer
 from seamark.metaserver.warehouses.federation.federated_store import open_names
@@ -153,6 +155,7 @@ async def open_components(
                 watchers=settings.watchers_limit,
                 body_bytes=settings.bodies_memory_bytes,
             ),
+            shared_jobs=SharedJobs(settings.services_workers),
             certificate=certificate,
             drain=asyncio.Event(),
         )
@@ -179,11 +182,13 @@ async def _open_warehouse(
         shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
         components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None, stored))
         show_tables(components.catalog.context)
-        await _start_tasks(components, stack)
+        await _start_tasks(components, stack, stored.id)
         runner = web.AppRunner(build_app(components), access_log=None)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         assert runner.server is not None
+        if runs_services(settings):
+            await enter(run_in_background("services", partial(_run_services, components)))
         gateway = None
         has_s3_tables = stored.location.startswith("s3:")
         if has_s3_tables and settings.gateway_port and settings.s3_client_access == "gateway":
@@ -270,6 +275,7 @@ async def _open_catalog_components(
             indexes=indexes,
             segments=await enter(open_segments(settings, indexes, registry)),
             history=history,
+            statement_runs=StatementRuns(metrics.events) if settings.openlineage_url else None,
             housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, history, clock),
             usage=usage,
             database_shares=shared.database_shares,
@@ -287,6 +293,7 @@ async def _open_catalog_components(
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s, warehouse_id=warehouse_id),
             peers=opened_peers,
             services_status=ServicesStatus(enabled=runs_services(settings)),
+            shared_jobs=shared.shared_jobs,
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=shared.tracer,
             worker_limits=shared.worker_limits,
@@ -296,17 +303,32 @@ async def _open_catalog_components(
         )
 
 
-async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> None:
+async def _start_tasks(components: ServerComponents, stack: AsyncExitStack, warehouse_id: str = "") -> None:
     """Start the background tasks of one warehouse. They end when the stack closes."""
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
-    holder, observer, peek = make_holder_name(clock), components.metrics.events, catalog.documents.peek
+    holder, observer, peek = (
+        make_holder_name(clock),
+        components.metrics.observe_events(components.warehouse_name),
+        catalog.documents.peek,
+    )
     is_reader = settings.role == READ
     if not is_reader:
         await enter(
-            open_delivery(settings, store, timeline, clock, load_metadata=peek, holder=holder, observer=observer)
+            open_delivery(
+                settings,
+                store,
+                timeline,
+                clock,
+                load_metadata=peek,
+                holder=holder,
+                observer=observer,
+                warehouse_id=warehouse_id,
+            )
         )
+    if components.statement_runs is not None:
+        await enter(deliver_statements(settings, store, components.statement_runs, load_metadata=peek))
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush_counts, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -350,16 +372,8 @@ def make_holder_name(clock: Clock) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
 
-@asynccontextmanager
-async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
-    """Run the table services while the context is active.
-
-    `url` is the URL of this server, which is already serving.
-    """
-    if not runs_services(components.settings):
-        yield
-        return
-    async with open_scheduler(
+def _open_scheduler(components: ServerComponents, url: str) -> AbstractAsyncContextManager[Scheduler | None]:
+    return open_scheduler(
         components.settings,
         components.store,
         components.timeline,
@@ -370,10 +384,33 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,
-        observer=components.metrics.jobs,
+        observer=components.metrics.observe_jobs(components.warehouse_name),
         status=components.services_status,
         extensions=components.extensions,
-    ) as scheduler:
+        base_path=components.base_path,
+        slots=None if components.warehouses is not None else components.shared_jobs.slots,
+    )
+
+
+async def _run_services(components: ServerComponents) -> None:
+    """Run the table services of a further warehouse when the server accepts requests."""
+    url = await asyncio.shield(components.shared_jobs.url)
+    async with _open_scheduler(components, url) as scheduler:
+        if scheduler is not None:
+            await scheduler.run()
+
+
+@asynccontextmanager
+async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
+    """Run the table services of the server's own warehouse while the context is active, and let the others begin.
+
+    `url` is the URL of this server, which is already serving.
+    """
+    components.shared_jobs.url.set_result(url)
+    if not runs_services(components.settings):
+        yield
+        return
+    async with _open_scheduler(components, url) as scheduler:
         if scheduler is None:
             yield
             return

@@ -120,6 +120,7 @@ class Gateway:
         ownership: Checks that a grant is still valid.
         backend: Answers the requests.
         metrics: The metrics of the server.
+        warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
         recheck: Checks a grant again while the body of a request is read. The default is the method of `ownership`. For
             a further warehouse, it must also succeed after the warehouse was changed and opened again.
     """
@@ -132,8 +133,10 @@ class Gateway:
         ownership: GrantChecker,
         backend: Backend,
         metrics: ServerMetrics,
+        warehouse_name: str = "",
         recheck: Callable[[ObjectGrant], Awaitable[None]] | None = None,
     ) -> None:
+        self._warehouse_name = warehouse_name
         limit = settings.gateway_requests_limit
         self._settings = settings
         self._clock = clock
@@ -287,6 +290,8 @@ class Gateway:
         operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
         self._metrics.observe(operation, status, seconds, failure)
+        if self._warehouse_name:
+            self._metrics.warehouses.count_request(self._warehouse_name, status)
         # Do not log the target: keys contain partition values, and a query may contain a signature. Do not log requests
         # without authentication, because they could fill the log.
         log = _log.info if client else _log.debug

@@ -83,7 +83,16 @@ async def open_gateway(
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
     ownership = GrantChecker(components.store, clock, settings, components.authorizer)
-    gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics, recheck)
+    gateway = Gateway(
+        settings,
+        clock,
+        components.gateway_keys,
+        ownership,
+        backend,
+        components.metrics,
+        components.warehouse_name,
+        recheck,
+    )
     async with (
         run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
         run_in_background("gateway-backend", partial(_maintain_backend, components, backend)),
@@ -136,7 +145,7 @@ async def _maintain_backend(components: ServerComponents, backend: Backend) -> N
     """Update the metrics of a cache, and delete the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
-            backend.report(components.metrics.gateway_cache)
+            backend.report(components.metrics.gateway_cache, components.warehouse_name)
         elif isinstance(backend, FolderBackend | CloudBackend):
             # Without an answer of the database or the store, keep all uploads until the next round.
             with contextlib.suppress(SeamarkError):

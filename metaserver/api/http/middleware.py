@@ -73,6 +73,7 @@ class _RequestPipeline:
         if description is FORWARDED and self._warehouses is not None:
             forwarded = await forward(request, self._warehouses)
             if forwarded is not None:
+                self._metrics.warehouses.count_request(request.match_info["warehouse"], forwarded.status)
                 return forwarded
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
