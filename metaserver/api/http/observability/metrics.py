@@ -514,6 +514,13 @@ class WarehouseMetrics:
         self.requests.labels(warehouse, status).inc()
 
 
+def select_warehouse(metrics: bytes, name: str) -> bytes:
+    """Return metrics in the text format without the samples of further warehouses other than `name`."""
+    label = f'warehouse="{name}"'.encode()
+    lines = metrics.splitlines(keepends=True)
+    return b"".join(line for line in lines if not line.startswith(b"seamark_warehouse_") or label in line)
+
+
 class WarehouseJobs:
     """Receives the metrics of jobs of a further warehouse. The class implements `JobObserver`."""
 
