@@ -1,7 +1,7 @@
 """Refuses requests to the other catalog at once while it does not answer.
 
 The first request that gets no answer opens the breaker. Then no request of a client waits for the other catalog. A task
-sends a request of its own from time to time, and closes the breaker when the other catalog answers.
+sends its own request from time to time, and closes the breaker when the other catalog answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAUSE_S = 0.5
 _PAUSE_S_MAX = 10.0
 
 
-class Breaker:
+class CatalogBreaker:
     """The breaker of one catalog. An instance belongs to one event loop.
 
     Args:

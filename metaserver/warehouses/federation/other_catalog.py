@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
-from seamark.metaserver.warehouses.federation.breaker import Breaker
+from seamark.metaserver.warehouses.federation.breaker import CatalogBreaker
 
 _CONNECT_S = 5.0
 """The maximum time to open a connection to the other catalog."""
@@ -128,7 +128,7 @@ class OtherCatalog:
         self._failures: dict[str, _Failure] = {}
         """The last failure of each step that all requests need, by the name of the step."""
         self._requests = 0
-        self._breaker = Breaker(self._is_answering)
+        self._breaker = CatalogBreaker(self._is_answering)
 
     async def close(self) -> None:
         """End the background work."""
