@@ -302,6 +302,11 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
             "server runs table services"
         )
     access = own_settings.get("s3_client_access")
+    if access == "gateway" and own_settings.get("federation_uri"):
+        raise BadRequest(
+            "s3_client_access of a federated warehouse cannot be gateway, because keys of the gateway would stay valid "
+            "after the other catalog drops a table; use signing"
+        )
     if access == "static" and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
@@ -357,7 +362,9 @@ def make_settings(
         "plan_disk_folder": "",
         "index_disk_folder": "",
         "gateway_cache_folder": "",
-        "s3_client_access": _choose_client_access(settings, has_credentials=has_storage_keys),
+        "s3_client_access": _choose_client_access(
+            settings, has_credentials=has_storage_keys, is_federated=bool(own_settings.get("federation_uri"))
+        ),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
     }
@@ -368,12 +375,12 @@ def make_settings(
     return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
 
 
-def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
+def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool) -> str:
     """Return the default value of `s3_client_access` of a warehouse. With it, clients never get a key of the server.
 
     A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     """
-    if settings.s3_client_access == "gateway":
+    if settings.s3_client_access == "gateway" and not is_federated:
         return "gateway"
     if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
