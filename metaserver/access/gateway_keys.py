@@ -73,7 +73,9 @@ class GatewayKeys:
         self._prefix = f"{warehouse_id}." if warehouse_id else ""
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
-        self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
+        self._grants_by_token: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(
+            _OPENED_BYTES, "gateway-keys"
+        )
         """A cache of verified tokens with their access keys, because clients use the same keys for many requests."""
 
     def issue(
@@ -109,10 +111,10 @@ class GatewayKeys:
         Raises:
             Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
         """
-        access = self._opened.get((token, access_key_id))
+        access = self._grants_by_token.get((token, access_key_id))
         if access is None:
             access = self._verify(token, access_key_id)
-            self._opened.put((token, access_key_id), access, 2 * len(token))
+            self._grants_by_token.put((token, access_key_id), access, 2 * len(token))
         if access[0].expires_ms <= self._clock.now_ms():
             raise ExpiredGrant("The keys have expired; load the table again")
         return access
@@ -137,8 +139,8 @@ class GatewayKeys:
         return grant, secret
 
     def _get_expiry_ms(self) -> int:
-        half = max(1, self._lifetime_ms // 2)
-        return (self._clock.now_ms() // half + 2) * half
+        half_lifetime_ms = max(1, self._lifetime_ms // 2)
+        return (self._clock.now_ms() // half_lifetime_ms + 2) * half_lifetime_ms
 
     def _derive_key_pair(self, key: bytes, payload: bytes) -> tuple[str, str]:
         """Return the access key id, which has 20 characters, and the secret."""

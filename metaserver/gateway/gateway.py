@@ -183,24 +183,24 @@ class Gateway:
             return False
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
         try:
-            admitted = self._admit(message.method, message.path, message.headers.items())
+            admission = self._admit(message.method, message.path, message.headers.items())
         except (S3Error, SeamarkError):
             return False
-        started, grant = StartedRequest(self, admitted, request_id, started_s), admitted.grant
+        started, grant = StartedRequest(self, admission, request_id, started_s), admission.grant
         self._running.add(started)
         if not self._ownership.is_confirmed(grant):
             return started
         try:
-            check_request(message.method, admitted.address, admitted.headers, None, parse_location(grant.location))
+            check_request(message.method, admission.address, admission.headers, None, parse_location(grant.location))
             self._slots.take(grant.principal_name)
         except (S3Error, SeamarkError):
             return started
         answer: StartedAnswer | None = None
         try:
-            read = S3Read(
-                message.method, admitted.address, admitted.headers, request_id, grant.principal_name, grant.pinned
+            s3_read = S3Read(
+                message.method, admission.address, admission.headers, request_id, grant.principal_name, grant.pinned
             )
-            answer = self._begins(read, transport)
+            answer = self._begins(s3_read, transport)
         finally:
             if answer is None or answer.send_body is None:
                 self._slots.release(grant.principal_name)
@@ -235,14 +235,14 @@ class Gateway:
                 raise refusal
             if started is not None:
                 started_s, request_id = started.started_s, started.request_id
-                admitted = started.admitted
+                admission = started.admitted
             else:
-                admitted = self._admit(request.method, request.raw_path, request.headers.items())
-            request[_PRINCIPAL_NAME] = admitted.grant.principal_name
+                admission = self._admit(request.method, request.raw_path, request.headers.items())
+            request[_PRINCIPAL_NAME] = admission.grant.principal_name
             if started is not None and started.answer is not None:
                 response = await self._finish(request, started, started.answer)
             else:
-                response = await self._answer(request, admitted, request_id)
+                response = await self._answer(request, admission, request_id)
         except SeamarkError as error:
             failure, response = error, self._make_refusal(convert_error(error), request, request_id)
         except S3Error as error:
@@ -251,8 +251,8 @@ class Gateway:
             failure, response = ClientGone("The client closed the connection"), web.Response(status=ClientGone.code)
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             _log.error("unexpected error", request_id=request_id, method=request.method, exc_info=error)
-            unexpected = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
-            failure, response = error, self._make_refusal(unexpected, request, request_id)
+            internal_error = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
+            failure, response = error, self._make_refusal(internal_error, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
             self._running.discard(running)
@@ -331,29 +331,29 @@ class Gateway:
             address = parse_target(target)
         except BadRequest as error:
             raise S3Error("InvalidArgument", error.message) from None
-        query, presigned = split_presigned(address.query)
+        query, presigned_query = split_presigned(address.query)
         address = Address(address.bucket, address.key, query)
         path, _, raw_query = target.partition("?")
-        claim, grant, secret = self._authenticate(RequestTarget(method, path, raw_query, headers), presigned)
+        claim, grant, secret = self._authenticate(RequestTarget(method, path, raw_query, headers), presigned_query)
         headers.pop("x-amz-security-token", None)
         if method in WRITE_METHODS and not grant.writable:
             raise Forbidden(f"{method} needs write access to this table")
         return _Admitted(address, headers, claim, grant, secret)
 
-    async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
-        address, headers, grant = admitted.address, admitted.headers, admitted.grant
+    async def _answer(self, request: web.Request, admission: _Admitted, request_id: str) -> web.StreamResponse:
+        address, headers, grant = admission.address, admission.headers, admission.grant
         with self._slots.reserve(grant.principal_name), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
-            table, deletes_many = parse_location(grant.location), "delete" in address.query
-            if not deletes_many:
+            table, is_multi_delete = parse_location(grant.location), "delete" in address.query
+            if not is_multi_delete:
                 check_request(request.method, address, headers, None, table)
-            body = self._open_body(request, admitted)
+            body = self._open_body(request, admission)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
                 reservations.enter_context(self._documents.reserve(grant.principal_name, body.length))
-                document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
+                document = await body.read(DELETE_BODY_MAX if is_multi_delete else PARTS_XML_BYTES_MAX)
                 body = None
-            if deletes_many:
+            if is_multi_delete:
                 check_request(request.method, address, headers, _decode_text(document), table)
             call = S3Call(
                 request.method,
@@ -369,9 +369,9 @@ class Gateway:
             return await self._backend.answer(call)
 
     def _authenticate(
-        self, target: RequestTarget, presigned: Mapping[str, str]
+        self, target: RequestTarget, presigned_query: Mapping[str, str]
     ) -> tuple[SignatureClaim, ObjectGrant, str]:
-        claim = read_claim(target, presigned, now_ms=self._clock.now_ms())
+        claim = read_claim(target, presigned_query, now_ms=self._clock.now_ms())
         if claim.region != self._settings.s3_region:
             raise S3Error(
                 "AuthorizationHeaderMalformed",
@@ -385,9 +385,9 @@ class Gateway:
             raise S3Error("SignatureDoesNotMatch", "The request's signature does not match; check the secret key")
         return claim, grant, secret
 
-    def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
+    def _open_body(self, request: web.Request, admission: _Admitted) -> Body | None:
         """Return the unread body of a request, or None if its method has no body."""
-        address, claim = admitted.address, admitted.claim
+        address, claim = admission.address, admission.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
                 raise S3Error("InvalidRequest", f"A {request.method} request must not have a body")
@@ -398,9 +398,9 @@ class Gateway:
         return Body(
             request,
             claim,
-            derive_signing_key(admitted.secret, claim.scope),
+            derive_signing_key(admission.secret, claim.scope),
             self._clock,
-            partial(self._recheck, admitted.grant),
+            partial(self._recheck, admission.grant),
             limit_bytes=settings.gateway_put_limit_bytes,
             timeout_s=settings.body_timeout_s,
         )
