@@ -17,7 +17,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,6 @@ import uvloop
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
-from seamark.cache.memory import measure_named_caches
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.connections import (
@@ -37,7 +36,7 @@ from seamark.formats.runtime.connections import (
     compute_connections_max,
     raise_descriptor_limit,
 )
-from seamark.formats.runtime.errors import ConfigError, LogUnavailable, SeamarkError
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
@@ -52,6 +51,7 @@ from seamark.metaserver.api.http.components import ServerComponents, SharedCompo
 from seamark.metaserver.api.http.errors import make_error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
+from seamark.metaserver.api.sampling import sample_gauges
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
@@ -79,7 +79,8 @@ from seamark.metaserver.runtime.background import run_in_background, run_once
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
-from seamark.metaserver.services.running import ServicesStatus
+from seamark.metaserver.services.running import ServicesStatus, SharedJobs
+from seamark.metaserver.services.scheduler import Scheduler
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
@@ -89,7 +90,8 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.timeline.targets import open_delivery
+from seamark.metaserver.timeline.statement_lineage import StatementRuns
+from seamark.metaserver.timeline.targets import deliver_statements, open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.warehouses.federation.federated_authorizer import make_warehouse_authorizer
 from seamark.metaserver.warehouses.federation.federated_store import open_names
@@ -103,11 +105,15 @@ from seamark.metaserver.warehouses.warehouses import (
 )
 
 if TYPE_CHECKING:
+    from seamark.metaserver.gateway import router as gateway_router
+    from seamark.metaserver.gateway import serving as gateway_serving
     from seamark.metaserver.peers import peers
 else:
-    peers = LazyModule("seamark.metaserver.peers.peers")  # Servers without other replicas do not need it.
+    # Servers without a gateway or without other replicas do not need these modules.
+    gateway_router = LazyModule("seamark.metaserver.gateway.router")
+    gateway_serving = LazyModule("seamark.metaserver.gateway.serving")
+    peers = LazyModule("seamark.metaserver.peers.peers")
 
-SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
 """The name of the operation under which the metrics count requests that are not valid HTTP."""
 HEADER_BYTES_MAX = 1 << 20
@@ -149,20 +155,25 @@ async def open_components(
                 watchers=settings.watchers_limit,
                 body_bytes=settings.bodies_memory_bytes,
             ),
+            shared_jobs=SharedJobs(settings.services_workers),
             certificate=certificate,
             drain=asyncio.Event(),
         )
         warehouses = await enter(open_warehouses(settings, store, clock, partial(_open_warehouse, shared, clock)))
         components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, warehouses))
         await _start_tasks(components, stack)
-        await enter(run_in_background("sampler", lambda: _sample_gauges(components)))
+        await enter(run_in_background("sampler", lambda: sample_gauges(components)))
         await enter(run_in_background("warehouses", warehouses.run))
         yield components
 
 
 @asynccontextmanager
 async def _open_warehouse(
-    server: SharedComponents, clock: Clock, settings: Settings, stored_warehouse: StoredWarehouse
+    server: SharedComponents,
+    clock: Clock,
+    warehouses: Warehouses,
+    settings: Settings,
+    stored_warehouse: StoredWarehouse,
 ) -> AsyncIterator[ServedWarehouse]:
     """Open the components of a further warehouse, with its settings, and the application that serves it."""
     log_repaired(prepare_home(settings))
@@ -174,15 +185,22 @@ async def _open_warehouse(
         store, show_tables = await enter(open_names(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
         components = await enter(
-            _open_catalog_components(settings, clock, shared, store, keyring, None, stored_warehouse.name)
+            _open_catalog_components(settings, clock, shared, store, keyring, None, stored_warehouse)
         )
         show_tables(components.catalog.context)
-        await _start_tasks(components, stack)
+        await _start_tasks(components, stack, stored_warehouse.id)
         runner = web.AppRunner(build_app(components), access_log=None)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         assert runner.server is not None
-        yield ServedWarehouse(runner.server.request_handler, components.timeline.drain)
+        if runs_services(settings):
+            await enter(run_in_background("services", partial(_run_services, components)))
+        gateway = None
+        has_s3_tables = stored_warehouse.location.startswith("s3:")
+        if has_s3_tables and settings.gateway_port and settings.s3_client_access == "gateway":
+            recheck = partial(gateway_router.check_again, warehouses, stored_warehouse.id)
+            gateway = await enter(gateway_serving.open_gateway(components, recheck))
+        yield ServedWarehouse(runner.server.request_handler, components.timeline.drain, gateway)
 
 
 @asynccontextmanager
@@ -205,7 +223,7 @@ async def _open_catalog_components(
     store: PointerStore,
     keyring: StoredKeyring,
     warehouses: Warehouses | None,
-    warehouse_name: str = "",
+    stored_warehouse: StoredWarehouse | None = None,
 ) -> AsyncIterator[ServerComponents]:
     """Open the components of one warehouse over its pointer store.
 
@@ -216,8 +234,11 @@ async def _open_catalog_components(
         store: The pointer store of the warehouse.
         keyring: The signing keys of the warehouse.
         warehouses: The further warehouses of the server. None for a further warehouse.
-        warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
+        stored_warehouse: The record of a further warehouse. None for the server's own warehouse.
     """
+    warehouse_id, warehouse_name = (
+        ("", "") if stored_warehouse is None else (stored_warehouse.id, stored_warehouse.name)
+    )
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         metrics, extensions = shared.metrics, shared.extensions
@@ -268,6 +289,7 @@ async def _open_catalog_components(
             indexes=indexes,
             segments=await enter(open_segments(settings, indexes, registry)),
             history=history,
+            statement_runs=StatementRuns(metrics.events) if settings.openlineage_url else None,
             housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, history, clock),
             usage=usage,
             database_shares=shared.database_shares,
@@ -282,9 +304,10 @@ async def _open_catalog_components(
             authenticator=shared.authenticator,
             authorizer=await enter(open_authorizer(settings, clock, grants, warehouse_name)),
             keyring=keyring,
-            gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
+            gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s, warehouse_id=warehouse_id),
             peers=opened_peers,
             services_status=ServicesStatus(enabled=runs_services(settings)),
+            shared_jobs=shared.shared_jobs,
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=shared.tracer,
             worker_limits=shared.worker_limits,
@@ -294,17 +317,32 @@ async def _open_catalog_components(
         )
 
 
-async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> None:
+async def _start_tasks(components: ServerComponents, stack: AsyncExitStack, warehouse_id: str = "") -> None:
     """Start the background tasks of one warehouse. They end when the stack closes."""
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
-    holder, observer, peek = make_holder_name(clock), components.metrics.events, catalog.documents.peek
+    holder, observer, peek = (
+        make_holder_name(clock),
+        components.metrics.observe_events(components.warehouse_name),
+        catalog.documents.peek,
+    )
     is_reader = settings.role == READ
     if not is_reader:
         await enter(
-            open_delivery(settings, store, timeline, clock, load_metadata=peek, holder=holder, observer=observer)
+            open_delivery(
+                settings,
+                store,
+                timeline,
+                clock,
+                load_metadata=peek,
+                holder=holder,
+                observer=observer,
+                warehouse_id=warehouse_id,
+            )
         )
+    if components.statement_runs is not None:
+        await enter(deliver_statements(settings, store, components.statement_runs, load_metadata=peek))
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush_counts, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -348,16 +386,8 @@ def make_holder_name(clock: Clock) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
 
-@asynccontextmanager
-async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
-    """Run the table services while the context is active.
-
-    `url` is the URL of this server, which is already serving.
-    """
-    if not runs_services(components.settings):
-        yield
-        return
-    async with open_scheduler(
+def _open_scheduler(components: ServerComponents, url: str) -> AbstractAsyncContextManager[Scheduler | None]:
+    return open_scheduler(
         components.settings,
         components.store,
         components.timeline,
@@ -368,10 +398,33 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,
-        observer=components.metrics.jobs,
+        observer=components.metrics.observe_jobs(components.warehouse_name),
         status=components.services_status,
         extensions=components.extensions,
-    ) as scheduler:
+        base_path=components.base_path,
+        slots=None if components.warehouses is not None else components.shared_jobs.slots,
+    )
+
+
+async def _run_services(components: ServerComponents) -> None:
+    """Run the table services of a further warehouse when the server accepts requests."""
+    url = await asyncio.shield(components.shared_jobs.url)
+    async with _open_scheduler(components, url) as scheduler:
+        if scheduler is not None:
+            await scheduler.run()
+
+
+@asynccontextmanager
+async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
+    """Run the table services of the server's own warehouse while the context is active, and let the others begin.
+
+    `url` is the URL of this server, which is already serving.
+    """
+    components.shared_jobs.url.set_result(url)
+    if not runs_services(components.settings):
+        yield
+        return
+    async with _open_scheduler(components, url) as scheduler:
         if scheduler is None:
             yield
             return
@@ -511,12 +564,9 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
 async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
-    serving_module = importlib.import_module(
-        "seamark.metaserver.gateway.serving"
-    )  # Servers without a gateway do not need it.
     with contextlib.closing(bind_socket(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
         limits = make_connection_limits(settings)
-        async with serving_module.serve_gateway(components, sock, limits, _get_tls_context(components)):
+        async with gateway_serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield
 
 
@@ -656,57 +706,3 @@ async def _refresh_keys(components: ServerComponents) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
         await components.keyring.refresh()
-
-
-def _sample_streams(components: ServerComponents) -> None:
-    """Update the metrics of stream tables."""
-    tables, now_ms = components.streams.tables.values(), components.clock.now_ms()
-    counts = components.streams.counts
-    components.metrics.streams.count(
-        {
-            "appended_rows": counts.rows,
-            "appended_bytes": counts.size_bytes,
-            "refused_appends": counts.refused,
-            "flushes": counts.flushes,
-            "flushed_rows": counts.flushed_rows,
-            "failed_flushes": counts.failed_flushes,
-            "topic_messages": components.streams.topic_counts.messages,
-            "topic_rows": components.streams.topic_counts.rows,
-            "topic_rejected": components.streams.topic_counts.rejected,
-            "topic_lost": components.streams.topic_counts.lost.total(),
-        }
-    )
-    try:
-        rows = sum(table.unflushed_rows for table in tables)
-    except LogUnavailable:
-        components.metrics.streams.record_log_failure()
-        return
-    oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
-    fresh_files = sum(len(table.list_fresh_files()) for table in tables)
-    components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
-
-
-async def _sample_gauges(components: ServerComponents) -> None:
-    """Periodically update the gauges of the components, and measure the latency of the event loop."""
-    metrics, clock = components.metrics, components.clock
-    while True:
-        start_s = clock.monotonic()
-        try:
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
-        finally:
-            metrics.flush()  # Flush at the end as well, because another worker reports these metrics.
-        metrics.load.sample(
-            clock.monotonic() - start_s - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
-        )
-        metrics.requests.sample()
-        if components.peers is not None:
-            replicas, avoided_count = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided_count, components.peers.counts())
-        planner = components.planner.read_stats()
-        metrics.plans.sample(planner, components.catalog.plan_tables.refused)
-        metrics.caches.sample(
-            {"views": planner.live_bytes + planner.added_bytes, **measure_named_caches()},
-            components.catalog.documents.cache.read_stats(),
-            components.indexes.read_stats().memory,
-        )
-        _sample_streams(components)

@@ -5,6 +5,9 @@ The access key and the secret are also HMACs of the grant. So nothing is stored,
 another replica issued, and a client cannot change its grant. The layout of a token before base64 is: key id (8 bytes),
 grant (msgpack), HMAC (32 bytes).
 
+Keys of a further warehouse are verified by the keyring of this warehouse. Their token begins with the id of the
+warehouse and a dot, so that the gateway finds the keyring, and the HMACs cover the id.
+
 The expiry of a grant is rounded to a multiple of half the lifetime, so keys are valid for at least half of the
 lifetime. Within this time, all answers contain equal keys, so that a client may reuse its first answer (HTTP 304).
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 
 import msgspec
 
@@ -30,6 +34,7 @@ TOKEN_CHARS_MAX = 12_288
 _PURPOSE = "gateway-keys"
 _MAC_BYTES = 32
 _OPENED_BYTES = 4 << 20
+_WAREHOUSE = re.compile(r"([0-9a-f]{32})\.")
 
 
 class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
@@ -54,8 +59,18 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayKeys:
-    def __init__(self, keyring: Keyring, clock: Clock, *, lifetime_s: int) -> None:
+    """Issues and verifies the keys of one warehouse.
+
+    Args:
+        keyring: The signing keys of the warehouse.
+        clock: The clock.
+        lifetime_s: The longest lifetime of keys.
+        warehouse_id: The id of a further warehouse, or an empty text for the server's own warehouse.
+    """
+
+    def __init__(self, keyring: Keyring, clock: Clock, *, lifetime_s: int, warehouse_id: str = "") -> None:
         self._keyring = keyring
+        self._prefix = f"{warehouse_id}." if warehouse_id else ""
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
         self._grants_by_token: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(
@@ -79,9 +94,9 @@ class GatewayKeys:
         )
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
-        token = payload + _compute_mac(key, b"token", payload)
-        access_key, secret = _derive_key_pair(key, payload)
-        return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
+        token = payload + self._compute_mac(key, b"token", payload)
+        access_key, secret = self._derive_key_pair(key, payload)
+        return VendedKeys(access_key, secret, f"{self._prefix}{to_base64url(token)}", grant.expires_ms)
 
     def stamp(self) -> str:
         """Return a text that identifies the expiry and the signing key of keys that are issued now.
@@ -108,15 +123,17 @@ class GatewayKeys:
         try:
             if len(token) > TOKEN_CHARS_MAX:
                 raise ValueError
-            raw = decode_base64url(token)
+            if not token.startswith(self._prefix):
+                raise ValueError
+            raw = decode_base64url(token.removeprefix(self._prefix))
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
             key = self._keyring.verifying_key(_PURPOSE, payload[:ID_BYTES])
-            if key is None or not hmac.compare_digest(mac, _compute_mac(key, b"token", payload)):
+            if key is None or not hmac.compare_digest(mac, self._compute_mac(key, b"token", payload)):
                 raise ValueError
             grant = convert_msgpack(payload[ID_BYTES:], ObjectGrant)
         except (ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
-        expected, secret = _derive_key_pair(key, payload)
+        expected, secret = self._derive_key_pair(key, payload)
         if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
             raise Forbidden("The session token belongs to a different access key; use both from one answer")
         return grant, secret
@@ -125,6 +142,15 @@ class GatewayKeys:
         half_lifetime_ms = max(1, self._lifetime_ms // 2)
         return (self._clock.now_ms() // half_lifetime_ms + 2) * half_lifetime_ms
 
+    def _derive_key_pair(self, key: bytes, payload: bytes) -> tuple[str, str]:
+        """Return the access key id, which has 20 characters, and the secret."""
+        access = base64.b32encode(self._compute_mac(key, b"access key", payload)[:10]).decode()
+        secret = to_base64url(self._compute_mac(key, b"secret", payload))
+        return f"SMKA{access}", secret
+
+    def _compute_mac(self, key: bytes, about: bytes, payload: bytes) -> bytes:
+        return hmac.digest(key, b"".join((self._prefix.encode(), about, b"\x00", payload)), hashlib.sha256)
+
 
 class ExpiredGrant(Forbidden):
     """Raised if keys have expired. The client must load the table again."""
@@ -132,12 +158,10 @@ class ExpiredGrant(Forbidden):
     kind = "expired_grant"
 
 
-def _derive_key_pair(key: bytes, payload: bytes) -> tuple[str, str]:
-    """Return the access key id, which has 20 characters, and the secret."""
-    access = base64.b32encode(_compute_mac(key, b"access key", payload)[:10]).decode()
-    secret = to_base64url(_compute_mac(key, b"secret", payload))
-    return f"SMKA{access}", secret
+def find_warehouse_id(token: str) -> str:
+    """Return the id of the further warehouse that a token names, or an empty text if it names none.
 
-
-def _compute_mac(key: bytes, associated_data: bytes, payload: bytes) -> bytes:
-    return hmac.digest(key, associated_data + b"\x00" + payload, hashlib.sha256)
+    The token is not verified.
+    """
+    matched = _WAREHOUSE.match(token)
+    return "" if matched is None else matched[1]

@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
-from aiohttp.typedefs import Handler
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, SeamarkError
@@ -35,7 +34,7 @@ from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.caching.caching import CachingBackend
-from seamark.metaserver.gateway.connection import GatewayConnection, SentAnswer
+from seamark.metaserver.gateway.connection import SentAnswer
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer, convert_error
 from seamark.metaserver.gateway.sigv4 import (
@@ -80,14 +79,15 @@ class _Admitted:
     secret: str
 
 
-class _Started:
+class StartedRequest:
     """A request that `Gateway.begin` has admitted.
 
     If it has an answer, the first bytes of the answer were sent, and the request keeps its slot until the answer ends.
     """
 
-    def __init__(self, admission: _Admitted, request_id: str, started_s: float) -> None:
-        self.admitted = admission
+    def __init__(self, gateway: Gateway, admitted: _Admitted, request_id: str, started_s: float) -> None:
+        self.gateway = gateway
+        self.admitted = admitted
         self.request_id = request_id
         self.started_s = started_s
         self.answer: StartedAnswer | None = None
@@ -97,6 +97,12 @@ class _Started:
         self.answer, self._leave = answer, leave
 
     def abandon(self) -> None:
+        """Release the answer, because the connection was lost before `Gateway.handle` began."""
+        self.release()
+        self.gateway.forget(self)
+
+    def release(self) -> None:
+        """Release the slot and the memory of the answer."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
@@ -105,7 +111,19 @@ class _Started:
 
 
 class Gateway:
-    """Handles all requests of the gateway's port."""
+    """Handles the requests with the keys of one warehouse.
+
+    Args:
+        settings: The settings of the warehouse.
+        clock: The clock.
+        keys: Verifies the keys of the warehouse.
+        ownership: Checks that a grant is still valid.
+        backend: Answers the requests.
+        metrics: The metrics of the server.
+        warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
+        recheck: Checks a grant again while the body of a request is read. The default is the method of `ownership`. For
+            a further warehouse, it must also succeed after the warehouse was changed and opened again.
+    """
 
     def __init__(
         self,
@@ -115,12 +133,16 @@ class Gateway:
         ownership: GrantChecker,
         backend: Backend,
         metrics: ServerMetrics,
+        warehouse_name: str = "",
+        recheck: Callable[[ObjectGrant], Awaitable[None]] | None = None,
     ) -> None:
+        self._warehouse_name = warehouse_name
         limit = settings.gateway_requests_limit
         self._settings = settings
         self._clock = clock
         self._keys = keys
         self._ownership = ownership
+        self._recheck = recheck or ownership.check
         self._backend = backend
         self._metrics = metrics
         # Without logins, all requests have the same principal, which may use all slots.
@@ -129,19 +151,30 @@ class Gateway:
         document_bytes = settings.bodies_memory_bytes
         self._documents = HolderLimit("bytes of XML", document_bytes, document_bytes // share)
         self._begins = backend.begin if isinstance(backend, CachingBackend) else None
+        self._running: set[object] = set()
+        """The requests that have begun and not ended."""
+        self._idle = asyncio.Event()
 
-    def build_app(self) -> web.Application:
-        @web.middleware
-        async def handle_all(request: web.Request, handler: Handler) -> web.StreamResponse:
-            # Ignore the router's handler, because the gateway also answers targets that the router cannot match.
-            return await self.handle(request)
+    async def check(self, grant: ObjectGrant) -> None:
+        """Check that a grant is still valid. See `GrantChecker.check`."""
+        await self._ownership.check(grant)
 
-        app = web.Application(middlewares=[handle_all])
-        app.on_response_prepare.append(_name_server)
-        app.router.add_route("*", "/{target:.*}", self.handle, expect_handler=_expect_nothing)
-        return app
+    def forget(self, started: StartedRequest) -> None:
+        """Forget a started request whose connection was lost."""
+        self._running.discard(started)
+        if not self._running:
+            self._idle.set()
 
-    def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
+    async def end(self) -> None:
+        """Wait up to `drain_timeout_s` for running requests, and close the backend."""
+        deadline_s = self._clock.monotonic() + self._settings.drain_timeout_s
+        while self._running and (left_s := deadline_s - self._clock.monotonic()) > 0:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), left_s)
+        await self._backend.close()
+
+    def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> StartedRequest | bool:
         """Answer a read of data in memory immediately, after the same checks as in `handle`.
 
         If this is impossible, `handle` answers the request. The result contains the checks that need not be repeated.
@@ -153,14 +186,15 @@ class Gateway:
             admission = self._admit(message.method, message.path, message.headers.items())
         except (S3Error, SeamarkError):
             return False
-        started_answer, grant = _Started(admission, request_id, started_s), admission.grant
+        started, grant = StartedRequest(self, admission, request_id, started_s), admission.grant
+        self._running.add(started)
         if not self._ownership.is_confirmed(grant):
-            return started_answer
+            return started
         try:
             check_request(message.method, admission.address, admission.headers, None, parse_location(grant.location))
             self._slots.take(grant.principal_name)
         except (S3Error, SeamarkError):
-            return started_answer
+            return started
         answer: StartedAnswer | None = None
         try:
             s3_read = S3Read(
@@ -171,30 +205,42 @@ class Gateway:
             if answer is None or answer.send_body is None:
                 self._slots.release(grant.principal_name)
         if answer is None:
-            return started_answer
+            return started
         if answer.send_body is None:
+            self._running.discard(started)
             self._report(
                 message.method, answer.status, answer.length, grant.principal_name, request_id, started_s, None
             )
             return True
-        started_answer.keep(answer, lambda: self._slots.release(grant.principal_name))
-        return started_answer
+        started.keep(answer, lambda: self._slots.release(grant.principal_name))
+        return started
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(
+        self, request: web.Request, started: StartedRequest | None = None, refusal: SeamarkError | None = None
+    ) -> web.StreamResponse:
+        """Answer a request.
+
+        Args:
+            request: The request.
+            started: The same request if `begin` has started it.
+            refusal: The error with which to refuse the request.
+        """
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
-        connection = request.protocol
-        started_answer = connection.take_unfinished() if isinstance(connection, GatewayConnection) else None
         failure: Exception | None = None
         self._metrics.requests.answering += 1
+        running = started or object()
+        self._running.add(running)
         try:
-            if isinstance(started_answer, _Started):
-                started_s, request_id = started_answer.started_s, started_answer.request_id
-                admission = started_answer.admitted
+            if refusal is not None:
+                raise refusal
+            if started is not None:
+                started_s, request_id = started.started_s, started.request_id
+                admission = started.admitted
             else:
                 admission = self._admit(request.method, request.raw_path, request.headers.items())
             request[_PRINCIPAL_NAME] = admission.grant.principal_name
-            if isinstance(started_answer, _Started) and started_answer.answer is not None:
-                response = await self._finish(request, started_answer, started_answer.answer)
+            if started is not None and started.answer is not None:
+                response = await self._finish(request, started, started.answer)
             else:
                 response = await self._answer(request, admission, request_id)
         except SeamarkError as error:
@@ -209,13 +255,14 @@ class Gateway:
             failure, response = error, self._make_refusal(internal_error, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
+            self._running.discard(running)
+            if not self._running:
+                self._idle.set()
         length, client = response.content_length, request.get(_PRINCIPAL_NAME, "")
         self._report(request.method, response.status, length, client, request_id, started_s, failure)
         return response
 
-    async def _finish(
-        self, request: web.Request, started_answer: _Started, answer: StartedAnswer
-    ) -> web.StreamResponse:
+    async def _finish(self, request: web.Request, started: StartedRequest, answer: StartedAnswer) -> web.StreamResponse:
         # Make aiohttp assume that its writer has sent bytes. On an error, aiohttp then closes the connection instead of
         # sending an error response.
         request.writer.output_size = 1
@@ -226,7 +273,7 @@ class Gateway:
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            started_answer.abandon()
+            started.release()
         return SentAnswer(answer.status, answer.length)
 
     def _report(
@@ -243,6 +290,8 @@ class Gateway:
         operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
         self._metrics.observe(operation, status, seconds, failure)
+        if self._warehouse_name:
+            self._metrics.warehouses.count_request(self._warehouse_name, status)
         # Do not log the target: keys contain partition values, and a query may contain a signature. Do not log requests
         # without authentication, because they could fill the log.
         log = _log.info if client else _log.debug
@@ -351,7 +400,7 @@ class Gateway:
             claim,
             derive_signing_key(admission.secret, claim.scope),
             self._clock,
-            partial(self._ownership.check, admission.grant),
+            partial(self._recheck, admission.grant),
             limit_bytes=settings.gateway_put_limit_bytes,
             timeout_s=settings.body_timeout_s,
         )
@@ -380,12 +429,3 @@ def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
             raise S3Error("InvalidRequest", f"The header {name} is present twice")
         flat[lower] = f"{flat[lower]},{value.strip()}" if lower in flat else value.strip()
     return flat
-
-
-async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    # Set the header, because otherwise aiohttp sends its version and Python's version.
-    response.headers["Server"] = "seamark"
-
-
-async def _expect_nothing(request: web.Request) -> None:
-    """Do not answer `Expect: 100-continue`. The handler requests the body after it has authorised the request."""

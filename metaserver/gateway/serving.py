@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -14,6 +14,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import Answers, ConnectionLimits
 from seamark.formats.runtime.errors import SeamarkError
+from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
@@ -25,6 +26,7 @@ from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.gateway.gateway import OPERATION, Gateway
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.preloading import Preloading
+from seamark.metaserver.gateway.router import GatewayRouter
 from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings
@@ -40,35 +42,63 @@ async def serve_gateway(
     components: ServerComponents, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Serve S3 requests on `sock`, a bound socket, while the context is active."""
+    settings, warehouses = components.settings, components.warehouses
+    assert warehouses is not None, "only the components of the server have a port"
+    async with open_gateway(components) as gateway:
+        router = GatewayRouter(gateway, warehouses)
+        runner = GatewayRunner(
+            router.build_app(),
+            router.begin,
+            settings.gateway_send_bytes,
+            limits,
+            Answers(_build_error_response, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
+            tls=tls,
+            access_log=None,
+            auto_decompress=False,
+            handle_signals=False,
+            keepalive_timeout=settings.idle_timeout_s,
+            shutdown_timeout=settings.drain_timeout_s,
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
+            yield
+        finally:
+            await runner.cleanup()
+            await gateway.end()
+
+
+@asynccontextmanager
+async def open_gateway(
+    components: ServerComponents, recheck: Callable[[ObjectGrant], Awaitable[None]] | None = None
+) -> AsyncIterator[Gateway]:
+    """Open the gateway of one warehouse, and run its background tasks while the context is active.
+
+    The caller must call `Gateway.end`, also after the context has ended, because running requests need the backend.
+
+    Args:
+        components: The components of the warehouse.
+        recheck: Checks a grant while a body is read. See `Gateway`.
+    """
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
     ownership = GrantChecker(components.store, clock, settings, components.authorizer)
-    gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics)
-    runner = GatewayRunner(
-        gateway.build_app(),
-        gateway.begin,
-        settings.gateway_send_bytes,
-        limits,
-        Answers(_build_error_response, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
-        tls=tls,
-        access_log=None,
-        auto_decompress=False,
-        handle_signals=False,
-        keepalive_timeout=settings.idle_timeout_s,
-        shutdown_timeout=settings.drain_timeout_s,
+    gateway = Gateway(
+        settings,
+        clock,
+        components.gateway_keys,
+        ownership,
+        backend,
+        components.metrics,
+        components.warehouse_name,
+        recheck,
     )
-    await runner.setup()
-    try:
-        async with (
-            run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
-            run_in_background("gateway-backend", partial(_maintain_backend, components, backend)),
-            _preload_tables(components, ownership, backend),
-        ):
-            await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
-            yield
-    finally:
-        await runner.cleanup()
-        await backend.close()
+    async with (
+        run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
+        run_in_background("gateway-backend", partial(_maintain_backend, components, backend)),
+        _preload_tables(components, ownership, backend),
+    ):
+        yield gateway
 
 
 async def _open_backend(settings: Settings, clock: Clock) -> Backend:
@@ -115,7 +145,7 @@ async def _maintain_backend(components: ServerComponents, backend: Backend) -> N
     """Update the metrics of a cache, and delete the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
-            backend.report(components.metrics.gateway_cache)
+            backend.report(components.metrics.gateway_cache, components.warehouse_name)
         elif isinstance(backend, FolderBackend | CloudBackend):
             # Without an answer of the database or the store, keep all uploads until the next round.
             with contextlib.suppress(SeamarkError):

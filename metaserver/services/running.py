@@ -6,8 +6,9 @@ replica can list the jobs, and they disappear when the lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
@@ -111,6 +112,45 @@ class ServicesStatus:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.problem = ""
+
+
+class JobSlots:
+    """Limits the jobs of several warehouses. A slot goes to the warehouse that has waited longest."""
+
+    def __init__(self, count: int) -> None:
+        self._slots = asyncio.Semaphore(count)
+        self._waiting = 0
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether a job waits for a slot."""
+        return self._waiting > 0
+
+    @asynccontextmanager
+    async def hold_slot(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it while the context is active."""
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+
+class SharedJobs:
+    """The parts of the table services that the further warehouses of a process share.
+
+    Args:
+        workers: The maximum number of jobs of all further warehouses at the same time.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.slots = JobSlots(max(1, workers))
+        self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The URL of the server. It has a value when the server accepts requests."""
 
 
 class RunningJobs:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -29,7 +30,14 @@ from seamark.metaserver.services.job import Job, JobFailed, JobRunner
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
 from seamark.metaserver.services.proposer import NEVER, JobProposer
-from seamark.metaserver.services.running import JobsState, RunningJob, RunningJobs, ServicesStatus, encode_state
+from seamark.metaserver.services.running import (
+    JobSlots,
+    JobsState,
+    RunningJob,
+    RunningJobs,
+    ServicesStatus,
+    encode_state,
+)
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
@@ -81,6 +89,7 @@ class Scheduler:
         probe: Callable[[], Job] | None = None,
         status: ServicesStatus | None = None,
         rights: StandingRights,
+        slots: JobSlots | None = None,
     ) -> None:
         """Create a scheduler that does not run yet.
 
@@ -89,7 +98,9 @@ class Scheduler:
             probe: A function that makes the job that must succeed before this replica runs other jobs.
             status: The object that receives the reason why this replica runs no jobs.
             rights: The rights of the principals that set policies.
+            slots: The slots for jobs that several warehouses share. None if the scheduler shares no slots.
         """
+        self._slots = slots
         self._probe = probe
         self._status = status or ServicesStatus(enabled=True)
         self._rights = rights
@@ -165,7 +176,7 @@ class Scheduler:
     async def _find_problem(self, probe: Job) -> str:
         """Return the reason why a job of this replica fails. It is empty if the job succeeds."""
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with self._take_slot(self._launchers[0]), asyncio.timeout(PROBE_S):
                 await self._launchers[0].run(probe, lambda _: None)
         except JobFailed as launch_error:
             return str(launch_error)
@@ -262,7 +273,8 @@ class Scheduler:
                     await launcher.close()
                     continue
                 try:
-                    await self._run_job(queue, launcher, job)
+                    async with self._take_slot(launcher):
+                        await self._run_job(queue, launcher, job)
                 except (SeamarkError, LeaseLost):
                     raise
                 except Exception:  # noqa: BLE001  what a table's writer causes must not end the jobs of other tables
@@ -271,6 +283,20 @@ class Scheduler:
                 self._observer.set_queued_jobs(len(queue))
         finally:
             await launcher.close()
+
+    @asynccontextmanager
+    async def _take_slot(self, launcher: JobRunner) -> AsyncIterator[None]:
+        """Wait for a slot for one job, and occupy it while the context is active.
+
+        If another warehouse waits for the slot, end the worker process of the launcher, which would keep its memory.
+        """
+        if self._slots is None:
+            yield
+            return
+        async with self._slots.hold_slot():
+            yield
+            if self._slots.are_wanted:
+                await launcher.close()
 
     async def _explain_forbidden_job(self, job: Job) -> str | None:
         """Return the reason why the principals that set the job's policy may not run the job, or None if they may.

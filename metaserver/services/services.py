@@ -28,7 +28,7 @@ from seamark.metaserver.services.launching.launchers import (
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, compute_local_limits
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, list_job_variables
 from seamark.metaserver.services.proposers import make_proposers
-from seamark.metaserver.services.running import ServicesStatus
+from seamark.metaserver.services.running import JobSlots, ServicesStatus
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
@@ -57,6 +57,8 @@ async def open_scheduler(
     observer: JobObserver,
     status: ServicesStatus,
     extensions: Extensions,
+    base_path: str = "",
+    slots: JobSlots | None = None,
 ) -> AsyncIterator[Scheduler | None]:
     """Open the scheduler, which the caller runs. The result is None if the settings permit no jobs.
 
@@ -74,6 +76,8 @@ async def open_scheduler(
         observer: The receiver of the metrics of jobs.
         status: The object that receives the reason why no jobs run.
         extensions: The modules of the processes that run jobs.
+        base_path: The path of the warehouse in the URL of the server.
+        slots: The slots for jobs that this warehouse shares with others, or None.
 
     Raises:
         ConfigError: A launcher that the settings permit is not installed.
@@ -90,8 +94,13 @@ async def open_scheduler(
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
     storages = list_storages(settings)
+    has_keys = bool(settings.s3_access_key_id or settings.azure_account_key or settings.s3_client_access == "gateway")
+    # A further warehouse that has its own keys, or keys for one table, needs no login of the server to a cloud.
+    variables = list_job_variables([] if base_path and has_keys else storages)
+    if base_path:  # A further warehouse has no keys of encrypted Parquet files.
+        variables = {name: value for name, value in variables.items() if not name.startswith("SEAMARK_PARQUET_")}
     environment = {
-        **list_job_variables(storages),
+        **variables,
         "SEAMARK_LOG_LEVEL": settings.log_level,
         "SEAMARK_LOG_FORMAT": settings.log_format,
         "OMP_NUM_THREADS": "1",
@@ -101,7 +110,7 @@ async def open_scheduler(
     umask = int(settings.warehouse_umask or "022", 8)
     folders = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders
     login = JobLogin(
-        settings.services_url or url,
+        (settings.services_url or url).rstrip("/") + base_path,
         issue,
         folders,
         umask,
@@ -125,6 +134,7 @@ async def open_scheduler(
         probe=partial(make_access_probe, settings, clock),
         status=status,
         rights=StandingRights(store, clock, settings, authorizer),
+        slots=slots,
     )
 
 

@@ -42,7 +42,7 @@ class EventSettings:
 
     openlineage_url: str = setting(
         "",
-        "URL to which the server sends OpenLineage events of jobs (HTTP POST), such as "
+        "URL to which the server sends OpenLineage events of jobs and SQL statements (HTTP POST), such as "
         "https://marquez.example/api/v1/lineage. If it is empty, the server sends none.",
         secret=True,
         schemes=("http", "https"),

@@ -28,6 +28,13 @@ class WarehouseSettings:
         "empty URL in the list allows the stores of AWS and Azure, if the server itself uses another endpoint.",
         schemes=("http", "https"),
     )
+    warehouse_event_targets: tuple[str, ...] = setting(
+        (),
+        "URLs of the receivers of events that a further warehouse can name in webhook_urls, openlineage_url, "
+        "event_kafka and event_nats, without user and password. A URL that ends with a slash allows all URLs, topics "
+        "or subjects below it. If the list is empty, further warehouses send no events.",
+        schemes=("http", "https", "kafka", "nats", "tls"),
+    )
     warehouses_limit: int = setting(
         16,
         "Maximum number of further warehouses that an admin can create. If it is n, each of them has 1/n of the "
@@ -73,10 +80,10 @@ class WarehouseSettings:
         maximum=300,
     )
     federation_read_timeout_s: float = setting(
-        15.0,
+        5.0,
         "Seconds without a byte from the catalog of federation_uri after which a request to the catalog fails with "
-        "503. A request of a client may need several requests to the catalog; federation_timeout_s limits their total "
-        "time.",
+        "503. Then the server answers such requests with 503 at once, until the catalog answers a request again. A "
+        "request of a client may need several requests to the catalog; federation_timeout_s limits their total time.",
         minimum=0.1,
         maximum=300,
     )

@@ -87,7 +87,9 @@ class Deliverer:
         clock: Clock,
         holder: str,
         observer: DeliveryObserver,
+        warehouse_id: str = "",
     ) -> None:
+        self._warehouse_id = warehouse_id
         self._target = target
         self._source = source
         self._store = store
@@ -129,7 +131,7 @@ class Deliverer:
                 await self._wait_for_news(position)
                 continue
             saved_position = position
-            events = [make_event(instant, self._source) for instant in batch]
+            events = [make_event(instant, self._source, self._warehouse_id) for instant in batch]
             try:
                 for start in range(0, len(events), self._target.events_max):
                     await self._deliver(part := events[start : start + self._target.events_max])

@@ -22,10 +22,12 @@ class Event:
     Attributes:
         instant: The instant that the event describes.
         body: The CloudEvent in JSON.
+        warehouse_id: The id of a further warehouse, or an empty text for the server's own warehouse.
     """
 
     instant: Instant
     body: bytes
+    warehouse_id: str = ""
 
     @property
     def id(self) -> str:
@@ -34,14 +36,19 @@ class Event:
         return self.instant.position
 
     @property
+    def message_id(self) -> str:
+        """The text that is unique in all warehouses of a server, unlike a position."""
+        return f"{self.warehouse_id}-{self.id}" if self.warehouse_id else self.id
+
+    @property
     def key(self) -> str:
         """The text that is the same for all events of a table, view or function, even after a rename."""
         return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
 
 
-def make_event(instant: Instant, source: str) -> Event:
+def make_event(instant: Instant, source: str, warehouse_id: str = "") -> Event:
     """Return the event of an instant. `source` identifies the catalog."""
-    return Event(instant, encode_json(build_cloud_event(instant, source)))
+    return Event(instant, encode_json(build_cloud_event(instant, source)), warehouse_id)
 
 
 def build_cloud_event(instant: Instant, source: str) -> dict[str, Any]:

@@ -72,33 +72,51 @@ def _make_event(
     event_type: str, at_ms: int, instant: Instant, metadata: TableMetadata | None, catalog: CatalogName
 ) -> dict[str, Any]:
     """Return a run event of a job on a table."""
-    dataset = _make_dataset(instant, metadata, catalog)
+    snapshot_id = instant.snapshot_id or (None if metadata is None else metadata.current_snapshot_id)
+    dataset = make_dataset(instant.namespace, instant.name, snapshot_id, metadata, catalog)
     is_rewrite = instant.action == MAINTENANCE
     output: dict[str, Any] = dataset
     if is_rewrite and metadata is not None:
         lineage = _make_facet("ColumnLineageDatasetFacet", fields=_map_columns(dataset, metadata))
         output = {**dataset, "facets": {**dataset["facets"], "columnLineage": lineage}}
+    error = str(instant.summary.get("error") or "the job was rolled back") if event_type == "FAIL" else ""
+    job_name = ".".join((*instant.namespace, instant.name, _name_job(instant)))
+    event = make_run_event(event_type, at_ms, instant.id, job_name, _JOB_TYPES[instant.action], error, catalog)
+    return {
+        **event,
+        # An index build writes no rows, and an import finds its rows outside of the catalog.
+        "inputs": [] if instant.action == IMPORT else [dataset],
+        "outputs": [] if instant.action == INDEXING else [output],
+    }
+
+
+def make_run_event(
+    event_type: str, at_ms: int, run_id: str, job_name: str, job_type: str, error: str, catalog: CatalogName
+) -> dict[str, Any]:
+    """Return a run event without datasets.
+
+    Args:
+        event_type: START, COMPLETE, FAIL or ABORT.
+        at_ms: The time of the event in milliseconds since the epoch.
+        run_id: A UUID.
+        job_name: The name of the job in the namespace of the catalog.
+        job_type: The kind of the job.
+        error: The reason of a failure, or an empty text.
+        catalog: The names of the catalog.
+    """
     run_facets: dict[str, Any] = {}
-    if event_type == "FAIL":
-        message = str(instant.summary.get("error") or "the job was rolled back")
-        run_facets["errorMessage"] = _make_facet("ErrorMessageRunFacet", message=message, programmingLanguage="PYTHON")
-    job_type = _make_facet(
-        "JobTypeJobFacet", processingType="BATCH", integration="SEAMARK", jobType=_JOB_TYPES[instant.action]
-    )
+    if error:
+        run_facets["errorMessage"] = _make_facet("ErrorMessageRunFacet", message=error, programmingLanguage="PYTHON")
+    job_facet = _make_facet("JobTypeJobFacet", processingType="BATCH", integration="SEAMARK", jobType=job_type)
     return {
         "eventType": event_type,
         "eventTime": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
         "producer": PRODUCER,
         "schemaURL": SCHEMA_URL,
-        "run": {"runId": instant.id, "facets": run_facets},
-        "job": {
-            "namespace": catalog.job_namespace,
-            "name": ".".join((*instant.namespace, instant.name, _name_job(instant))),
-            "facets": {"jobType": job_type},
-        },
-        # An index build writes no rows, and an import finds its rows outside of the catalog.
-        "inputs": [] if instant.action == IMPORT else [dataset],
-        "outputs": [] if instant.action == INDEXING else [output],
+        "run": {"runId": run_id, "facets": run_facets},
+        "job": {"namespace": catalog.job_namespace, "name": job_name, "facets": {"jobType": job_facet}},
+        "inputs": [],
+        "outputs": [],
     }
 
 
@@ -111,9 +129,15 @@ def _name_job(instant: Instant) -> str:
     return "import"
 
 
-def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> dict[str, Any]:
-    """Return the dataset of the instant's table, with its schema if the metadata can be read."""
-    name = ".".join((*instant.namespace, instant.name))
+def make_dataset(
+    namespace: Sequence[str],
+    table: str,
+    snapshot_id: int | None,
+    metadata: TableMetadata | None,
+    catalog: CatalogName,
+) -> dict[str, Any]:
+    """Return the dataset of a table, with its schema if the metadata can be read."""
+    name = ".".join((*namespace, table))
     facets: dict[str, Any] = {
         "catalog": _make_facet(
             "CatalogDatasetFacet", framework="iceberg", type="rest", name="seamark", warehouseUri=catalog.warehouse
@@ -124,7 +148,6 @@ def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: Cat
     symlink = {"namespace": catalog.warehouse, "name": name, "type": "TABLE"}
     facets["symlinks"] = _make_facet("SymlinksDatasetFacet", identifiers=[symlink])
     facets["schema"] = _make_facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
-    snapshot_id = instant.snapshot_id or metadata.current_snapshot_id
     if snapshot_id is not None:
         facets["version"] = _make_facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
     namespace, path = name_location(metadata.location)

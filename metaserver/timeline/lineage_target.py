@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import aiohttp
 import structlog
@@ -65,9 +66,17 @@ class LineageTarget:
                 continue
             metadata = await self._find_metadata(event.instant)
             for run_event in list_run_events(event.instant, metadata, self._catalog):
-                body = encode_json(run_event)
-                if len(body) > BODY_BYTES_MAX or await self._post(body, event.instant) == _TOO_LARGE_STATUS:
-                    await self._post(encode_json(remove_columns(run_event)), event.instant)
+                await self.send_run_event(run_event)
+
+    async def send_run_event(self, run_event: dict[str, Any]) -> None:
+        """Post a run event. If it is too large, send it again without columns.
+
+        Raises:
+            NotDelivered: The receiver does not answer, or answers with an error that may pass.
+        """
+        body, run_id = encode_json(run_event), run_event["run"]["runId"]
+        if len(body) > BODY_BYTES_MAX or await self._post(body, run_id) == _TOO_LARGE_STATUS:
+            await self._post(encode_json(remove_columns(run_event)), run_id)
 
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
         """Return the metadata of an instant's table, or None if the table or its metadata file is gone or damaged.
@@ -90,7 +99,7 @@ class LineageTarget:
             _log.warning("a lineage event has no schema", instant=instant.id, error=error.message)
             return None
 
-    async def _post(self, body: bytes, instant: Instant) -> int:
+    async def _post(self, body: bytes, run_id: str) -> int:
         """Post an event. Return the status, which is a success or a refusal.
 
         Raises:
@@ -100,7 +109,7 @@ class LineageTarget:
             # Do not follow redirects, which would send the key to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
                 if answer.status in _REFUSED:
-                    _log.error("a lineage event was refused", instant=instant.id, status=answer.status, bytes=len(body))
+                    _log.error("a lineage event was refused", instant=run_id, status=answer.status, bytes=len(body))
                 elif not 200 <= answer.status < 300:
                     raise NotDelivered(f"status {answer.status}")
                 return answer.status

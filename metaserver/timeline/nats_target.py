@@ -46,7 +46,7 @@ class NatsTarget:
             client = self._client or await self._connect()
             stream = client.jetstream(timeout=SEND_TIMEOUT_S)
             for event in events:
-                headers = {"Content-Type": CONTENT_TYPE, "Nats-Msg-Id": event.id}
+                headers = {"Content-Type": CONTENT_TYPE, "Nats-Msg-Id": event.message_id}
                 subject = f"{self._address.subject}.{event.instant.kind.value}.{event.instant.action}"
                 await stream.publish(subject, event.body, headers=headers)
         except nats.js.errors.NoStreamResponseError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -17,6 +18,7 @@ from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
 from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, Deliverer, DeliveryObserver, EventTarget
 from seamark.metaserver.timeline.lineage import CatalogName
 from seamark.metaserver.timeline.lineage_target import LineageTarget, LoadMetadata
+from seamark.metaserver.timeline.statement_lineage import StatementRuns
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.timeline.webhooks import Webhook
 
@@ -38,10 +40,12 @@ async def open_delivery(
     load_metadata: LoadMetadata,
     holder: str,
     observer: DeliveryObserver,
+    warehouse_id: str = "",
 ) -> AsyncIterator[None]:
     """Deliver events to all targets in the settings while the context is active.
 
     `load_metadata` reads the metadata of a table. `holder` identifies this worker among all workers of the store.
+    `warehouse_id` is the id of a further warehouse, or an empty text for the server's own warehouse.
 
     Raises:
         ConfigError: A setting of a target is invalid.
@@ -57,9 +61,26 @@ async def open_delivery(
                 clock=clock,
                 holder=holder,
                 observer=observer,
+                warehouse_id=warehouse_id,
             )
             await stack.enter_async_context(run_in_background(f"events to {target.kind}", deliverer.run))
         yield
+
+
+@asynccontextmanager
+async def deliver_statements(
+    settings: Settings, store: PointerStore, runs: StatementRuns, *, load_metadata: LoadMetadata
+) -> AsyncIterator[None]:
+    """Send the OpenLineage events of statements while the context is active."""
+    timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        catalog = CatalogName(settings.openlineage_namespace, settings.make_warehouse_uri())
+        target = LineageTarget(
+            settings.openlineage_url, settings.openlineage_api_key, catalog, store, load_metadata, session
+        )
+        send = partial(runs.send_all, target, store, load_metadata, catalog)
+        async with run_in_background("lineage of statements", send):
+            yield
 
 
 async def _open_targets(

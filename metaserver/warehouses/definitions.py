@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -25,9 +25,10 @@ from seamark.formats.storage.locations import Location, make_location_key, parse
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
-from seamark.metaserver.settings.settings import FIELDS, Settings
+from seamark.metaserver.settings.settings import FIELDS, Settings, redact_url
 from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
 RESERVED_NAMES = frozenset(
@@ -43,7 +44,10 @@ STORAGE_SETTINGS = (
 )
 FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_scope", "federation_fresh_s")
 STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
-CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential")
+EVENT_SETTINGS = ("event_kafka", "openlineage_namespace")
+EVENT_CREDENTIALS = ("webhook_urls", "webhook_secret", "event_nats", "openlineage_url", "openlineage_api_key")
+_EVENT_TARGETS = ("webhook_urls", "event_kafka", "event_nats", "openlineage_url")
+CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential", *EVENT_CREDENTIALS)
 """The secret settings that a warehouse can have.
 
 A key of Google Cloud is not among them, because it contains URLs to which the server would send requests.
@@ -68,6 +72,7 @@ DEFAULTS = (
     "audit_retention_s",
     "query_history_days",
     "timeline_keep",
+    "services_workers",
 )
 QUOTAS = (
     "namespace_entries_limit",
@@ -76,7 +81,7 @@ QUOTAS = (
     "plan_tables_bytes",
     "indexes_limit",
 )
-WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS, *FEDERATION_SETTINGS)
+WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS, *EVENT_SETTINGS, *FEDERATION_SETTINGS)
 """The settings that a warehouse can have, without its credentials."""
 _SHARED_BUDGETS = (
     "metadata_cache_bytes",
@@ -93,6 +98,12 @@ _SHARED_BUDGETS = (
     "stream_memory_bytes",
     "stream_log_waiting_bytes",
     "stream_log_retention_bytes",
+    "gateway_requests_limit",
+    "gateway_uploads_limit",
+    "gateway_cache_memory_bytes",
+    "gateway_cache_disk_bytes",
+    "gateway_cache_fetch_bytes",
+    "gateway_send_bytes",
 )
 """The budgets of which each further warehouse gets a fraction, but at least the minimum value of the setting."""
 _NAME = re.compile(rf"{NAME_PATTERN}\Z")
@@ -139,9 +150,42 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
             converted_settings[name] = convert_setting(name, value, "the request")
         except ConfigError as error:
             raise BadRequest(error.message) from None
-        if "http" in FIELDS[name].metadata["schemes"]:
+        if name in _EVENT_TARGETS:
+            urls = (
+                converted_settings[name] if isinstance(converted_settings[name], tuple) else (converted_settings[name],)
+            )
+            for url in filter(None, urls):
+                _check_event_target(name, url, settings)
+        elif "http" in FIELDS[name].metadata["schemes"]:
             _check_endpoint(name, converted_settings[name], settings)
     return converted_settings
+
+
+def _check_event_target(name: str, url: str, settings: Settings) -> None:
+    """Check that the operator allows a receiver of events. Do not show the URL, which may contain a secret.
+
+    Raises:
+        BadRequest: The operator does not allow the receiver, or the address is invalid.
+    """
+    try:
+        if name == "event_kafka":
+            parse_topic(url, "")
+        if name == "event_nats":
+            parse_subject(url)
+    except ConfigError as error:
+        raise BadRequest(error.message) from None
+    scheme, _, address = url.partition("://")
+    authority, slash, path = address.partition("/")
+    target = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    # A receiver could resolve a segment of dots, and so receive events at another path.
+    is_plain = not {".", ".."} & set(unquote(path).replace("\\", "/").split("/")) and not re.search(r"[\s\\?#]", url)
+    for allowed in settings.warehouse_event_targets:
+        if target == allowed or (allowed.endswith("/") and is_plain and target.startswith(allowed)):
+            return
+    raise BadRequest(
+        f"{name} has the address {redact_url(url)[:200]!r}, to which a warehouse cannot send events; have the operator "
+        "add it to the setting warehouse_event_targets"
+    )
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
@@ -251,12 +295,20 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 "the server it would reach other buckets and hosts"
             )
     if not own_settings.get("federation_uri"):
-        federation_names = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
-        if federation_names:
-            raise BadRequest(f"The warehouse has {federation_names[0]} and no federation_uri; set both or neither")
+        unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
+        if unused:
+            raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
+    if own_settings.get("services_workers", 0) > min(1, settings.services_workers):
+        raise BadRequest(
+            f"services_workers of a warehouse is {own_settings['services_workers']}, but can only be 0, or 1 if the "
+            "server runs table services"
+        )
     access = own_settings.get("s3_client_access")
-    if access == "gateway":
-        raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
+    if access == "gateway" and own_settings.get("federation_uri"):
+        raise BadRequest(
+            "s3_client_access of a federated warehouse cannot be gateway, because keys of the gateway would stay valid "
+            "after the other catalog drops a table; use signing"
+        )
     if access == "static" and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
@@ -296,21 +348,25 @@ def make_settings(
         "federation_token": "",
         "federation_credential": "",
         "federation_scope": "",
-        # Only the server's own warehouse has these services. Other warehouses refuse requests that need them.
+        # A warehouse has no peers and no log in Kafka, and sends events only to its own targets.
         "peer_address": "",
         "peer_listen": "",
-        "gateway_port": 0,
-        "gateway_url": "",
         "stream_log": "",
-        "services_workers": 0,
+        "services_workers": min(1, settings.services_workers),
         "webhook_urls": (),
+        "webhook_secret": "",  # With the key of the server, a warehouse could send events that look like the server's.
         "event_kafka": "",
         "event_nats": "",
+        "openlineage_url": "",
+        "openlineage_api_key": "",
         "parquet_key_file": "",
         "parquet_kms": "",
         "plan_disk_folder": "",
         "index_disk_folder": "",
-        "s3_client_access": _choose_client_access(settings, has_credentials=has_storage_keys),
+        "gateway_cache_folder": "",
+        "s3_client_access": _choose_client_access(
+            settings, has_credentials=has_storage_keys, is_federated=bool(own_settings.get("federation_uri"))
+        ),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
     }
@@ -321,11 +377,13 @@ def make_settings(
     return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
 
 
-def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
+def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool) -> str:
     """Return the default value of `s3_client_access` of a warehouse. With it, clients never get a key of the server.
 
     A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     """
+    if settings.s3_client_access == "gateway" and not is_federated:
+        return "gateway"
     if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
     return "sts" if settings.s3_client_access == "sts" and not has_credentials else "signing"

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -83,13 +83,23 @@ class ServedWarehouse:
     Attributes:
         answer: Answers a request.
         end_waits: Ends the long polls of the warehouse before it is closed.
+        gateway: Answers S3 requests with keys of the warehouse. None if clients of the warehouse do not use the
+            gateway. It is ended after the warehouse is closed, because the transfer of a large object takes long.
     """
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     end_waits: Callable[[], None]
+    gateway: EndingGateway | None = None
 
 
-Opener = Callable[[Settings, StoredWarehouse], AbstractAsyncContextManager[ServedWarehouse]]
+class EndingGateway(Protocol):
+    """The gateway of a warehouse, whose methods are only known to `metaserver/gateway/`."""
+
+    async def end(self) -> None:
+        """Wait for running requests for a limited time, and close the connections to the store."""
+
+
+Opener = Callable[["Warehouses", Settings, StoredWarehouse], AbstractAsyncContextManager[ServedWarehouse]]
 
 
 @dataclass(eq=False)
@@ -102,8 +112,12 @@ class _OpenWarehouse:
     stored: StoredWarehouse
     opened: asyncio.Future[ServedWarehouse]
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    """An event that is set when the components are closed. The gateway may still answer requests then."""
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
+    confirmed_s: float = -math.inf
+    """The time at which the database of the server last had this version of the warehouse."""
     task: asyncio.Task[None] | None = None
 
 
@@ -124,7 +138,8 @@ class Warehouses:
         self._opener = opener
         self._open: dict[str, _OpenWarehouse] = {}
         self._leaving_warehouses: set[_OpenWarehouse] = set()
-        self._names: set[str] = set()
+        self._names: dict[str, str] = {}
+        """The id of each warehouse, by its name."""
         self._names_end_s = -math.inf
         self._names_lock = asyncio.Lock()
         self._failures: dict[str, tuple[int, float]] = {}
@@ -142,24 +157,37 @@ class Warehouses:
 
     async def find(self, name: str) -> StoredWarehouse | None:
         """Return the further warehouse with this name, or None if it does not exist."""
-        warehouse = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
-        if warehouse is not None:
-            self._names.add(name)
-        return warehouse
+        stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
+        if stored is not None:
+            self._names[name] = stored.id
+        return stored
 
     async def _may_exist(self, name: str) -> bool:
-        """Return whether a warehouse with this name may exist.
+        """Return whether a warehouse with this name may exist."""
+        if name in self._names:
+            return True
+        await self._refresh_names()
+        return name in self._names
+
+    async def _find_name(self, warehouse_id: str) -> str | None:
+        """Return the name of the warehouse with this id, or None if no such warehouse is known."""
+        warehouse = self._open.get(warehouse_id)
+        if warehouse is not None:
+            return warehouse.stored.name
+        if warehouse_id not in self._names.values():
+            await self._refresh_names()
+        return next((name for name, known_id in self._names.items() if known_id == warehouse_id), None)
+
+    async def _refresh_names(self) -> None:
+        """Read the names of all warehouses, but at most once in `_NAMES_S`.
 
         A request can name a warehouse before its login is checked. So all requests for unknown names together cost one
         query in `_NAMES_S`. A warehouse that another process has created can be unknown for this time.
         """
-        if name in self._names:
-            return True
         async with self._names_lock:
             if self._clock.monotonic() >= self._names_end_s:
-                self._names = {warehouse.name for warehouse in await self.list()}
+                self._names = {stored.name: stored.id for stored in await self.list()}
                 self._names_end_s = self._clock.monotonic() + _NAMES_S
-            return name in self._names
 
     async def require(self, name: str) -> StoredWarehouse:
         """Return the further warehouse with this name.
@@ -228,7 +256,7 @@ class Warehouses:
             _remove_database(settings)  # No record names this database.
             raise
         async with self._names_lock:  # The cached names may have been read before the warehouse was created.
-            self._names.add(name)
+            self._names[name] = warehouse.id
         return warehouse
 
     async def change(
@@ -262,6 +290,7 @@ class Warehouses:
             version=warehouse.version + 1,
         )
         await self._store.transact([ChangeWarehouse(changed_warehouse, expected_version=warehouse.version)])
+        self._retire(warehouse.id)
         return changed_warehouse
 
     async def drop(self, name: str) -> None:
@@ -307,6 +336,31 @@ class Warehouses:
             if not warehouse.users:
                 warehouse.unused.set()
 
+    def find_confirmed(self, warehouse_id: str) -> ServedWarehouse | None:
+        """Return an open warehouse that the database of the server had in the last `rights_recheck_s`, or None."""
+        warehouse = self._open.get(warehouse_id)
+        if warehouse is None or not warehouse.opened.done() or warehouse.opened.exception() is not None:
+            return None
+        is_confirmed = self._clock.monotonic() < warehouse.confirmed_s + self._settings.rights_recheck_s
+        return warehouse.opened.result() if is_confirmed else None
+
+    async def find_by_id(self, warehouse_id: str) -> ServedWarehouse | None:
+        """Return the warehouse with this id, and open it if necessary. Return None if it does not exist.
+
+        The warehouse may be closed while it is used, so this method is only for its gateway.
+
+        Raises:
+            RetryLater: The database of the server does not answer, or the warehouse cannot be opened.
+        """
+        confirmed = self.find_confirmed(warehouse_id)
+        if confirmed is not None:
+            return confirmed
+        name = await self._find_name(warehouse_id)
+        warehouse = None if name is None else await self._enter(name)
+        if warehouse is None or warehouse.stored.id != warehouse_id:
+            return None
+        return await asyncio.shield(warehouse.opened)
+
     async def _enter(self, name: str) -> _OpenWarehouse | None:
         try:
             stored_warehouse = await self.find(name) if await self._may_exist(name) else None
@@ -330,13 +384,12 @@ class Warehouses:
             warehouse = _OpenWarehouse(stored_warehouse, asyncio.get_running_loop().create_future())
             self._open[stored_warehouse.id] = warehouse
             predecessors = [
-                leaving_warehouse.task
-                for leaving_warehouse in self._leaving_warehouses
-                if leaving_warehouse.stored.id == stored_warehouse.id and leaving_warehouse.task is not None
+                leaving.closed for leaving in self._leaving_warehouses if leaving.stored.id == stored_warehouse.id
             ]
             warehouse.task = asyncio.create_task(
                 self._run(warehouse, predecessors), name=f"warehouse {stored_warehouse.name}"
             )
+        warehouse.confirmed_s = self._clock.monotonic()
         return warehouse
 
     def _retire(self, warehouse_id: str) -> None:
@@ -346,23 +399,23 @@ class Warehouses:
             self._leaving_warehouses.add(warehouse)
             warehouse.closing.set()
 
-    async def _run(self, warehouse: _OpenWarehouse, predecessors: Sequence[asyncio.Task[None]]) -> None:
+    async def _run(self, warehouse: _OpenWarehouse, predecessors: Sequence[asyncio.Event]) -> None:
         """Open the components of a warehouse, and close them when the warehouse is retired.
 
         Args:
             warehouse: The warehouse.
-            predecessors: The tasks of its earlier instances, which must end first. They run until their requests have
-                ended, but at most for `drain_timeout_s`. Until then, an earlier instance has locked the log of rows,
-                and the new instance could not serve fresh rows.
+            predecessors: The events of its earlier instances, which must be closed first. They are closed when their
+                requests have ended, but at most after `drain_timeout_s`. Until then, an earlier instance has locked
+                the log of rows, and the new instance could not serve fresh rows.
         """
         stored_warehouse = warehouse.stored
         try:
-            if predecessors:
-                await asyncio.wait(predecessors)
+            for closed in predecessors:
+                await closed.wait()
             settings = await load_settings(self._settings, self._clock, stored_warehouse)
             location = parse_location(stored_warehouse.location)
             await asyncio.to_thread(check_apart_from_server, location, self._settings, self._list_server_roots())
-            async with self._opener(settings, stored_warehouse) as served_warehouse:
+            async with self._opener(self, settings, stored_warehouse) as served_warehouse:
                 warehouse.opened.set_result(served_warehouse)
                 await warehouse.closing.wait()
                 served_warehouse.end_waits()
@@ -382,8 +435,14 @@ class Warehouses:
                 warehouse.opened.set_exception(_make_opening_error(stored_warehouse))
                 warehouse.opened.exception()  # The request that opened the warehouse may have ended.
         finally:
+            warehouse.closed.set()
             if self._open.get(stored_warehouse.id) is warehouse:
                 del self._open[stored_warehouse.id]
+            if warehouse.opened.done() and warehouse.opened.exception() is None:
+                gateway = warehouse.opened.result().gateway
+                if gateway is not None:
+                    self._leaving_warehouses.add(warehouse)
+                    await gateway.end()
             self._leaving_warehouses.discard(warehouse)
 
     async def run(self) -> None:

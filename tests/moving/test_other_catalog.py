@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,9 +18,10 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.warehouses.federation import other_catalog
+from seamark.metaserver.warehouses.federation import breaker, other_catalog
 from seamark.metaserver.warehouses.federation.federated_store import FederatedStore
 from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog, open_other_catalog
+from tests.waits import PATIENCE_S
 
 
 class MovedClock(SystemClock):
@@ -177,19 +178,18 @@ async def test_error_names_a_catalog_that_does_not_answer() -> None:
 
 
 async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
-    close_event, logins = asyncio.Event(), 0
+    logins = 0
 
     async def answer_login(request: web.Request) -> web.Response:
         nonlocal logins
         logins += 1
-        await close_event.wait()
         return web.Response(status=500)
 
     app, clock = web.Application(), MovedClock()
     app.router.add_route("*", "/{path:.*}", answer_login)
     async with TestServer(app) as server:
         uri = str(server.make_url("/")).rstrip("/")
-        settings = Settings(federation_uri=uri, federation_credential="id:secret", federation_timeout_s=0.2)
+        settings = Settings(federation_uri=uri, federation_credential="id:secret")
         async with open_other_catalog(settings, clock) as catalog:
             for now_s, requests in ((0.0, 1), (4.0, 1), (6.0, 2)):
                 clock.now_s = now_s
@@ -197,7 +197,6 @@ async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
                 answers = await asyncio.gather(*reads, return_exceptions=True)
                 assert all(isinstance(answer, RetryLater) for answer in answers), answers
                 assert logins == requests, now_s
-        close_event.set()
 
 
 async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_and_time() -> None:
@@ -252,6 +251,43 @@ async def test_request_to_a_silent_catalog_ends_long_before_its_time_limit() -> 
                 with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as error:
                     await store.load_entry(EntryKind.TABLE, ("db",), name)
                 assert (error.value.code, error.value.type) == (503, "ServiceUnavailableException")
+        is_closing.set()
+
+
+async def test_clients_do_not_wait_for_a_catalog_that_has_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog answers, accepts requests without an answer, and answers again."""
+    monkeypatch.setattr(breaker, "PAUSE_S", 0.01)
+    is_silent, is_closing, paths = False, asyncio.Event(), list[str]()
+
+    async def answer_or_hang(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        if is_silent:
+            await is_closing.wait()
+        return web.json_response({} if request.path == "/v1/config" else {"properties": {}, "namespaces": [["db"]]})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer_or_hang)
+    async with TestServer(app) as server:
+        uri = str(server.make_url("/")).rstrip("/")
+        settings = Settings(
+            federation_uri=uri, federation_timeout_s=300, federation_read_timeout_s=0.2, federation_fresh_s=0
+        )
+        async with open_federated_store(settings) as store, asyncio.timeout(PATIENCE_S):
+            assert await store.load_namespace(("db",)) is not None
+            is_silent = True
+            with pytest.raises(RetryLater, match="sent nothing"):
+                await store.load_namespace(("db",))
+            count = sum(path != "/v1/config" for path in paths)
+            for _ in range(100):
+                with pytest.raises(RetryLater, match="sent nothing"):
+                    await store.load_namespace(("db",))
+            assert sum(path != "/v1/config" for path in paths) == count
+            is_silent = False
+            while True:
+                with suppress(RetryLater):
+                    assert await store.load_namespace(("db",)) is not None
+                    break
+                await asyncio.sleep(0.01)
         is_closing.set()
 
 

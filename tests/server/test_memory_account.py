@@ -82,7 +82,7 @@ def test_sizes_of_existing_caches_with_the_same_name_are_added() -> None:
 
 
 async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("seamark.metaserver.api.sampling.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table("t")

@@ -66,7 +66,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
 
 
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("seamark.metaserver.api.sampling.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
@@ -82,7 +82,7 @@ async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypat
 
 
 async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("seamark.metaserver.api.sampling.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
         assert (await read_metrics(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)

@@ -44,6 +44,15 @@ def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(setting
         check_definition(settings, {"s3_client_access": "sts"}, KEYS)
 
 
+def test_federated_warehouse_gives_no_keys_of_the_gateway(settings: Settings) -> None:
+    server = dataclasses.replace(settings, s3_client_access="gateway", gateway_port=8182)
+    own = {"federation_uri": "http://other.example"}
+    assert make_settings(server, build_warehouse({}), {}, {}).s3_client_access == "gateway"
+    assert make_settings(server, build_warehouse(own), own, {}).s3_client_access == "signing"
+    with pytest.raises(BadRequest, match="federated"):
+        check_definition(server, {**own, "s3_client_access": "gateway"}, {})
+
+
 def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Settings) -> None:
     warehouse_settings = make_settings(dataclasses.replace(settings, warehouses_limit=4), build_warehouse({}), {}, {})
     assert warehouse_settings.stream_memory_bytes == settings.stream_memory_bytes // 4

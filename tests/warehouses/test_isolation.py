@@ -202,6 +202,25 @@ async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists
         assert (status, error["error"]["type"]) == (401, "NotAuthorizedException"), path
 
 
+async def test_metrics_of_one_warehouse_are_not_shown_in_another(logins: WarehouseLogins) -> None:
+    for name in ("sales", "stock"):
+        assert (await logins.send("root", "GET", f"/v1/{name}/namespaces"))[0] == 200
+    shown = {}
+    for principal in ("root", "ann", "bob"):
+        for path in ("", "/warehouses/sales"):
+            headers = {"Authorization": f"Bearer {logins.tokens[principal]}"}
+            async with logins.world.server.http.get(f"{logins.world.url}{path}/metrics", headers=headers) as answer:
+                text = await answer.text()
+            assert "seamark_requests_total" in text
+            shown[principal, path] = [name for name in ("sales", "stock") if f'warehouse="{name}"' in text]
+    # ann is a writer of the server's own warehouse, and bob has no grant.
+    assert shown == {
+        **{(principal, ""): ["sales", "stock"] for principal in ("root", "ann")},
+        ("bob", ""): [],
+        **{(principal, "/warehouses/sales"): ["sales"] for principal in ("root", "ann", "bob")},
+    }
+
+
 @pytest.mark.parametrize("role", [None, *Role])
 async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_server(role: Role | None) -> None:
     """The test covers the matrix of roles, scopes and operations."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from yarl import URL
 
+from seamark.metaserver.server import serve_gateway
+from tests.gateway.rig import read_keys
 from tests.objects.test_s3 import build_settings
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3, find_versitygw, manage_users, run_s3
 from tests.waits import PATIENCE_S
 from tests.warehouses.world import WarehouseServer, run_server_with_warehouses
@@ -53,6 +58,21 @@ class Load:
             assert isinstance(result, asyncio.CancelledError), result
 
 
+class GatewayLoad(Load):
+    """Clients that write and read objects of tables through the gateway until they are stopped."""
+
+    async def _work(self, number: int) -> None:
+        keys = read_keys(await self._world.create_table(ROOT, f"g{number}", "t"))
+        for count in itertools.count():
+            body = f"{number} {count}".encode() * 10_000
+            for method, data, expected in (("PUT", body, b""), ("GET", None, body)):
+                path, headers = keys.sign(method, f"data/{count}")
+                url = URL(f"{keys.endpoint}{path}", encoded=True)
+                async with self._world.server.http.request(method, url, data=data, headers=headers) as answer:
+                    assert (answer.status, await answer.read()) == (200, expected)
+            self.answers[number] += 1
+
+
 def make_credentials(name: str) -> dict[str, str]:
     return {"s3_access_key_id": name, "s3_secret_access_key": f"secret of {name}"}
 
@@ -61,7 +81,8 @@ def create_key(s3: S3, name: str) -> None:
     manage_users(s3, "create-user", "--access", name, "--secret", f"secret of {name}", "--role", "admin")
 
 
-async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("access", ["signing", pytest.param("gateway", marks=pytest.mark.slow)])
+async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp_path: Path, access: str) -> None:
     if find_versitygw() is None:
         pytest.skip("only versitygw has users whose keys are created and deleted while it runs")
     with run_s3(tmp_path / "s3", has_users=True) as s3:
@@ -71,13 +92,17 @@ async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp
             name: getattr(build_settings(s3, bucket), name) for name in ("s3_region", "storage_timeout_s")
         }
         roots = (f"s3://{bucket}/lake",)
-        async with run_server_with_warehouses(
-            tmp_path, **options, s3_endpoint=s3.endpoint, warehouse_roots=roots, warehouse_endpoints=(s3.endpoint,)
-        ) as world:
-            settings = {"s3_endpoint": s3.endpoint, "s3_path_style": True}
+        options |= {"s3_endpoint": s3.endpoint, "warehouse_roots": roots, "warehouse_endpoints": (s3.endpoint,)}
+        if access == "gateway":
+            options["gateway_port"] = choose_free_port()
+        async with AsyncExitStack() as stack:
+            world = await stack.enter_async_context(run_server_with_warehouses(tmp_path, **options))
+            if access == "gateway":
+                await stack.enter_async_context(serve_gateway(world.server.components))
+            settings = {"s3_endpoint": s3.endpoint, "s3_path_style": True, "s3_client_access": access}
             definition = {"location": f"s3://{bucket}/lake/sales", "settings": settings}
             await world.create_warehouse("sales", **definition, credentials=make_credentials("first"))
-            clients = Load(world)
+            clients = Load(world) if access == "signing" else GatewayLoad(world)
             async with asyncio.timeout(3 * PATIENCE_S):
                 await clients.wait()
                 await asyncio.to_thread(create_key, s3, "second")

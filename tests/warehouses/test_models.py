@@ -1,19 +1,36 @@
-"""Tests that random operations on several warehouses have the results of independent models."""
+"""Tests that random operations on several warehouses have the results of independent models.
+
+The warehouses share one bucket behind the objects gateway. Old and new keys of all tables are used at random times.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from yarl import URL
 
+from tests.gateway.rig import Keys, read_keys
 from tests.seeds import mark_fast
-from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
+from tests.waits import PATIENCE_S
+from tests.warehouses.test_gateway import run_gateway
+from tests.warehouses.world import SCHEMA, WarehouseServer
 
 ROOTS = ("/v1", "/v1/sales", "/warehouses/stock/v1")
 NAMESPACES = ("a", "b")
 NAMES = ("t", "u")
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """Keys of a table, which are valid while the table is in the namespace."""
+
+    keys: Keys
+    namespace: str
+    uuid: str
 
 
 class WarehouseModel:
@@ -21,6 +38,10 @@ class WarehouseModel:
 
     def __init__(self) -> None:
         self.namespaces: dict[str, dict[str, str]] = {}
+        self.keys: list[TableKeys] = []
+
+    def has_valid_keys(self, keys: TableKeys) -> bool:
+        return keys.uuid in self.namespaces.get(keys.namespace, {}).values()
 
     def expect_create_namespace(self, namespace: str) -> int:
         if namespace in self.namespaces:
@@ -71,7 +92,8 @@ async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rn
             status, table = await world.send("POST", f"{root}/namespaces/{namespace}/tables", body)
             assert status == expected
             if status == 200:
-                model.namespaces[namespace][name] = table["metadata"]["table-uuid"]
+                uuid = model.namespaces[namespace][name] = table["metadata"]["table-uuid"]
+                model.keys.append(TableKeys(read_keys(table), namespace, uuid))
         case 4:
             status, _ = await world.send("DELETE", f"{root}/namespaces/{namespace}/tables/{name}")
             assert status == model.expect_drop_table(namespace, name)
@@ -81,6 +103,38 @@ async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rn
             body = dict(zip(("source", "destination"), identifiers, strict=True))
             status, _ = await world.send("POST", f"{root}/tables/rename", body)
             assert status == model.expect_rename(source, target)
+
+
+async def send_object(world: WarehouseServer, keys: Keys, path_keys: Keys, method: str, body: str) -> tuple[int, str]:
+    """Send a request with `keys` for an object of the table of `path_keys`. Return (status, text)."""
+    path, headers = replace(keys, prefix=path_keys.prefix).sign(method, "data/o")
+    url = URL(f"{keys.endpoint}{path}", encoded=True)
+    async with world.server.http.request(method, url, data=body or None, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def use_keys(
+    world: WarehouseServer, root: str, models: dict[str, WarehouseModel], objects: dict[str, str], rng: random.Random
+) -> None:
+    """Write and read an object with random keys of a warehouse, and try to reach a table of any warehouse."""
+    if not models[root].keys:
+        return
+    used = rng.choice(models[root].keys)
+    body = f"{root} {used.uuid} {rng.random()}"
+    if models[root].has_valid_keys(used):
+        assert (await send_object(world, used.keys, used.keys, "PUT", body))[0] == 200
+        assert await send_object(world, used.keys, used.keys, "GET", "") == (200, body)
+        objects[used.keys.prefix] = body
+    else:
+        # The gateway notices the drop or the move when it receives the instant.
+        async with asyncio.timeout(PATIENCE_S):
+            while (await send_object(world, used.keys, used.keys, "GET", ""))[0] != 403:
+                await asyncio.sleep(0.01)
+        assert (await send_object(world, used.keys, used.keys, "PUT", body))[0] == 403
+    victim = rng.choice([keys for model in models.values() for keys in model.keys])
+    if victim.uuid != used.uuid:
+        for method in ("GET", "PUT"):
+            assert (await send_object(world, used.keys, victim.keys, method, "stolen"))[0] == 403
 
 
 async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str, str]]:
@@ -98,15 +152,23 @@ async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str,
 
 async def run_steps(folder: Path, seed: int, steps: int) -> None:
     rng = random.Random(seed)
-    models: dict[str, Any] = {root: WarehouseModel() for root in ROOTS}
-    async with run_server_with_warehouses(folder, "sales", "stock") as world:
+    models = {root: WarehouseModel() for root in ROOTS}
+    objects: dict[str, str] = {}
+    async with run_gateway(folder) as world:
         await world.send("DELETE", "/v1/namespaces/db")
         for _ in range(steps):
             root = rng.choice(ROOTS)
             await take_step(world, root, models[root], rng)
+            if rng.random() < 0.3:
+                await use_keys(world, rng.choice(ROOTS), models, objects, rng)
         assert {root: await read_catalog(world, root) for root in ROOTS} == {
             root: model.namespaces for root, model in models.items()
         }
+        lake = folder / "objects" / "lake"
+        stored = {f"{path.parent.parent.relative_to(lake)}/": path.read_text() for path in lake.rglob("data/o")}
+        assert stored == {prefix: body for prefix, body in objects.items() if prefix in stored}
+        live = {keys.keys.prefix for model in models.values() for keys in model.keys if model.has_valid_keys(keys)}
+        assert live & objects.keys() <= stored.keys()
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(8), 1))

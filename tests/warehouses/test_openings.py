@@ -62,10 +62,10 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
 
         @asynccontextmanager
         async def open_recorded(
-            own_settings: Settings, stored_warehouse: StoredWarehouse
+            _: Warehouses, own_settings: Settings, stored: StoredWarehouse
         ) -> AsyncIterator[ServedWarehouse]:
-            async with recorded_openings.open(own_settings, stored_warehouse) as served_warehouse:
-                yield served_warehouse
+            async with recorded_openings.open(own_settings, stored) as served:
+                yield served
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
             recorded_openings = Openings(warehouses, store, clock, lake)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import prometheus_client as prometheus
 from aiohttp import web
 
+from seamark.metaserver.access.rights.decisions import WAREHOUSE
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.api.http.observability.metrics import select_warehouse
 
 
 @Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
 async def metrics(call: Call) -> web.Response:
-    """Return the metrics of the process in the text exposition format."""
-    body = call.components.metrics.render()
+    """Return the metrics of the process in the text exposition format.
+
+    The URL of a further warehouse shows the metrics of this warehouse. The URL of the server shows those of all further
+    warehouses if the caller may browse the server's own warehouse.
+    """
+    body, name = call.components.metrics.render(), call.components.warehouse_name
+    if name or not await call.may(WAREHOUSE, "loadNamespaceMetadata"):
+        body = select_warehouse(body, name)
     return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})

@@ -39,10 +39,11 @@ from seamark.metaserver.planner.cubes.segments import Segments
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.housekeeping import Housekeeping
-from seamark.metaserver.services.running import ServicesStatus
+from seamark.metaserver.services.running import ServicesStatus, SharedJobs
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.streams import Streams
+from seamark.metaserver.timeline.statement_lineage import StatementRuns
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.warehouses.warehouses import Warehouses
 
@@ -64,6 +65,7 @@ class SharedComponents:
     tracer: Tracer | None
     """The tracer. None if tracing is off."""
     worker_limits: WorkerLimits
+    shared_jobs: SharedJobs
     certificate: Certificate | None
     """The certificate of the server. None if the server does not use TLS."""
     drain: asyncio.Event
@@ -92,6 +94,8 @@ class ServerComponents:
     indexes: Indexes
     segments: Segments
     history: QueryHistory
+    statement_runs: StatementRuns | None
+    """The statements whose OpenLineage events wait for their receiver. None if there is no receiver."""
     housekeeping: Housekeeping
     usage: Usage
     database_shares: DatabaseShares
@@ -110,6 +114,7 @@ class ServerComponents:
     peers: Peers | None
     """The other replicas. None if `peer_address` is not set."""
     services_status: ServicesStatus
+    shared_jobs: SharedJobs
     audit: AuditLog
     tracer: Tracer | None
     """The tracer. None if tracing is off."""
@@ -124,9 +129,14 @@ class ServerComponents:
     """The further warehouses. None in the components of a further warehouse."""
 
     @property
+    def warehouse_name(self) -> str:
+        """The name of this warehouse. It is empty for the server's own warehouse."""
+        return "" if self.warehouses is not None else self.settings.prefix
+
+    @property
     def base_path(self) -> str:
         """The path in the URL of this warehouse. It is empty for the server's own warehouse."""
-        return "" if self.warehouses is not None else make_warehouse_path(self.settings.prefix)
+        return make_warehouse_path(self.warehouse_name) if self.warehouse_name else ""
 
 
 def make_warehouse_path(name: str) -> str:

@@ -71,9 +71,10 @@ class _RequestPipeline:
         start_s = clock.monotonic()
         template, description = self._find_route(request)
         if description is FORWARDED and self._warehouses is not None:
-            forwarded_answer = await forward(request, self._warehouses)
-            if forwarded_answer is not None:
-                return forwarded_answer
+            forwarded = await forward(request, self._warehouses)
+            if forwarded is not None:
+                self._metrics.warehouses.count_request(request.match_info["warehouse"], forwarded.status)
+                return forwarded
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
         request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()

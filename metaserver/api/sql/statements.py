@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.formats.runtime.decoding import convert_json
-from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, NotFound
+from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, NotFound, SeamarkError
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.rights.decisions import Securable
@@ -44,6 +44,7 @@ from seamark.metaserver.api.sql.protocol import (
 from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import TABLE
+from seamark.metaserver.timeline.statement_lineage import StatementRun, name_statement
 
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
@@ -186,15 +187,39 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
         # The token is issued last, so that its lifetime begins after the wait for a slot and the start of a process.
         authorized_request = msgspec.structs.replace(request, token=_issue_token(call))
         try:
-            async with asyncio.timeout(request.time_s):
+            exchange = _Exchange(call, worker, request.format, cancel_event)
+            async with asyncio.timeout(request.time_s), _record_run(call, request, exchange, cancel_event):
                 worker.ask(authorized_request)
-                return await _Exchange(call, worker, request.format, cancel_event).answer()
+                return await exchange.answer()
         except TimeoutError:
             raise BadRequest(
                 f"The statement ran longer than {request.time_s:g} s (sql_time_s) and was ended; read fewer rows"
             ) from None
         finally:
             worker.close()
+
+
+@asynccontextmanager
+async def _record_run(
+    call: Call, request: StatementRequest, exchange: _Exchange, cancelled: asyncio.Event
+) -> AsyncIterator[None]:
+    """Record the run of a statement for OpenLineage, if there is a receiver."""
+    runs, clock = call.components.statement_runs, call.components.clock
+    if runs is None or request.format == "explain":
+        yield
+        return
+    started_ms, outcome, kind = clock.now_ms(), "COMPLETE", ""
+    try:
+        yield
+    except BaseException as error:
+        was_interrupted = cancelled.is_set() or not isinstance(error, SeamarkError) or isinstance(error, ClientGone)
+        outcome = "ABORT" if was_interrupted else "FAIL"
+        kind = error.kind if isinstance(error, SeamarkError) else type(error).__name__
+        raise
+    finally:
+        run_id, name = str(clock.uuid7()), name_statement(request.statement)
+        tables = exchange.allowed_tables
+        runs.record(StatementRun(run_id, name, started_ms, clock.now_ms(), outcome, kind, tables))
 
 
 @Route(
@@ -334,6 +359,8 @@ class _Exchange:
         self._type = ARROW if kind == "arrow" else "application/json"
         self._cancel_events = cancel_event
         self._tables: tuple[Securable, ...] = ()
+        self.allowed_tables: tuple[tuple[str, ...], ...] = ()
+        """The tables that the statement reads, after the rights of the caller on them were checked."""
         self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
@@ -346,6 +373,7 @@ class _Exchange:
         self._tables = tuple(Securable(path[:-1], TABLE, path[-1]) for path in head.tables)
         if self._tables:
             await call.allow(*self._tables)
+            self.allowed_tables = head.tables
         else:
             call.is_checked = True  # No table is read, and the caller may read some namespace.
         response = web.StreamResponse(

@@ -79,10 +79,12 @@ class CachingBackend:
         """The number of sent bytes, by source: memory, disk, fetch, or direct."""
         return self._reader.served_bytes
 
-    def report(self, metrics: GatewayCacheMetrics) -> None:
+    def report(self, metrics: GatewayCacheMetrics, warehouse: str) -> None:
+        """Report the values of the cache of a warehouse. An empty text is the server's own warehouse."""
         blocks, fetches = self._tiers.blocks, self._fetches
         memory, disks = blocks.memory.read_stats(), blocks.collect_disk_stats()
         metrics.sample(
+            warehouse=warehouse,
             memory={
                 "blocks": memory.used_bytes,
                 "records": self._records.used_bytes,

@@ -26,6 +26,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
+from seamark.metaserver.warehouses.federation.breaker import CatalogBreaker
 
 _CONNECT_S = 5.0
 """The maximum time to open a connection to the other catalog."""
@@ -98,6 +99,10 @@ class _CachedAnswer(NamedTuple):
         return sum(_VALUE_BYTES + (len(item) if isinstance(item, str) else sum(map(len, item))) for item in items)
 
 
+class _NoAnswer(Exception):
+    """Raised if the other catalog sends no answer."""
+
+
 class _Failure(NamedTuple):
     message: str
     until_s: float
@@ -123,6 +128,22 @@ class OtherCatalog:
         self._failures: dict[str, _Failure] = {}
         """The last failure of each step that all requests need, by the name of the step."""
         self._requests = 0
+        self._breaker = CatalogBreaker(self._is_answering)
+
+    async def close(self) -> None:
+        """End the background work."""
+        await self._breaker.close()
+
+    async def _is_answering(self) -> bool:
+        """Return whether the other catalog answers a request without a login, with any status."""
+        try:
+            async with asyncio.timeout(self._settings.federation_timeout_s):
+                await self._exchange("GET", "/v1/config", {})
+        except (_NoAnswer, TimeoutError):
+            return False
+        except RetryLater:
+            return True
+        return True
 
     @property
     def uri(self) -> str:
@@ -148,9 +169,9 @@ class OtherCatalog:
             async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
-            raise RetryLater(
-                f"The catalog {self._uri} of this warehouse did not answer within {timeout_s:g} seconds"
-            ) from None
+            message = f"The catalog {self._uri} of this warehouse did not answer within {timeout_s:g} seconds"
+            self._breaker.open(message)
+            raise RetryLater(message) from None
         finally:
             self._requests -= 1
 
@@ -356,6 +377,19 @@ class OtherCatalog:
         raise AssertionError("the loop returns")
 
     async def _request(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
+        """Send a request, and return the answer with any status.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or has not answered since an earlier request.
+        """
+        self._breaker.check()
+        try:
+            return await self._exchange(method, path, headers, data)
+        except _NoAnswer as error:
+            self._breaker.open(str(error))
+            raise RetryLater(str(error)) from None
+
+    async def _exchange(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
         url = URL(f"{self._uri}{path}", encoded=True)
         try:
             async with self._session.request(method, url, headers=headers, data=data, allow_redirects=False) as answer:
@@ -371,13 +405,13 @@ class OtherCatalog:
         except aiohttp.ServerTimeoutError as error:
             is_connected = isinstance(error, aiohttp.SocketTimeoutError)
             limit_s = self._settings.federation_read_timeout_s if is_connected else _CONNECT_S
-            raise RetryLater(
+            raise _NoAnswer(
                 f"The catalog {self._uri} of this warehouse "
                 f"{'sent nothing' if is_connected else 'did not accept a connection'} for {limit_s:g} seconds"
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            raise RetryLater(
+            raise _NoAnswer(
                 f"The catalog {self._uri} of this warehouse does not answer ({reason[:_SHOWN_CHARACTERS_MAX]})"
             ) from None
 
@@ -443,4 +477,8 @@ async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[
         sock_read=settings.federation_read_timeout_s,
     )
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
-        yield OtherCatalog(settings, clock, session)
+        catalog = OtherCatalog(settings, clock, session)
+        try:
+            yield catalog
+        finally:
+            await catalog.close()

@@ -350,24 +350,26 @@ class GatewayCacheMetrics:
         self._events = make.create_gauge(
             "seamark_gateway_cache_events", "Events in the gateway's cache, since start.", "event"
         )
+        self._values: dict[str, tuple[Mapping[str, int], ...]] = {}
+        """The last values of the cache of each warehouse."""
 
     def sample(
         self,
         *,
+        warehouse: str = "",
         memory: Mapping[str, int],
         disk: Mapping[str, int],
         served_bytes: Mapping[str, int],
         events: Mapping[str, int],
     ) -> None:
-        """Set the current values: bytes by tier, bytes by source, and counts by event."""
-        for gauge, values in (
-            (self._memory, memory),
-            (self._disk, disk),
-            (self._served_bytes, served_bytes),
-            (self._events, events),
-        ):
-            for name, value in values.items():
-                gauge.labels(name).set(value)
+        """Set the current values of one warehouse: bytes by tier, bytes by source, and counts by event.
+
+        The gauges show the sums of all warehouses.
+        """
+        self._values[warehouse] = memory, disk, served_bytes, events
+        for number, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
+            for name in self._values[warehouse][number]:
+                gauge.labels(name).set(sum(values[number].get(name, 0) for values in self._values.values()))
 
 
 class StreamMetrics:
@@ -472,6 +474,96 @@ MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
+class WarehouseMetrics:
+    """The requests, jobs and events of each further warehouse.
+
+    The other metrics of requests and ended jobs count all warehouses together. Gauges of the same kind show only the
+    server's own warehouse.
+    """
+
+    def __init__(self, make: MetricFactory) -> None:
+        self.requests = make.create_counter(
+            "seamark_warehouse_requests", "Requests for further warehouses that were answered.", "warehouse", "status"
+        )
+        self.jobs = make.create_counter(
+            "seamark_warehouse_jobs",
+            "Jobs of table services in further warehouses that ended.",
+            "warehouse",
+            "service",
+            "outcome",
+        )
+        self.queue = make.create_gauge(
+            "seamark_warehouse_job_queue", "Jobs of table services that wait or run in further warehouses.", "warehouse"
+        )
+        self.blocked = make.create_gauge(
+            "seamark_warehouse_services_blocked",
+            "Whether this server cannot run table services of a further warehouse.",
+            "warehouse",
+            mode="livemax",
+        )
+        self.event_lag = make.create_gauge(
+            "seamark_warehouse_event_lag_seconds",
+            "Age of the oldest event of a further warehouse that a target has not received.",
+            "warehouse",
+            "target",
+            mode="livemax",
+        )
+
+    def count_request(self, warehouse: str, status: int) -> None:
+        """Count an answered request for a further warehouse, which must exist."""
+        self.requests.labels(warehouse, status).inc()
+
+
+def select_warehouse(metrics: bytes, name: str) -> bytes:
+    """Return metrics in the text format without the samples of further warehouses other than `name`."""
+    label = f'warehouse="{name}"'.encode()
+    lines = metrics.splitlines(keepends=True)
+    return b"".join(line for line in lines if not line.startswith(b"seamark_warehouse_") or label in line)
+
+
+class WarehouseJobs:
+    """Receives the metrics of jobs of a further warehouse. The class implements `JobObserver`."""
+
+    def __init__(self, jobs: JobMetrics, warehouses: WarehouseMetrics, name: str) -> None:
+        self._jobs = jobs
+        self._warehouses = warehouses
+        self._name = name
+
+    def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
+        self._jobs.count_ended_job(service, outcome, seconds, totals)
+        self._warehouses.jobs.labels(self._name, service, outcome).inc()
+
+    def set_queued_jobs(self, count: int) -> None:
+        self._warehouses.queue.labels(self._name).set(count)
+
+    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
+        """Do nothing. The gauges of each service show the server's own warehouse."""
+
+    def set_services_state(self, *, leading: bool, blocked: bool) -> None:
+        self._warehouses.blocked.labels(self._name).set(blocked)
+
+    def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
+        """Do nothing. The gauges of each service show the server's own warehouse."""
+
+
+class WarehouseEvents:
+    """Receives the metrics of events of a further warehouse. The class implements `DeliveryObserver`."""
+
+    def __init__(self, events: EventMetrics, warehouses: WarehouseMetrics, name: str) -> None:
+        self._events = events
+        self._warehouses = warehouses
+        self._name = name
+        self._lags: dict[tuple[str, str], float] = {}
+
+    def count_failed_delivery(self, kind: str) -> None:
+        self._events.count_failed_delivery(kind)
+
+    def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None:
+        self._lags[kind, name] = seconds
+        lag_s = max(lag_s for (lag_kind, _), lag_s in self._lags.items() if lag_kind == kind)
+        self._warehouses.event_lag.labels(self._name, kind).set(lag_s)
+
+
 class ServerMetrics:
     """The metrics of one worker.
 
@@ -491,6 +583,7 @@ class ServerMetrics:
         self.streams = StreamMetrics(make)
         self.load = LoadMetrics(make)
         self.events = EventMetrics(make)
+        self.warehouses = WarehouseMetrics(make)
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request.
@@ -500,6 +593,14 @@ class ServerMetrics:
         self.requests.observe(operation, status, seconds)
         if operation in COMMIT_OPERATIONS:
             self.commits.observe(status, error)
+
+    def observe_jobs(self, warehouse: str) -> JobMetrics | WarehouseJobs:
+        """Return the receiver of the metrics of jobs of a warehouse. An empty name is the server's own warehouse."""
+        return WarehouseJobs(self.jobs, self.warehouses, warehouse) if warehouse else self.jobs
+
+    def observe_events(self, warehouse: str) -> EventMetrics | WarehouseEvents:
+        """Return the receiver of the metrics of events of a warehouse. An empty name is the server's own warehouse."""
+        return WarehouseEvents(self.events, self.warehouses, warehouse) if warehouse else self.events
 
     def flush(self) -> None:
         """Add the counts since the last flush to the metrics."""

@@ -1,0 +1,149 @@
+"""OpenLineage events of SQL statements that the server runs.
+
+A statement puts its run into a bounded queue, and never waits. A task sends the events. Statements are too frequent for
+the timeline, whose instants are durable. So runs are lost if the server ends, if the queue is full, or if the receiver
+does not answer for about ten seconds. A metric counts the losses.
+
+The name of a job is a hash of the statement without its literals, and an event has no text of the statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from typing import Any, NamedTuple
+
+import structlog
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import SeamarkError
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.delivery import DeliveryObserver, NotDelivered
+from seamark.metaserver.timeline.lineage import CatalogName, make_dataset, make_run_event
+from seamark.metaserver.timeline.lineage_target import LineageTarget, LoadMetadata
+
+RUNS_MAX = 1000
+"""The maximum number of runs that wait for the receiver. Later runs are dropped."""
+_ATTEMPTS_MAX = 6
+_PAUSE_S = 0.25
+_TOKENS = re.compile(
+    r"""(?P<space>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
+    |(?P<literal>'(?:[^']|'')*'?|\$(?P<tag>\w*)\$.*?(?:\$(?P=tag)\$|\Z)|(?<![\w."])\.?\d[\w.]*(?:(?<=[eE])[+-]\d+)?)
+    |(?P<quoted>"(?:[^"]|"")*"?|`[^`]*`?)
+    |(?P<other>\w+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_LITERALS = re.compile(r"\?(?: , \?)+")
+_log = structlog.get_logger("seamark.lineage")
+
+
+class StatementRun(NamedTuple):
+    """A statement that has ended.
+
+    Attributes:
+        run_id: A UUID.
+        job_name: See `name_statement`.
+        started_ms: The start in milliseconds since the epoch.
+        ended_ms: The end in milliseconds since the epoch.
+        outcome: COMPLETE, FAIL or ABORT.
+        error: The kind of the error. The message of an error can contain values.
+        tables: The levels of the namespace and the name of each table that the statement reads.
+    """
+
+    run_id: str
+    job_name: str
+    started_ms: int
+    ended_ms: int
+    outcome: str
+    error: str
+    tables: tuple[tuple[str, ...], ...]
+
+
+def name_statement(statement: str) -> str:
+    """Return the name of the job of a statement. Statements that differ only in literals have the same name."""
+    return f"sql.{hashlib.sha256(remove_literals(statement).encode()).hexdigest()[:16]}"
+
+
+def remove_literals(statement: str) -> str:
+    """Return a statement with `?` for each literal or list of literals, and without comments and extra space."""
+    tokens = []
+    for matched in _TOKENS.finditer(statement):
+        if matched["literal"] is not None:
+            tokens.append("?")
+        elif matched["space"] is None:
+            tokens.append(matched[0] if matched["quoted"] is not None else matched[0].casefold())
+    return _LITERALS.sub("?", " ".join(tokens)).rstrip("; ")
+
+
+class StatementRuns:
+    """The runs of statements that wait for the receiver."""
+
+    def __init__(self, observer: DeliveryObserver) -> None:
+        self._observer = observer
+        self._queue: asyncio.Queue[StatementRun] = asyncio.Queue(RUNS_MAX)
+
+    def record(self, run: StatementRun) -> None:
+        """Add a run, or drop it if too many runs wait."""
+        try:
+            self._queue.put_nowait(run)
+        except asyncio.QueueFull:
+            self._observer.count_failed_delivery(LineageTarget.kind)
+
+    async def send_all(
+        self, target: LineageTarget, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
+    ) -> None:
+        """Send the events of runs until the task is cancelled.
+
+        Args:
+            target: The receiver.
+            store: The pointer store, which has the locations of metadata files.
+            load_metadata: Reads the metadata of a table.
+            catalog: The names of the catalog.
+        """
+        while True:
+            run = await self._queue.get()
+            for event in await _make_events(run, store, load_metadata, catalog):
+                await self._send(target, event)
+
+    async def _send(self, target: LineageTarget, event: dict[str, Any]) -> None:
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                await target.send_run_event(event)
+            except NotDelivered as error:
+                reason = str(error)
+            else:
+                return
+            self._observer.count_failed_delivery(target.kind)
+            await asyncio.sleep(_PAUSE_S * 2**attempt)
+        _log.warning("a lineage event is lost", target=target.place, run=event["run"]["runId"], reason=reason)
+
+
+async def _make_events(
+    run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
+) -> list[dict[str, Any]]:
+    """Return the event of the start and the event of the end of a run."""
+    inputs = []
+    for *namespace, table in run.tables:
+        metadata = await _find_metadata(tuple(namespace), table, store, load_metadata)
+        # The current snapshot may be newer than the statement, so the dataset has no version.
+        inputs.append(make_dataset(namespace, table, None, metadata, catalog))
+    return [
+        {**make_run_event(event_type, at_ms, run.run_id, run.job_name, "QUERY", error, catalog), "inputs": inputs}
+        for event_type, at_ms, error in (
+            ("START", run.started_ms, ""),
+            (run.outcome, run.ended_ms, run.error if run.outcome == "FAIL" else ""),
+        )
+    ]
+
+
+async def _find_metadata(
+    namespace: tuple[str, ...], table: str, store: PointerStore, load_metadata: LoadMetadata
+) -> TableMetadata | None:
+    try:
+        entry = await store.load_entry(EntryKind.TABLE, namespace, table)
+        return None if entry is None else await load_metadata(entry.metadata_location)
+    except SeamarkError as error:
+        _log.warning("a lineage event has no schema", table=".".join((*namespace, table)), error=error.message)
+        return None

@@ -1,0 +1,118 @@
+"""Tests of the OpenLineage events of statements: valid, without literals, and with the tables that were read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.timeline.statement_lineage import RUNS_MAX, StatementRun, StatementRuns, remove_literals
+from tests.api.client import Api
+from tests.api.sql.test_statements import LONG_STATEMENT
+from tests.connector.lake import append_parts, create_lake_table, spread_ids
+from tests.server.rig import RunningServer, run_server
+from tests.timeline.test_lineage import validate_event
+from tests.timeline.test_webhooks import Receiver, run_receiver
+from tests.waits import PATIENCE_S
+
+
+async def run_sql(server: RunningServer, statement: str, **options: Any) -> int:
+    answer = await Api(server)("POST", "/api/v1/sql", {"statement": statement, **options})
+    return answer.status
+
+
+async def cancel_running_statement(server: RunningServer) -> None:
+    running = asyncio.create_task(run_sql(server, LONG_STATEMENT, id="long"))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await Api(server)("DELETE", "/api/v1/sql/long")).status != 204:
+            await asyncio.sleep(0.02)
+    assert await running == 400
+
+
+def list_outcomes(receiver: Receiver) -> list[tuple[str, str, int]]:
+    """Return the type of each event, the kind of its error, and the number of its inputs, in pairs of one run."""
+    outcomes = []
+    for start, end in zip(receiver.events[::2], receiver.events[1::2], strict=True):
+        assert (start["eventType"], start["run"]["runId"]) == ("START", end["run"]["runId"])
+        assert start["job"] == end["job"]
+        assert start["inputs"] == end["inputs"]
+        error = end["run"]["facets"].get("errorMessage", {"message": ""})["message"]
+        outcomes.append((end["eventType"], error, len(end["inputs"])))
+    return outcomes
+
+
+async def test_statements_are_sent_as_valid_runs_without_literals(tmp_path: Path) -> None:
+    async with (
+        run_receiver() as receiver,
+        run_server(tmp_path, openlineage_url=f"{receiver.url}/lineage", openlineage_namespace="lake") as server,
+    ):
+        await asyncio.to_thread(create_lake_table, server.url)
+        await asyncio.to_thread(append_parts, server.url, "db.t", spread_ids(1))
+        receiver.answers = [503]
+        assert await run_sql(server, "SELECT count(*) FROM db.t WHERE id > 41 -- hunter2") == 200
+        assert await run_sql(server, "select COUNT(*)  from db.t where id > 7") == 200
+        assert await run_sql(server, "SELECT count(*) FROM db.t WHERE id > 8", explain=True) == 200
+        assert await run_sql(server, "SELECT 'hunter2' FROM db.missing") == 404
+        assert await run_sql(server, "SELECT CAST('hunter2' AS BIGINT) FROM db.t") == 400
+        await cancel_running_statement(server)
+        await receiver.wait_for_events_count(10)
+        for event in receiver.events:
+            validate_event(event)
+            assert event["outputs"] == []
+        assert b"hunter2" not in b"".join(receiver.bodies)
+        first, second, *_ = receiver.events[::2]
+        assert first["job"]["name"] == receiver.events[2]["job"]["name"] == second["job"]["name"]
+        outcomes = list_outcomes(receiver)
+        assert [outcome[0] for outcome in outcomes] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "ABORT"]
+        assert [outcome[2] for outcome in outcomes[:3]] == [1, 1, 0]
+        (dataset,) = first["inputs"]
+        table = (await Api(server)("GET", "/v1/namespaces/db/tables/t")).json["metadata"]
+        assert (dataset["namespace"], dataset["name"]) == ("file", table["location"].removeprefix("file://"))
+        fields = [field["name"] for field in table["schemas"][-1]["fields"]]
+        assert [field["name"] for field in dataset["facets"]["schema"]["fields"]] == fields
+
+
+def test_statements_that_differ_in_literals_have_one_form() -> None:
+    rng = random.Random(3)
+    literals = (
+        "7",
+        "'a''b'",
+        "1.5e-3",
+        "'-- no comment'",
+        "'/*'",
+        "$$a 'b'$$",
+        "0x1F",
+        "'it''s'",
+        ".5",
+        "'unended \"'",
+    )
+    template = 'SELECT "Col 1", t2.c FROM db.t /* hint */ WHERE a = {} AND b IN ({}) AND c LIKE {} -- end'
+    forms = set()
+    for _ in range(300):
+        values = ", ".join(rng.choice(literals) for _ in range(rng.randint(1, 4)))
+        forms.add(remove_literals(template.format(rng.choice(literals), values, rng.choice(literals))))
+    assert forms == {'select "Col 1" , t2 . c from db . t where a = ? and b in ( ? ) and c like ?'}
+    assert remove_literals("SELECT 'unended hunter2") == "select ?"
+    assert remove_literals("SELECT $tag$hunter2") == "select ?"
+    assert remove_literals("SELECT a FROM t1") != remove_literals("SELECT a FROM t2")
+
+
+class CountedFailures:
+    count = 0
+
+    def count_failed_delivery(self, kind: str) -> None:
+        self.count += 1
+
+    def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+async def test_runs_beyond_the_limit_are_dropped_and_counted(extra: int) -> None:
+    failures = CountedFailures()
+    runs = StatementRuns(failures)
+    for _ in range(RUNS_MAX + extra):
+        runs.record(StatementRun("id", "sql.0", 0, 1, "COMPLETE", "", ()))
+    assert failures.count == extra

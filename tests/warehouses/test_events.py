@@ -1,0 +1,112 @@
+"""Tests that a warehouse sends its events only to its own receivers, which the operator has allowed."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.timeline.events import make_event
+from seamark.metaserver.timeline.webhooks import compute_signature
+from seamark.metaserver.warehouses.definitions import CREDENTIALS, WAREHOUSE_SETTINGS, check_settings
+from tests.server.rig import build_instant, build_settings
+from tests.timeline.test_webhooks import Receiver, run_receiver
+from tests.warehouses.world import run_server_with_warehouses
+
+ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
+
+
+def check_events(receiver: Receiver, source: str, secret: str, expected: list[str]) -> None:
+    """Check that a receiver has received exactly the creations of these tables, with the signature of this secret."""
+    assert [event["data"]["name"] for event in receiver.events] == expected
+    assert {event["source"] for event in receiver.events} == {source}
+    for headers, body in zip(receiver.headers, receiver.bodies, strict=True):
+        signature = headers["Seamark-Signature"]
+        at_s = int(signature.removeprefix("t=").partition(",")[0])
+        assert signature == compute_signature(secret, at_s, body)
+
+
+async def test_each_receiver_gets_the_events_of_its_warehouse_with_its_signature(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    async with AsyncExitStack() as stack:
+        receivers = {name: await stack.enter_async_context(run_receiver()) for name in (*ROOTS, "new")}
+        world = await stack.enter_async_context(
+            run_server_with_warehouses(
+                tmp_path,
+                webhook_urls=(receivers[""].url,),
+                webhook_secret="of the server",
+                warehouse_event_targets=tuple(f"{receiver.url}/" for receiver in receivers.values()),
+            )
+        )
+        sources = {"": world.server.components.settings.make_warehouse_uri()}
+        for name in ("sales", "stock"):
+            credentials = {"webhook_urls": f"{receivers[name].url}/{name}", "webhook_secret": f"of {name}"}
+            sources[name] = f"file://{world.lake / name}"
+            await world.create_warehouse(name, credentials=credentials)
+            answer = await world.send("GET", f"/api/v1/warehouses/{name}")
+            assert "of " not in str(answer)
+            assert receivers[name].url not in str(answer)
+        tables: dict[str, list[str]] = {name: [] for name in ROOTS}
+        for number in range(12):
+            name = rng.choice(list(ROOTS))
+            tables[name].append(f"t{number}")
+            await world.create_table(ROOTS[name], "db", f"t{number}")
+        for name in ROOTS:
+            await receivers[name].wait_for_events_count(len(tables[name]))
+        # A change of the receiver ends the deliveries to the former receiver.
+        body: dict[str, Any] = {
+            "location": sources["sales"],
+            "credentials": {"webhook_urls": f"{receivers['new'].url}/n"},
+        }
+        body["credentials"]["webhook_secret"] = "new"
+        assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
+        await world.create_table("/v1/sales", "db", "last")
+        await receivers["new"].wait_for_events_count(len(tables["sales"]) + 1)
+        for name in ROOTS:
+            check_events(receivers[name], sources[name], f"of {name or 'the server'}", tables[name])
+        check_events(receivers["new"], sources["sales"], "new", [*tables["sales"], "last"])
+
+
+def test_warehouse_can_name_only_receivers_that_the_operator_allows(tmp_path: Path) -> None:
+    allowed = ("http://hooks.example/sales/", "kafka://broker:9092/events", "nats://nats.example:4222/seamark/")
+    settings = replace(build_settings(tmp_path), warehouse_event_targets=allowed)
+    for name, value in (
+        ("webhook_urls", "http://hooks.example/sales/a,http://hooks.example/sales/b/c"),
+        ("openlineage_url", "http://hooks.example/sales/lineage"),
+    ):
+        assert check_settings({name: value}, CREDENTIALS, settings)
+    assert check_settings({"event_kafka": allowed[1]}, WAREHOUSE_SETTINGS, settings)
+    for name, value in (
+        ("webhook_urls", "http://hooks.example/stock/"),
+        ("webhook_urls", "http://hooks.example/sales/a,http://127.0.0.1:8181/"),
+        ("webhook_urls", "http://hooks.example/sales/../stock"),
+        ("webhook_urls", "http://hooks.example/sales/%2e%2e/stock"),
+        ("webhook_urls", "http://hooks.example/sales/x/..%2f..%2fstock"),
+        ("webhook_urls", "http://hooks.example/sales/..\\stock"),
+        ("webhook_urls", "http://hooks.example/sales"),
+        ("webhook_urls", "http://hooks.example.evil/sales/"),
+        ("webhook_urls", "http://hooks.example/sales/@evil/sales/a?x"),
+        ("webhook_urls", "https://hooks.example/sales/a"),
+        ("openlineage_url", "http://hooks.example:81/sales/a"),
+        ("event_nats", "nats://nats.example:4222,other:4222/seamark"),
+        ("event_nats", "nats://nats.example:4222/stock"),
+    ):
+        with pytest.raises(BadRequest, match=r"warehouse_event_targets|invalid|subject"):
+            check_settings({name: value}, CREDENTIALS, settings)
+    for value in ("kafka://broker:9092/events2", "kafka://broker:9092,evil:9092/events", "kafka://evil:9092/events"):
+        with pytest.raises(BadRequest, match="warehouse_event_targets"):
+            check_settings({"event_kafka": value}, WAREHOUSE_SETTINGS, settings)
+    with pytest.raises(BadRequest, match="warehouse_event_targets"):
+        check_settings({"webhook_urls": "http://hooks.example/"}, CREDENTIALS, build_settings(tmp_path))
+
+
+def test_messages_of_two_warehouses_have_different_ids() -> None:
+    instant = build_instant(SystemClock(), position="7")
+    ids = {make_event(instant, "s3://lake", warehouse_id).message_id for warehouse_id in ("", "a" * 32, "b" * 32)}
+    assert ids == {"7", f"{'a' * 32}-7", f"{'b' * 32}-7"}
