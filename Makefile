@@ -19,7 +19,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi nessie helm opa openfga clouds sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi nessie helm opa openfga clouds hdfs sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -123,6 +123,13 @@ openfga: $(CACHE)/openfga.stamp
 $(CACHE)/openfga.stamp:
 	@mkdir -p $(CACHE)/bin
 	@test -x $(CACHE)/bin/openfga || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(OPENFGA)
+	@touch $@
+
+# An HDFS cluster in one process, for the slow tests of warehouses in HDFS.
+hdfs: $(CACHE)/hadoop.stamp
+$(CACHE)/hadoop.stamp: deploy/hadoop/resolve/pom.xml | java
+	@mkdir -p $(CACHE)/hadoop && rm -f $(CACHE)/hadoop/*.jar
+	$(MVN) -f deploy/hadoop/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/hadoop
 	@touch $@
 
 # Libraries of Azure and Google Cloud Storage for Spark and Trino, for the slow tests without the gateway.
@@ -242,7 +249,7 @@ test-fast: venv
 durations: PYTEST_ARGS += --keep-durations
 durations: test
 
-test-all: venv jars services opa openfga clouds $(if $(JAVA25_FOUND),trino)
+test-all: venv jars services opa openfga hdfs clouds $(if $(JAVA25_FOUND),trino)
 	TEST_EXPLORE=1 $(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: demo-note
