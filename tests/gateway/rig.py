@@ -121,7 +121,7 @@ class GatewayRig:
 
     seamark: Seamark
     gateway: str
-    direct: S3 | None
+    direct_store: S3 | None
     """The store behind the gateway, or None if it is a folder."""
     folder: Path
     """The folder that has the objects as files. Each bucket is a subfolder."""

@@ -96,14 +96,19 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=keys.prefix, MaxKeys=2)
     listed_keys = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
     assert sorted(name for name in listed_keys if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
-    grouped = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
-    assert {"Prefix": f"{keys.prefix}a/"} in grouped["CommonPrefixes"]
-    assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped["Contents"]] == ["b ü+%20", "c", "d", "e"]
+    grouped_listing = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
+    assert {"Prefix": f"{keys.prefix}a/"} in grouped_listing["CommonPrefixes"]
+    assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped_listing["Contents"]] == [
+        "b ü+%20",
+        "c",
+        "d",
+        "e",
+    ]
 
-    deleted = client.delete_objects(
+    delete_answer = client.delete_objects(
         Bucket=bucket, Delete={"Objects": [{"Key": keys.prefix + name} for name in ("c", "d", "never")]}
     )
-    assert len(deleted["Deleted"]) == 3
+    assert len(delete_answer["Deleted"]) == 3
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}e")
     assert read_error_code(client.head_object, Key=f"{keys.prefix}e") == "404"
 
@@ -252,9 +257,9 @@ def test_backend_of_s3_locations_is_checked() -> None:
     ):
         with pytest.raises(ConfigError, match="s3_backend must be gs:// or abfss://account"):
             Backing(Settings(s3_backend=backend))
-    for further in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
+    for further_settings in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
         with pytest.raises(ConfigError, match="s3_backend"):
-            resolve_settings({"s3_backend": "gs://", **further}, {})
+            resolve_settings({"s3_backend": "gs://", **further_settings}, {})
     for root in ("s3://bucket", "s3://bucket/.seamark-uploads"):
         with pytest.raises(ConfigError, match="a warehouse is a folder of a bucket"):
             check_roots([parse_location(root)])

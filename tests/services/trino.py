@@ -25,9 +25,9 @@ from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed,
 from tests.services.s3 import S3
 
 ETC = DEPLOY / "trino" / "etc"
-MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
+MAIN_SOURCE = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
-SPOOLING = Path(__file__).with_name("LocalSpooling.java")
+SPOOLING_SOURCE = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
 """The name of the catalog in compose's configuration."""
 SERVICE_ENTRY = "seamark-service-entry.jar"
@@ -71,7 +71,7 @@ class Trino:
 
 
 def _assemble_iceberg_plugin() -> Path:
-    """Return the plugin's jars, with the service entry that Trino's archive would have."""
+    """Return the folder of the plugin's jars, after adding the service entry that Trino's archive has."""
     folder = JARS / "plugin" / "iceberg"
     entry = folder / SERVICE_ENTRY
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
@@ -100,10 +100,10 @@ def _install_plugins(folder: Path, home: Path, plugin_jars: Sequence[Path], *, s
         (plugins / "iceberg").symlink_to(assembled)
     if spooling:
         classes = folder / "classes"
-        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING)]
+        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING_SOURCE)]
         subprocess.run(argv, check=True)
         (plugins / "spooling").mkdir()
-        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING.stem, classes)
+        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING_SOURCE.stem, classes)
     return plugins
 
 
@@ -224,7 +224,7 @@ def trino_server(
         "S3_ACCESS_KEY": s3.access_key if s3 else "none",
         "S3_SECRET_KEY": s3.secret_key if s3 else "none",
     }
-    process = ManagedProcess([*argv, str(MAIN)], log=folder / "trino.log", env=env, cwd=folder)
+    process = ManagedProcess([*argv, str(MAIN_SOURCE)], log=folder / "trino.log", env=env, cwd=folder)
     running = Trino(port, process, https_port)
     with process:
         running.start()

@@ -54,7 +54,7 @@ class OpaClient(PolicyClient):
                 principal.name, self._batch_url, {**question, "objects": objects}, is_listing=True
             )
             return _read_positions(positions, len(objects))
-        return await self._ask_each(principal.name, [{**question, "object": described} for described in objects])
+        return await self._ask_each(principal.name, [{**question, "object": fields} for fields in objects])
 
     async def _ask_each(self, holder: str, questions: list[dict[str, Any]]) -> list[bool]:
         try:
@@ -74,8 +74,8 @@ class OpaClient(PolicyClient):
 
 def _describe_securable(securable: Securable) -> dict[str, Any]:
     kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
-    described = {"kind": kind, "namespace": list(securable.namespace)}
-    return {**described, "name": securable.name} if securable.name else described
+    fields = {"kind": kind, "namespace": list(securable.namespace)}
+    return {**fields, "name": securable.name} if securable.name else fields
 
 
 def _read_positions(positions: object, count: int) -> list[bool]:
@@ -88,5 +88,5 @@ def _read_positions(positions: object, count: int) -> list[bool]:
         return [False] * count
     if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
         raise ValueError("the result is not a list of positions in the objects")
-    allowed = set(positions)
-    return [place in allowed for place in range(count)]
+    allowed_positions = set(positions)
+    return [place in allowed_positions for place in range(count)]

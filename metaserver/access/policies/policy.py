@@ -49,7 +49,7 @@ class PolicySlots:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._share = max(1, limit // 2)
-        self._held: Counter[str] = Counter()
+        self._slots_by_holder: Counter[str] = Counter()
         self._waiting: dict[tuple[bool, str], deque[tuple[int, asyncio.Future[None]]]] = {}
         self._arrivals = count()
 
@@ -61,7 +61,7 @@ class PolicySlots:
             TimeoutError: No slot became free within `wait_s`.
         """
         if self._may_start(holder):
-            self._held[holder] += 1
+            self._slots_by_holder[holder] += 1
         else:
             await self._wait(holder, is_listing, wait_s)
         try:
@@ -83,35 +83,35 @@ class PolicySlots:
             raise
 
     def _may_start(self, holder: str) -> bool:
-        return self._held.total() < self._limit and self._held[holder] < self._share
+        return self._slots_by_holder.total() < self._limit and self._slots_by_holder[holder] < self._share
 
     def _release(self, holder: str) -> None:
-        self._held[holder] -= 1
-        if not self._held[holder]:
-            del self._held[holder]
-        while self._held.total() < self._limit:
-            queues = [key for key in self._waiting if self._held[key[1]] < self._share]
+        self._slots_by_holder[holder] -= 1
+        if not self._slots_by_holder[holder]:
+            del self._slots_by_holder[holder]
+        while self._slots_by_holder.total() < self._limit:
+            queues = [key for key in self._waiting if self._slots_by_holder[key[1]] < self._share]
             if not queues:
                 break
-            key = min(queues, key=lambda key: (key[0], self._held[key[1]], self._waiting[key][0][0]))
+            key = min(queues, key=lambda key: (key[0], self._slots_by_holder[key[1]], self._waiting[key][0][0]))
             _, slot = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
             if not slot.done():
-                self._held[key[1]] += 1
+                self._slots_by_holder[key[1]] += 1
                 slot.set_result(None)
 
     def check_invariants(self) -> None:
         """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
-        assert self._held.total() <= self._limit
-        assert all(0 < held <= self._share for held in self._held.values())
-        live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
-        assert not any(self._may_start(holder) for holder in live)
+        assert self._slots_by_holder.total() <= self._limit
+        assert all(0 < held_slots <= self._share for held_slots in self._slots_by_holder.values())
+        waiting_holders = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
+        assert not any(self._may_start(holder) for holder in waiting_holders)
 
     @property
     def is_free(self) -> bool:
         """Whether no request uses a slot or waits for a slot. Only tests use this property."""
-        return not self._held and not self._waiting
+        return not self._slots_by_holder and not self._waiting
 
 
 class PolicyClient(ABC):
@@ -160,18 +160,18 @@ class PolicyClient(ABC):
         """
         now_s = self._clock.monotonic()
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
-        decided: dict[_Question, bool] = {}
+        answers_by_question: dict[_Question, bool] = {}
         for question in questions:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
-                decided[question] = is_allowed
-        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+                answers_by_question[question] = is_allowed
+        new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), self.objects_max):
             batch = new_questions[start : start + self.objects_max]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
-            decided.update(zip(batch, answers, strict=True))
+            answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
-        return [decided[question] for question in questions]
+        return [answers_by_question[question] for question in questions]
 
     def _keep(self, decisions: Any, until_s: float) -> None:
         if self._cache_s <= 0:
@@ -249,9 +249,9 @@ class PolicyAuthorizer(Authorizer):
         results = await self._grants.allows_each(principal, operation, securables)
         if principal.name == SERVICE_PRINCIPAL:
             return results
-        granted = [place for place, is_allowed in enumerate(results) if is_allowed]
-        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted])
-        for place, is_allowed in zip(granted, decisions, strict=True):
+        granted_places = [place for place, is_allowed in enumerate(results) if is_allowed]
+        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted_places])
+        for place, is_allowed in zip(granted_places, decisions, strict=True):
             results[place] = is_allowed
         return results
 
