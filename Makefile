@@ -11,6 +11,7 @@ MVN := mvn -q -B
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 OPA := github.com/open-policy-agent/opa@v1.22.4
+OPENFGA := github.com/openfga/openfga/cmd/openfga@v1.22.1
 FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 # Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
 POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
@@ -18,7 +19,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi nessie helm opa sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi nessie helm opa openfga clouds hdfs sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -115,6 +116,28 @@ opa: $(CACHE)/opa.stamp
 $(CACHE)/opa.stamp:
 	@mkdir -p $(CACHE)/bin
 	@test -x $(CACHE)/bin/opa || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(OPA)
+	@touch $@
+
+# OpenFGA, for the slow tests of rights. The build takes a quarter of an hour.
+openfga: $(CACHE)/openfga.stamp
+$(CACHE)/openfga.stamp:
+	@mkdir -p $(CACHE)/bin
+	@test -x $(CACHE)/bin/openfga || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(OPENFGA)
+	@touch $@
+
+# An HDFS cluster in one process, for the slow tests of warehouses in HDFS.
+hdfs: $(CACHE)/hadoop.stamp
+$(CACHE)/hadoop.stamp: deploy/hadoop/resolve/pom.xml | java
+	@mkdir -p $(CACHE)/hadoop && rm -f $(CACHE)/hadoop/*.jar
+	$(MVN) -f deploy/hadoop/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/hadoop
+	@touch $@
+
+# Libraries of Azure and Google Cloud Storage for Spark and Trino, for the slow tests without the gateway.
+clouds: $(CACHE)/clouds.stamp
+$(CACHE)/clouds.stamp: deploy/jars/clouds/pom.xml deploy/trino/resolve/clouds/pom.xml | java
+	@mkdir -p $(CACHE)/clouds && rm -rf $(CACHE)/clouds/*
+	$(MVN) -f deploy/jars/clouds/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/clouds/spark
+	$(MVN) -f deploy/trino/resolve/clouds/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/clouds/trino
 	@touch $@
 
 # Chromium, and axe from npm, for the tests of the console.
@@ -226,7 +249,7 @@ test-fast: venv
 durations: PYTEST_ARGS += --keep-durations
 durations: test
 
-test-all: venv jars services opa $(if $(JAVA25_FOUND),trino)
+test-all: venv jars services opa openfga hdfs clouds $(if $(JAVA25_FOUND),trino)
 	TEST_EXPLORE=1 $(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: demo-note

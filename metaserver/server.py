@@ -45,7 +45,7 @@ from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
-from seamark.metaserver.access.opa import open_authorizer
+from seamark.metaserver.access.policies.opening import open_authorizer
 from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.components import ServerComponents, SharedComponents
 from seamark.metaserver.api.http.errors import make_error_response

@@ -34,7 +34,7 @@ STORAGE_SETTINGS = (
         "s3_backend",
     ),
     *("azure_endpoint", "azure_account_key", "azure_tenant_id", "azure_client_id", "azure_client_secret"),
-    *("gcs_endpoint", "gcs_service_account_key", "gcs_service_account_file"),
+    *("gcs_endpoint", "gcs_service_account_key", "gcs_service_account_file", "hdfs_config_folder"),
 )
 """The flags of commands that read the warehouse. Other settings come from variables and the TOML file."""
 

@@ -6,19 +6,31 @@ schemes and the form of its locations. `connector/client/storage.py` opens local
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyarrow import fs
 
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import find_authorities_file
 from seamark.formats.storage.storages import find_rules
 
+if TYPE_CHECKING:
+    import hdfs_native
+else:
+    hdfs_native = LazyModule("hdfs_native")
+
+HDFS_CONFIG_FOLDER = "hdfs.config-folder"
+"""The property with the folder of Hadoop's configuration. Only processes of the server get it, from `use_keys`."""
+_HDFS_PORTS = (8020, 9000, 9866, 9867)
 _TOKEN_LIFETIME_S = 3600
 """The assumed lifetime in seconds of a Google token whose expiry is unknown."""
 
@@ -156,7 +168,133 @@ class GoogleClient(ClientStorage):
         return [*files, os.path.expanduser("~/.config/gcloud")]
 
 
-CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client(), "gs": GoogleClient(), "abfss": AzureClient()}
+class _DurableFile(io.RawIOBase):
+    """A new file in HDFS, whose bytes are on the disks of the DataNodes when it is closed."""
+
+    def __init__(self, writer: hdfs_native.FileWriter) -> None:
+        super().__init__()
+        self._writer = writer
+        self._is_empty = True
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._is_empty = False
+        return self._writer.write(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            if not self._is_empty:
+                self._writer.hsync()
+            self._writer.close()
+        super().close()
+
+
+class HdfsFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
+    """The files of HDFS for pyarrow, through the library hdfs-native. A path begins with the nameservice.
+
+    It has only the operations of readers and writers. They create, read and delete files, and never rename a file.
+    """
+
+    def __init__(self, config_folder: str) -> None:
+        self._config_folder = config_folder
+
+    def get_type_name(self) -> str:
+        return "hdfs"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        infos = []
+        for path in paths:
+            client, below = self._find(path)
+            try:
+                status = client.get_file_info(below)
+            except FileNotFoundError:
+                infos.append(fs.FileInfo(path, fs.FileType.NotFound))
+            else:
+                infos.append(_describe_hdfs_file(path, status))
+        return infos
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        client, below = self._find(selector.base_dir)
+        authority = selector.base_dir.partition("/")[0]
+        try:
+            statuses = list(client.list_status(below, recursive=selector.recursive))
+        except FileNotFoundError:
+            if selector.allow_not_found:
+                return []
+            raise
+        return [_describe_hdfs_file(f"{authority}{status.path}", status) for status in statuses]
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        client, below = self._find(path)
+        client.mkdirs(below, create_parent=recursive)
+
+    def delete_file(self, path: str) -> None:
+        client, below = self._find(path)
+        if not client.delete(below, False):
+            raise FileNotFoundError(path)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        client, below = self._find(path)
+        return pa.PythonFile(client.read(below), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        client, below = self._find(path)
+        options = hdfs_native.WriteOptions(overwrite=False, create_parent=True)
+        return pa.PythonFile(_DurableFile(client.create(below, options)), mode="w")
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise NotImplementedError("Readers and writers of tables neither rename, copy nor append to files")
+
+    delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    move = copy_file = open_append_stream = _refuse
+
+    def _find(self, path: str) -> tuple[hdfs_native.Client, str]:
+        authority, _, below = path.partition("/")
+        return _open_hdfs_client(authority, self._config_folder), f"/{below}"
+
+
+def _describe_hdfs_file(path: str, status: hdfs_native.FileStatus) -> fs.FileInfo:
+    kind = fs.FileType.Directory if status.isdir else fs.FileType.File
+    return fs.FileInfo(path, kind, mtime_ns=status.modification_time * 1_000_000, size=status.length)
+
+
+@lru_cache(maxsize=64)
+def _open_hdfs_client(authority: str, config_folder: str) -> hdfs_native.Client:
+    return hdfs_native.Client(f"hdfs://{authority}", config_dir=config_folder or None)
+
+
+class HdfsClient(ClientStorage):
+    """HDFS. The configuration of Hadoop comes from `lent_keys`, or from the variable HADOOP_CONF_DIR."""
+
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+        return fs.PyFileSystem(HdfsFiles(lent_keys.get(HDFS_CONFIG_FOLDER, "")))
+
+    def has_keys(self, properties: Mapping[str, str]) -> bool:
+        return False
+
+    def list_urls(self, properties: Mapping[str, str]) -> list[str]:
+        # The default ports of NameNodes and DataNodes. The location of the table is not known here.
+        return [f"hdfs://hdfs:{port}" for port in _HDFS_PORTS]
+
+    def list_configuration_files(self) -> list[str]:
+        variables = [os.environ.get(name, "") for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "KRB5_CONFIG")]
+        return [*filter(os.path.isabs, variables), "/etc/krb5.conf"]
+
+
+CLIENT_STORAGES: dict[str, ClientStorage] = {
+    "s3": S3Client(),
+    "gs": GoogleClient(),
+    "abfss": AzureClient(),
+    "hdfs": HdfsClient(),
+}
 """The storages by the scheme of normalised locations."""
 
 

@@ -10,6 +10,7 @@ import os
 
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.azure import AzureDataLake
+from seamark.formats.storage.hdfs import Hdfs
 from seamark.formats.storage.rules import StorageRules
 
 LOCAL = "file"
@@ -71,7 +72,7 @@ class GoogleCloudStorage(StorageRules):
 
 
 STORAGES: dict[str, StorageRules] = {
-    rules.scheme: rules for rules in (LocalFiles(), S3(), GoogleCloudStorage(), AzureDataLake())
+    rules.scheme: rules for rules in (LocalFiles(), S3(), GoogleCloudStorage(), AzureDataLake(), Hdfs())
 }
 """The storages by the scheme of normalized locations."""
 

@@ -136,7 +136,9 @@ class Authenticator:
             keyring: The signing keys of the warehouse.
         """
         service = ServiceTokens(keyring, self._clock)
-        statements = StatementTokens(keyring, self._clock, needs_groups=bool(self._settings.opa_url))
+        statements = StatementTokens(
+            keyring, self._clock, needs_groups=bool(self._settings.opa_url or self._settings.openfga_url)
+        )
         return Authenticator(
             self._settings, self._store, self._clock, self.issuer, service, statements, self._verifiers,
             self._certificates, store,
@@ -329,6 +331,6 @@ async def open_authenticator(
         has_oidc = "oidc" in settings.auth
         verifiers = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else {}
         service = ServiceTokens(keyring, clock)
-        statements = StatementTokens(keyring, clock, needs_groups=bool(settings.opa_url))
+        statements = StatementTokens(keyring, clock, needs_groups=bool(settings.opa_url or settings.openfga_url))
         certificates = CertificateIdentities(read_rules(settings), clock) if "cert" in settings.auth else None
         yield Authenticator(settings, store, clock, issuer, service, statements, verifiers, certificates)

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
+from seamark.metaserver.objects.hdfs.hdfs_storage import HdfsStorage
 from seamark.metaserver.objects.local_storage import LocalStorage
 from seamark.metaserver.objects.s3_storage import S3Storage
 from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.settings.settings import Settings
 
 SERVER_STORAGES: dict[str, ServerStorage] = {
-    storage.rules.scheme: storage for storage in (LocalStorage(), S3Storage(), GoogleStorage(), AzureStorage())
+    storage.rules.scheme: storage
+    for storage in (LocalStorage(), S3Storage(), GoogleStorage(), AzureStorage(), HdfsStorage())
 }
 
 

@@ -1,4 +1,4 @@
-"""The settings of Azure Data Lake Storage and Google Cloud Storage, a part of the settings in `settings.py`."""
+"""The settings of Azure Data Lake Storage, Google Cloud Storage and HDFS, a part of the settings in `settings.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class CloudSettings:
-    """The settings of Azure Data Lake Storage and Google Cloud Storage."""
+    """The settings of Azure Data Lake Storage, Google Cloud Storage and HDFS."""
 
     azure_account_key: str = setting(
         "",
@@ -51,6 +51,11 @@ class CloudSettings:
         "Credentials that clients receive for Google Cloud Storage: none (they use their own credentials), or token "
         "(an access token that is restricted to one table).",
         choices=("none", "token"),
+    )
+    hdfs_config_folder: str = setting(
+        "",
+        "Folder with Hadoop's files core-site.xml and hdfs-site.xml, which name the NameNodes of a nameservice. If it "
+        "is empty, the server uses the variable HADOOP_CONF_DIR.",
     )
     s3_sts_role: str = setting(
         "",

@@ -19,6 +19,7 @@ from seamark.metaserver.settings.events import EventSettings
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.opa import OpaSettings
+from seamark.metaserver.settings.openfga import OpenFgaSettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
 from seamark.metaserver.settings.streams import StreamSettings
 from seamark.metaserver.settings.warehouses import WarehouseSettings
@@ -37,6 +38,7 @@ class Settings(
     TenantSettings,
     FleetSettings,
     OpaSettings,
+    OpenFgaSettings,
     EventSettings,
 ):
     """All settings of the server."""

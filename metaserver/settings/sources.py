@@ -81,6 +81,10 @@ def check_consistency(settings: Settings) -> None:
             f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: the issuer of the accepted tokens, and the "
             "audience that they must contain. For several issuers, set oidc_issuers_file"
         )
+    if settings.openfga_url and settings.opa_url:
+        raise ConfigError("opa_url and openfga_url name two policy servers: set one of them")
+    if settings.openfga_url and not settings.openfga_store_id:
+        raise ConfigError("openfga_url needs openfga_store_id, the id of the store with the relations: set it")
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
         raise ConfigError("s3_access_key_id and s3_secret_access_key must be set together: set both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:

@@ -39,8 +39,8 @@ def test_file_can_be_deleted_twice(tmp_path: Path) -> None:
 
 
 def test_error_of_an_unknown_storage_names_the_location() -> None:
-    with pytest.raises(ValueError, match="hdfs://x/y"):
-        Storage().open("hdfs://x/y")
+    with pytest.raises(ValueError, match="oss://x/y"):
+        Storage().open("oss://x/y")
 
 
 def test_s3_is_accessed_with_the_properties_of_the_catalog(s3: S3, s3_bucket: str) -> None:

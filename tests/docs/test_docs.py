@@ -45,6 +45,15 @@ NOT_SETTINGS = {
     *("merge_files", "read_environment_keys"),  # seamark.spark.write, seamark.connector.parquet.encryption.keys
     "file_keys",  # seamark.connector.write.upserts
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
+    *(
+        "can_browse",
+        "can_plan",
+        "can_list",
+        "deny_browse",
+        "deny_plan",
+        "manage_grants",
+        "higher_consistency",
+    ),  # OpenFGA
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
     *(
         "allow_unsigned_extensions",

@@ -120,7 +120,7 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
         ("file:/srv/lake", "file:///srv/lake"),
         ("./lake/", f"file://{Path.cwd()}/lake"),
         ("s3a://lake/warehouse", "s3://lake/warehouse"),
-        ("hdfs://lake", None),
+        ("oss://lake", None),
         ("s3:lake", None),
     ],
 )
@@ -128,7 +128,7 @@ def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, exp
     with pytest.raises(ConfigError) as error:
         resolve_settings({"warehouse": arguments}, {})
     hint = "" if expected_location is None else f"; write {expected_location}"
-    assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss://; {arguments!r} is not{hint}")
+    assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss:// or hdfs://; {arguments!r} is not{hint}")
     if expected_location is not None:
         assert resolve_settings({"warehouse": expected_location}, {}).warehouse == expected_location
 

@@ -15,7 +15,8 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import Forbidden, NoSuchTable, RetryLater
 from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
-from seamark.metaserver.access.opa import REQUESTS_MAX, PolicySlots, open_authorizer
+from seamark.metaserver.access.policies.opening import open_authorizer
+from seamark.metaserver.access.policies.policy import REQUESTS_MAX, PolicySlots
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token

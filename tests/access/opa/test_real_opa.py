@@ -10,7 +10,7 @@ import requests
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.authorizer import GrantAuthorizer
-from seamark.metaserver.access.opa import open_authorizer
+from seamark.metaserver.access.policies.opening import open_authorizer
 from seamark.metaserver.settings.settings import Settings
 from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS
 from tests.access.opa.test_opa import ANN, ORDERS, SALARIES, STAFF

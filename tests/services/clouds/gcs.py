@@ -18,7 +18,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import requests
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests.services.clouds.gcs_proxy import TOKEN_PATH
 from tests.services.process import (
     CACHE,
     REPO,
@@ -50,6 +53,22 @@ class GoogleStorage:
         """Return the settings with which a server uses the emulator."""
         key = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
         return {"gcs_endpoint": self.endpoint, "gcs_service_account_key": json.dumps(key)}
+
+    def make_service_account(self) -> dict[str, str]:
+        """Return the key of a service account, to which the proxy issues tokens."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        text = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return {
+            "type": "service_account",
+            "project_id": "tests",
+            "private_key_id": "1",
+            "private_key": text.decode(),
+            "client_email": "engine@tests.iam.gserviceaccount.com",
+            "client_id": "1",
+            "token_uri": f"{self.endpoint}{TOKEN_PATH}",
+        }
 
     def make_client_properties(self) -> dict[str, str]:
         """Return the properties with which PyIceberg and Seamark's client use the emulator."""

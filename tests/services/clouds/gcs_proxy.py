@@ -16,6 +16,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+TOKEN_PATH = "/token"
+"""The path at which the proxy issues tokens to service accounts. The emulator accepts every token."""
 _NO_SUCH_BUCKET = (
     '<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchBucket</Code>'
     "<Message>The specified bucket does not exist.</Message></Error>"
@@ -40,6 +42,8 @@ async def serve(upstream: str, port: int) -> None:
 
 async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
     """Pass the request on. Requests of the XML API that the emulator lacks become requests of the JSON API."""
+    if request.path == TOKEN_PATH:
+        return web.json_response({"access_token": "any", "expires_in": 3600, "token_type": "Bearer"})
     body = await request.content.read()  # request.read() has a limit of a megabyte.
     is_xml = not request.path.startswith(("/upload/", "/storage/", "/_"))
     if is_xml and ("uploads" in request.query or "uploadId" in request.query):

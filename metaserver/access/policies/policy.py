@@ -1,18 +1,15 @@
-"""An authorizer that asks Open Policy Agent (OPA) about each operation that the grants allow.
+"""The parts that all policy servers share: slots for requests, a cache of decisions, and the authorizer.
 
-The policy can only take rights away: an error in a policy never allows an operation that the grants do not allow. If
-OPA does not answer, or answers with anything except `true`, the operation is refused.
-
-A request is `POST {"input": {…}}` to a rule (`/v1/data/<path>`) of OPA's REST API. The input contains the principal
-with its groups and roles, the operation, the privileges that it needs, the warehouse, and the object. A listing sends
-several objects in one request, to a rule that returns the positions of the allowed objects, as Trino's plugin does.
+A policy can only take rights away: an error in a policy never allows an operation that the grants do not allow. If the
+policy server gives no decision, the operation is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -29,24 +26,20 @@ from seamark.metaserver.access.authorizer import Authorizer, Scope, find_rule
 from seamark.metaserver.access.bearer_files import read_bearer_token
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
-from seamark.metaserver.access.rights.privileges import list_names
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
-from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 
-BATCH_MAX = 1000
-"""The maximum number of objects in one request."""
 REQUESTS_MAX = 32
-"""The maximum number of concurrent requests to OPA. One principal has at most half of them."""
+"""The maximum number of concurrent requests to a policy server. One principal has at most half of them."""
 _WAITS_MAX = 10
-"""The maximum time that a request waits for a slot, as a multiple of `opa_timeout_s`."""
+"""The maximum time that a request waits for a slot, as a multiple of the timeout of a request."""
 ANSWER_BYTES_MAX = 1 << 20
-_log = structlog.get_logger("seamark.opa")
+_log = structlog.get_logger("seamark.policy")
 _Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
 
 
 class PolicySlots:
-    """Slots for requests to OPA, which the principals share. An instance belongs to one event loop.
+    """Slots for requests to a policy server, which the principals share. An instance belongs to one event loop.
 
     A principal has at most half of the slots. Among the waiting requests, a single decision is served before a part of
     a listing. Among equal requests, the principal with the fewest slots is served first, then the request that has
@@ -121,25 +114,49 @@ class PolicySlots:
         return not self._slots_by_holder and not self._waiting
 
 
-class OpaClient:
-    """Requests decisions from OPA, and caches them for a short time."""
+class PolicyClient(ABC):
+    """Requests decisions from a policy server, and caches them for a short time.
 
-    def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession, warehouse_name: str) -> None:
-        self._url, self._batch_url = settings.opa_url, settings.opa_batch_url
-        self._token_file = settings.opa_token_file
-        self._timeout_s, self._cache_s = settings.opa_timeout_s, settings.opa_cache_s
-        self._entries_max = settings.opa_cache_entries
-        self._clock = clock
+    Attributes:
+        product: The name of the policy server in messages.
+        objects_max: The maximum number of objects in one request.
+    """
+
+    product: str
+    objects_max: int
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        clock: Clock,
+        *,
+        token_file: str,
+        timeout_s: float,
+        cache_s: float,
+        entries_max: int,
+    ) -> None:
         self._http = http
-        self._warehouse_name = warehouse_name
+        self._clock = clock
+        self._token_file = token_file
+        self._timeout_s = timeout_s
+        self._cache_s = cache_s
+        self._entries_max = entries_max
         self.slots = PolicySlots(REQUESTS_MAX)
         self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
+
+    @abstractmethod
+    async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+        """Request the decisions for at most `objects_max` objects.
+
+        Raises:
+            aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError: The server gave no valid answer.
+        """
 
     async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
         """Return, for each object, whether the policy allows the operation on it.
 
         Raises:
-            RetryLater: OPA does not answer, or its answer is invalid.
+            RetryLater: The policy server does not answer, or its answer is invalid.
         """
         now_s = self._clock.monotonic()
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
@@ -149,8 +166,8 @@ class OpaClient:
             if until_s > now_s:
                 answers_by_question[question] = is_allowed
         new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
-        for start in range(0, len(new_questions), BATCH_MAX):
-            batch = new_questions[start : start + BATCH_MAX]
+        for start in range(0, len(new_questions), self.objects_max):
+            batch = new_questions[start : start + self.objects_max]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
             answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
@@ -166,45 +183,21 @@ class OpaClient:
             self._decisions.popitem(last=False)
 
     async def _ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
-        question = {
-            "principal": {"name": principal.name, "groups": list(principal.groups)},
-            "operation": operation,
-            "privileges": list_names(find_rule(operation).bits),
-            "warehouse": self._warehouse_name,
-        }
-        objects = [_describe_securable(securable) for securable in securables]
         try:
-            if len(objects) == 1:
-                return [await self._post(principal.name, self._url, {**question, "object": objects[0]}) is True]
-            if self._batch_url:
-                positions = await self._post(
-                    principal.name, self._batch_url, {**question, "objects": objects}, is_listing=True
-                )
-                return _read_positions(positions, len(objects))
-            return await self._ask_each(
-                principal.name, [{**question, "object": object_fields} for object_fields in objects]
-            )
+            return await self.ask(principal, operation, securables)
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
-            _log.warning("Open Policy Agent gave no decision", error=str(error) or type(error).__name__)
+            _log.warning(f"{self.product} gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
                 "The policy server gave no decision, so the request is refused; try again shortly", 1
             ) from None
 
-    async def _ask_each(self, holder: str, questions: list[dict[str, Any]]) -> list[bool]:
-        try:
-            async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
-                posts = [
-                    group.create_task(self._post(holder, self._url, question, is_listing=True))
-                    for question in questions
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [post.result() is True for post in posts]
-
-    async def _post(self, holder: str, url: str, question: dict[str, Any], *, is_listing: bool = False) -> object:
-        """Return the `result` of OPA's answer, or None if the rule has no value.
+    async def post(self, holder: str, url: str, body: Mapping[str, Any], *, is_listing: bool = False) -> dict[str, Any]:
+        """Return the JSON object that the policy server answers.
 
         The time limit begins when the request is sent, so it does not include the wait for a slot.
+
+        Raises:
+            ValueError: The answer is an error, is too large, or is no JSON object.
         """
         headers = {"Accept": "application/json"}
         if self._token_file:
@@ -212,47 +205,29 @@ class OpaClient:
             headers["Authorization"] = f"Bearer {token}"
         async with (
             self.slots.take(holder, is_listing=is_listing, wait_s=_WAITS_MAX * self._timeout_s),
-            self._http.post(url, json={"input": question}, headers=headers, allow_redirects=False) as answer,
+            self._http.post(url, json=body, headers=headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
-                raise ValueError(f"OPA answered {answer.status}")
-            body = bytearray()
+                raise ValueError(f"{self.product} answered {answer.status}")
+            data = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
-                body += piece
-                if len(body) > ANSWER_BYTES_MAX:
-                    raise ValueError(f"OPA sent more than {ANSWER_BYTES_MAX:,} bytes")
-            document = decode_json(bytes(body), "the answer")
-            return document.get("result") if isinstance(document, dict) else None
+                data += piece
+                if len(data) > ANSWER_BYTES_MAX:
+                    raise ValueError(f"{self.product} sent more than {ANSWER_BYTES_MAX:,} bytes")
+            document = decode_json(bytes(data), "the answer")
+            if not isinstance(document, dict):
+                raise ValueError(f"{self.product} sent no JSON object")
+            return document
 
 
-def _describe_securable(securable: Securable) -> dict[str, Any]:
-    kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
-    fields = {"kind": kind, "namespace": list(securable.namespace)}
-    return {**fields, "name": securable.name} if securable.name else fields
-
-
-def _read_positions(positions: object, count: int) -> list[bool]:
-    """Return, for each position below `count`, whether the answer contains it.
-
-    Raises:
-        ValueError: The answer is not a list of positions.
-    """
-    if positions is None:
-        return [False] * count
-    if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
-        raise ValueError("the result is not a list of positions in the objects")
-    allowed_positions = set(positions)
-    return [place in allowed_positions for place in range(count)]
-
-
-class OpaAuthorizer(Authorizer):
+class PolicyAuthorizer(Authorizer):
     """An authorizer that allows an operation if both the grants and the policy allow it.
 
     The policy does not decide about requests of the server's own jobs. A job acts for the principals that set policies
     of the table, and their rights are checked before the job starts.
     """
 
-    def __init__(self, grants: Authorizer, policy: OpaClient) -> None:
+    def __init__(self, grants: Authorizer, policy: PolicyClient) -> None:
         self._grants = grants
         self._policy = policy
 
@@ -298,7 +273,7 @@ class OpaAuthorizer(Authorizer):
         return [is_seen and next(decisions) for is_seen in visibility]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
-        return f"{principal.name} may not {operation} here: the policy of Open Policy Agent does not allow it"
+        return f"{principal.name} may not {operation} here: the policy of {self._policy.product} does not allow it"
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         return False
@@ -322,22 +297,21 @@ class OpaAuthorizer(Authorizer):
 
 
 @asynccontextmanager
-async def open_authorizer(
-    settings: Settings, clock: Clock, grants: Authorizer, warehouse_name: str
-) -> AsyncIterator[Authorizer]:
-    """Open the configured authorizer: the grants alone, or the grants and Open Policy Agent.
+async def open_session(timeout_s: float, authorities_file: str, setting: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open the connections to a policy server.
+
+    Args:
+        timeout_s: The time limit of a request.
+        authorities_file: The file with the authorities of its certificate, or an empty text.
+        setting: The name of the setting that names this file.
 
     Raises:
-        ConfigError: The certificate authorities in `opa_ca_file` cannot be read.
+        ConfigError: The file cannot be read.
     """
-    if not settings.opa_url:
-        yield grants
-        return
     try:
-        tls = build_client_context(settings.opa_ca_file) if settings.opa_ca_file else None
+        tls = build_client_context(authorities_file) if authorities_file else None
     except ValueError as error:
-        raise ConfigError(f"opa_ca_file: {error}") from None
+        raise ConfigError(f"{setting}: {error}") from None
     connector = aiohttp.TCPConnector(ssl=tls or True, limit=REQUESTS_MAX)
-    timeout = aiohttp.ClientTimeout(total=settings.opa_timeout_s)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-        yield OpaAuthorizer(grants, OpaClient(settings, clock, http, warehouse_name))
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s)) as http:
+        yield http

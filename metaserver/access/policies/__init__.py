@@ -1,0 +1,1 @@
+"""Policy servers beside the grants: Open Policy Agent and OpenFGA."""

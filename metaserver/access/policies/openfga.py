@@ -1,0 +1,189 @@
+"""Asks OpenFGA about each operation that the grants allow. The operation needs a relation for each of its privileges.
+
+OpenFGA has relations of principals to objects, which an operator writes. It does not have the objects of the catalog:
+each question brings the containers of its object, and the groups of its principal, as contextual tuples. So creations,
+renames and drops change nothing in OpenFGA. Relations stay with a name, as grants do until a rename moves them.
+
+`deploy/openfga/model.json` is the authorization model. `can_<privilege>` is the relation that the server asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import aiohttp
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Forbidden
+from seamark.metaserver.access.authorizer import Scope, find_rule
+from seamark.metaserver.access.policies.policy import PolicyClient
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable, list_above
+from seamark.metaserver.access.rights.privileges import list_names
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import FUNCTION, SERVER
+
+OWN_WAREHOUSE = "_"
+"""The id of the server's own warehouse, which no further warehouse can have as its name."""
+SERVER_OBJECT = "server:_"
+_CHECKS_MAX = 50
+"""The maximum number of checks in one request, which is OpenFGA's default limit."""
+_TUPLES_MAX = 100
+"""OpenFGA's limit of contextual tuples in one check."""
+_ID_CHARS_MAX = 240
+_SAFE = "._~@-"
+
+
+class _Check(NamedTuple):
+    relation: str
+    securable: Securable
+
+
+class OpenFgaClient(PolicyClient):
+    """Requests decisions from OpenFGA."""
+
+    product = "OpenFGA"
+    objects_max = 1000
+
+    def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession, warehouse_name: str) -> None:
+        super().__init__(
+            http,
+            clock,
+            token_file=settings.openfga_token_file,
+            timeout_s=settings.openfga_timeout_s,
+            cache_s=settings.openfga_cache_s,
+            entries_max=settings.openfga_cache_entries,
+        )
+        store = quote(settings.openfga_store_id, safe="")
+        self._url = f"{settings.openfga_url.rstrip('/')}/stores/{store}/batch-check"
+        self._options = {"consistency": settings.openfga_consistency.upper()}
+        if settings.openfga_model_id:
+            self._options["authorization_model_id"] = settings.openfga_model_id
+        self._warehouse = warehouse_name or OWN_WAREHOUSE
+
+    async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+        needed = [list_checks(operation, securable) for securable in securables]
+        checks = list(dict.fromkeys(check for checks in needed for check in checks))
+        try:
+            async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
+                requests = [
+                    group.create_task(
+                        self._check(principal, checks[start : start + _CHECKS_MAX], is_listing=len(securables) > 1)
+                    )
+                    for start in range(0, len(checks), _CHECKS_MAX)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        allowed = {check for request in requests for check in request.result()}
+        return [all(check in allowed for check in checks) for checks in needed]
+
+    async def _check(self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool) -> list[_Check]:
+        """Return the checks that OpenFGA allows.
+
+        Raises:
+            Forbidden: The principal belongs to too many groups.
+            ValueError: OpenFGA did not decide about each check.
+        """
+        user = name_user(principal.name)
+        members = [_make_tuple(user, "member", name_group(group)) for group in principal.groups]
+        questions = []
+        for number, check in enumerate(checks):
+            tuples = [*members, *self._list_containers(check.securable)]
+            if len(tuples) > _TUPLES_MAX:
+                raise Forbidden(
+                    f"{principal.name} has {len(members)} groups and roles. OpenFGA accepts at most {_TUPLES_MAX} "
+                    "groups and containers of the object; configure the issuer to state fewer groups"
+                )
+            key = _make_tuple(user, check.relation, name_object(self._warehouse, check.securable))
+            questions.append(
+                {"tuple_key": key, "contextual_tuples": {"tuple_keys": tuples}, "correlation_id": str(number)}
+            )
+        body = {**self._options, "checks": questions}
+        decisions = (await self.post(principal.name, self._url, body, is_listing=is_listing)).get("result")
+        return [check for number, check in enumerate(checks) if _read_decision(decisions, str(number))]
+
+    def _list_containers(self, securable: Securable) -> list[dict[str, str]]:
+        """Return the relations between the object, the namespaces above it, the warehouse and the server."""
+        warehouse = name_object(self._warehouse, WAREHOUSE)
+        if securable.kind == SERVER:
+            return [_make_tuple(warehouse, "own_warehouse", SERVER_OBJECT)]
+        chain = [SERVER_OBJECT, *(name_object(self._warehouse, above) for above in list_above(securable))]
+        chain.append(name_object(self._warehouse, securable))
+        return [_make_tuple(container, "parent", inner) for container, inner in pairwise(chain)]
+
+
+def list_checks(operation: str, securable: Securable) -> list[_Check]:
+    """Return the checks that must all succeed, so that a principal may do the operation on the object."""
+    rule = find_rule(operation)
+    if rule.scope in (Scope.SEEN, Scope.LISTING):
+        # Every login sees the root, and its listing is filtered.
+        is_root = rule.scope is Scope.SEEN and not securable.namespace
+        return [] if is_root else [_Check("can_list", securable.container)]
+    places = {
+        Scope.OBJECT: [securable],
+        Scope.SERVER: [THE_SERVER],
+        Scope.WAREHOUSE: [WAREHOUSE, securable],
+        Scope.CATALOG: [WAREHOUSE, securable],
+    }[rule.scope]
+    relations = [f"can_{name.replace('-', '_')}" for name in list_names(rule.bits)]
+    return [_Check(relation, place) for place in dict.fromkeys(places) for relation in relations]
+
+
+def name_user(principal: str) -> str:
+    """Return the user of OpenFGA for a principal: `user:oidc%3Aann` for `oidc:ann`."""
+    return f"user:{_escape(principal)}"
+
+
+def name_group(group: str) -> str:
+    """Return the object of OpenFGA for a group or a role: `group:role%3Aanalyst` for `role:analyst`."""
+    return f"group:{_escape(group)}"
+
+
+def name_object(warehouse: str, securable: Securable) -> str:
+    """Return the object of OpenFGA for an object of the catalog: `table:_/shop/orders`.
+
+    A view has the type of a table, because they share their names. A long id is replaced by its digest.
+    """
+    if securable.kind == SERVER:
+        return SERVER_OBJECT
+    names = [warehouse, *securable.namespace, *([securable.name] if securable.name else [])]
+    if not securable.namespace:
+        return f"warehouse:{_escape(warehouse)}"
+    kind = "namespace" if not securable.name else "function" if securable.kind == FUNCTION else "table"
+    identifier = "/".join(quote(name, safe=_SAFE) for name in names)
+    return f"{kind}:{_shorten(identifier)}"
+
+
+def _escape(name: str) -> str:
+    return _shorten(quote(name, safe=_SAFE))
+
+
+def _shorten(identifier: str) -> str:
+    if len(identifier) <= _ID_CHARS_MAX:
+        return identifier
+    # No escaped name begins in this way, so a name cannot be that of another digest.
+    return f"%sha256-{hashlib.sha256(identifier.encode()).hexdigest()}"
+
+
+def _make_tuple(user: str, relation: str, name: str) -> dict[str, str]:
+    return {"user": user, "relation": relation, "object": name}
+
+
+def _read_decision(decisions: object, identifier: str) -> bool:
+    """Return whether OpenFGA allows a check.
+
+    Raises:
+        ValueError: There is no decision, or an error instead of a decision.
+    """
+    decision = decisions.get(identifier) if isinstance(decisions, dict) else None
+    if not isinstance(decision, dict) or "error" in decision:
+        raise ValueError("the answer has no decision for a check")
+    allowed: Any = decision.get("allowed")
+    if not isinstance(allowed, bool):
+        raise ValueError("a decision is neither true nor false")
+    return allowed

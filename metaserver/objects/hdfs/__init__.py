@@ -1,0 +1,1 @@
+"""HDFS as a storage of the server."""

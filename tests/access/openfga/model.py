@@ -1,0 +1,105 @@
+"""Writes the authorization model for OpenFGA to `deploy/openfga/model.json`: `python -m tests.access.openfga.model`.
+
+The model has the privileges of the catalog on each type of object. The relations of a privilege `read` are:
+
+- `read` and `deny_read`, which an operator writes;
+- `given_read`: granted on the object or above it, by `read`, by a privilege that includes it, or by a role;
+- `refused_read`: denied on the object or above it, also by the denial of an included privilege;
+- `can_read`, for which the server asks: given and not refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.access.test_rights_matrix import INCLUDED, PRIVILEGES
+from tests.services.process import DEPLOY
+
+PATH = DEPLOY / "openfga" / "model.json"
+ROLES = ("reader", "writer", "admin", "owner")
+CONTAINERS = {
+    "server": [],
+    "warehouse": ["server"],
+    "namespace": ["warehouse", "namespace"],
+    "table": ["namespace"],
+    "function": ["namespace"],
+}
+"""The types that contain objects of each type."""
+
+
+def name_relation(privilege: str) -> str:
+    return privilege.replace("-", "_")
+
+
+def build_model() -> dict[str, Any]:
+    """Return the authorization model in the JSON of OpenFGA's API."""
+    group = {
+        "type": "group",
+        "relations": {"member": {"this": {}}},
+        "metadata": {"relations": {"member": {"directly_related_user_types": list_holders()}}},
+    }
+    types = [_build_type(name, containers) for name, containers in CONTAINERS.items()]
+    return {"schema_version": "1.1", "type_definitions": [{"type": "user"}, group, *types]}
+
+
+def list_holders() -> list[dict[str, Any]]:
+    """Return the types of those that can have a relation: a user, all users, and the members of a group."""
+    return [{"type": "user"}, {"type": "user", "wildcard": {}}, {"type": "group", "relation": "member"}]
+
+
+def _build_type(name: str, containers: list[str]) -> dict[str, Any]:
+    direct = [*ROLES, *(name_relation(privilege) for privilege in PRIVILEGES)]
+    direct += [f"deny_{name_relation(privilege)}" for privilege in PRIVILEGES]
+    if name == "namespace":
+        direct.append("lister")
+    relations: dict[str, Any] = {relation: {"this": {}} for relation in direct}
+    metadata: dict[str, Any] = {relation: {"directly_related_user_types": list_holders()} for relation in direct}
+    if containers:
+        relations["parent"] = {"this": {}}
+        metadata["parent"] = {"directly_related_user_types": [{"type": container} for container in containers]}
+    if name == "server":
+        relations["own_warehouse"] = {"this": {}}
+        metadata["own_warehouse"] = {"directly_related_user_types": [{"type": "warehouse"}]}
+    for privilege in PRIVILEGES:
+        short = name_relation(privilege)
+        given_by = [_computed(name_relation(other)) for other in PRIVILEGES if privilege in INCLUDED[other]]
+        given_by += [_computed(role) for role in ROLES if privilege in INCLUDED[role]]
+        denials = [f"deny_{name_relation(other)}" for other in PRIVILEGES if other in INCLUDED[privilege]]
+        refused_by = [_computed(denial) for denial in denials]
+        if containers:
+            given_by.append(_inherited("parent", f"given_{short}"))
+            refused_by.append(_inherited("parent", f"refused_{short}"))
+        if name == "server":
+            # An admin of the server's own warehouse is an admin of the server, and denials on this warehouse apply.
+            given_by.append(_inherited("own_warehouse", "admin"))
+            refused_by += [_inherited("own_warehouse", denial) for denial in denials]
+        relations[f"given_{short}"] = {"union": {"child": given_by}}
+        relations[f"refused_{short}"] = {"union": {"child": refused_by}}
+        relations[f"can_{short}"] = {
+            "difference": {"base": _computed(f"given_{short}"), "subtract": _computed(f"refused_{short}")}
+        }
+    if name == "namespace":
+        relations["can_list"] = {"union": {"child": [_computed("can_browse"), _computed("lister")]}}
+    elif name == "warehouse":
+        relations["can_list"] = _computed("can_browse")
+    return {"type": name, "relations": relations, "metadata": {"relations": metadata}}
+
+
+def _computed(relation: str) -> dict[str, Any]:
+    return {"computedUserset": {"object": "", "relation": relation}}
+
+
+def _inherited(container: str, relation: str) -> dict[str, Any]:
+    return {"tupleToUserset": {"tupleset": {"relation": container}, "computedUserset": {"relation": relation}}}
+
+
+def format_model() -> str:
+    """Return the model as JSON with a line for each type."""
+    model = build_model()
+    types = ",\n".join(json.dumps(each, separators=(",", ":")) for each in model["type_definitions"])
+    return f'{{"schema_version":"{model["schema_version"]}","type_definitions":[\n{types}\n]}}\n'
+
+
+if __name__ == "__main__":
+    PATH.write_text(format_model())

@@ -1,0 +1,243 @@
+"""Tests of HDFS with a real NameNode and DataNode."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import hdfs_native
+import pyarrow as pa
+import pytest
+
+import seamark
+from seamark.connector.client.catalog import create_table, drop_table
+from seamark.connector.client.indexes import IndexClient
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError, ObjectExists, RetryLater, StorageError
+from seamark.formats.storage.locations import normalize_location, parse_location
+from seamark.metaserver.objects.hdfs import hdfs_objects
+from seamark.metaserver.objects.hdfs.hdfs_objects import TEMPORARY_PREFIX
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings.settings import Settings
+from tests.connector.server_thread import ServerThread
+from tests.objects.contract import ObjectStoreContract
+from tests.seeds import first_seed
+from tests.services.clouds.hdfs import HdfsCluster, run_hdfs
+from tests.services.process import choose_free_port
+from tests.waits import block_until
+
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"id": 1, "name": "id", "type": "long", "required": False},
+        {"id": 2, "name": "part", "type": "string", "required": False},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    with run_hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
+
+
+def build_settings(warehouse: str, **changes: Any) -> Settings:
+    return dataclasses.replace(Settings(warehouse=warehouse, storage_timeout_s=60.0), **changes)
+
+
+def make_client(location: str) -> tuple[hdfs_native.Client, str]:
+    parsed = parse_location(location)
+    return hdfs_native.Client(f"hdfs://{parsed.bucket}"), f"/{parsed.path}"
+
+
+@pytest.mark.slow
+class TestHdfsContract(ObjectStoreContract):
+    @pytest.fixture
+    def base(self, hdfs: HdfsCluster) -> str:
+        return f"{hdfs.create_folder_name()}/warehouse/corner"
+
+    @pytest.fixture
+    async def store(self, base: str) -> AsyncIterator[ObjectStore]:
+        async with open_objects(build_settings(base.removesuffix("/corner")), SystemClock()) as objects:
+            yield objects
+
+
+@pytest.mark.slow
+async def test_random_operations_agree_with_a_dictionary(hdfs: HdfsCluster) -> None:
+    warehouse, generator = f"{hdfs.create_folder_name()}/wh", random.Random(first_seed())
+    expected: dict[str, bytes] = {}
+    locations = [f"{warehouse}/{folder}/{name}" for folder in ("t", "t/data", "t1") for name in ("a", "b ü%41", "c")]
+    async with open_objects(build_settings(warehouse), SystemClock()) as objects:
+        for _ in range(200):
+            location = generator.choice(locations)
+            match generator.choice(("create", "create", "read", "range", "delete", "list")):
+                case "create":
+                    data = generator.randbytes(generator.choice((0, 1, 100, 70_000)))
+                    if location in expected:
+                        with pytest.raises(ObjectExists):
+                            await objects.create(location, data)
+                    else:
+                        await objects.create(location, data, durable=generator.random() < 0.5)
+                        expected[location] = data
+                case "read" if location in expected:
+                    assert await objects.read(location) == expected[location]
+                case "range" if location in expected:
+                    start, length = generator.randrange(80_000), generator.randrange(80_000)
+                    part = await objects.read_range(location, start, length)
+                    assert part == expected[location][start : start + length]
+                case "delete":
+                    await objects.delete(location)
+                    expected.pop(location, None)
+                case "list":
+                    folder = generator.choice((warehouse, f"{warehouse}/t", f"{warehouse}/t/data"))
+                    listed = {info.location: info.size_bytes async for info in objects.list(folder)}
+                    below = {path: data for path, data in expected.items() if path.startswith(f"{folder}/")}
+                    assert listed == {path: len(data) for path, data in below.items()}
+                case _:
+                    assert await objects.exists(location) == (location in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_lost_reply_to_a_rename_is_not_reported_as_a_conflict(
+    hdfs: HdfsCluster, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    warehouse = f"{hdfs.create_folder_name()}/wh"
+    open_client = hdfs_objects.open_client
+
+    def open_faulty_client(authority: str, settings: Settings) -> hdfs_native.Client:
+        client = open_client(authority, settings)
+        rename = client.rename
+
+        def lose_reply(*arguments: Any, **options: Any) -> None:
+            if fault == "after":
+                rename(*arguments, **options)
+            raise RuntimeError("the connection was reset")
+
+        client.rename = lose_reply  # type: ignore[method-assign]
+        return client
+
+    monkeypatch.setattr(hdfs_objects, "open_client", open_faulty_client)
+    async with open_objects(build_settings(warehouse), SystemClock()) as objects:
+        if fault == "after":
+            await objects.create(f"{warehouse}/a", b"1")
+            assert await objects.read(f"{warehouse}/a") == b"1"
+        else:
+            with pytest.raises(RetryLater, match="connection was reset"):
+                await objects.create(f"{warehouse}/a", b"1")
+        client, path = make_client(warehouse)
+        names = [status.path.rpartition("/")[2] for status in client.list_status(path)]
+        assert names == (["a"] if fault == "after" else [])
+
+
+@pytest.mark.slow
+async def test_incomplete_objects_are_neither_listed_nor_read(hdfs: HdfsCluster) -> None:
+    warehouse = f"{hdfs.create_folder_name()}/wh"
+    async with open_objects(build_settings(warehouse), SystemClock()) as objects:
+        await objects.create(f"{warehouse}/t/a", b"1")
+        client, path = make_client(warehouse)
+        with client.create(f"{path}/t/{TEMPORARY_PREFIX}left") as writer:
+            writer.write(b"half")
+        assert [info.location async for info in objects.list(warehouse)] == [f"{warehouse}/t/a"]
+
+
+@pytest.mark.slow
+async def test_errors_from_hdfs_say_what_to_correct(hdfs: HdfsCluster) -> None:
+    warehouse = f"{hdfs.create_folder_name()}/wh"
+    client, path = make_client(warehouse)
+    async with open_objects(build_settings(warehouse), SystemClock()) as objects:
+        await objects.create(f"{warehouse}/file", b"1")
+        with pytest.raises(StorageError, match="a part of it is a file"):
+            await objects.create(f"{warehouse}/file/below", b"1")
+        client.set_permission(path, 0o500)
+        client.set_owner(path, "somebody")
+        await objects.ping()
+    unreachable = f"hdfs://127.0.0.1:{choose_free_port()}/wh"
+    async with open_objects(build_settings(unreachable, storage_timeout_s=5.0), SystemClock()) as objects:
+        with pytest.raises(RetryLater, match="HDFS did not"):
+            await objects.read(f"{unreachable}/a")
+    with pytest.raises(ConfigError, match="No configuration file names the NameNodes of 'lake'"):
+        async with open_objects(build_settings("hdfs://lake/wh"), SystemClock()):
+            pass
+
+
+@pytest.mark.slow
+async def test_nameservice_is_found_in_the_configuration_folder(hdfs: HdfsCluster, tmp_path: Path) -> None:
+    address = hdfs.root.removeprefix("hdfs://")
+    properties = {
+        "dfs.nameservices": "lake",
+        "dfs.ha.namenodes.lake": "one",
+        "dfs.namenode.rpc-address.lake.one": address,
+    }
+    entries = "".join(f"<property><name>{name}</name><value>{v}</value></property>" for name, v in properties.items())
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{entries}</configuration>")
+    (tmp_path / "core-site.xml").write_text("<configuration/>")
+    path = hdfs.create_folder_name().removeprefix(f"{hdfs.root}/")
+    settings = build_settings(f"hdfs://lake/{path}", hdfs_config_folder=str(tmp_path))
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(f"hdfs://lake/{path}/a", b"1")
+    async with open_objects(build_settings(f"{hdfs.root}/{path}"), SystemClock()) as objects:
+        assert await objects.read(f"{hdfs.root}/{path}/a") == b"1"
+
+
+@pytest.mark.slow
+def test_table_in_hdfs_is_written_planned_and_purged(hdfs: HdfsCluster, tmp_path: Path) -> None:
+    warehouse = f"{hdfs.create_folder_name()}/lake"
+    server = ServerThread(tmp_path / "home", warehouse=warehouse, drop_retention_s=0, housekeeping_interval_s=0.1)
+    server.start()
+    try:
+        with closing(IndexClient(server.url)) as client:
+            create_table(client, "db.t", SCHEMA, properties={})
+            for first in (0, 1000):
+                ids = range(first, first + 1000)
+                data = pa.table({"id": ids, "part": [f"p {number % 3}/ü" for number in ids]})
+                seamark.append(client, "db.t", data)
+            assert client.load_table("db.t").location.startswith(f"{warehouse}/db/t")
+            assert sorted(seamark.scan(client, "db.t").to_arrow()["id"].to_pylist()) == list(range(2000))
+            assert client.explain("db.t", "id > 1990").files == 1
+            planned = seamark.scan(client, "db.t", where="id > 1990").to_arrow()
+            assert sorted(planned["id"].to_pylist()) == list(range(1991, 2000))
+            assert server.run(_list_objects(server.components.objects, warehouse))
+            drop_table(client, "db.t", purge=True)
+        block_until(lambda: not server.run(_list_objects(server.components.objects, warehouse)))
+    finally:
+        server.stop()
+
+
+async def _list_objects(objects: ObjectStore, folder: str) -> list[str]:
+    return [info.location async for info in objects.list(folder)]
+
+
+def test_spellings_of_one_hdfs_location_are_equal() -> None:
+    assert parse_location("HDFS://NameNode:8020/lake/t/") == parse_location("hdfs://namenode:8020/lake/t")
+    assert normalize_location("hdfs://NN:8020/lake/t") == normalize_location("hdfs://nn/lake/t")
+    assert parse_location("hdfs://nn/A") != parse_location("hdfs://nn/a")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "hdfs:///lake",
+        "hdfs:/lake",
+        "hdfs://user@nn/lake",
+        "hdfs://nn:port/lake",
+        "hdfs://nn:8020:1/lake",
+        "hdfs://-nn/lake",
+        "hdfs://nn/lake/../other",
+        "hdfs://nn/lake//t",
+        "hdfs://nn/lake/%2e%2e/t",
+        "hdfs://nn/lake/a:b",
+        "hdfs://nn/.reserved/.inodes/16386",
+        "hdfs://nn/lake/t/.snapshot/before/data",
+        "hdfs://nn/lake/t/%2esnapshot/before",
+        "hdfs://nn/lake?user=root",
+    ],
+)
+def test_ambiguous_or_reserved_hdfs_location_is_refused(location: str) -> None:
+    with pytest.raises(BadRequest):
+        parse_location(location)
