@@ -7,7 +7,7 @@ location of the metadata file is needed, and PyIceberg does not support all type
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,7 +25,14 @@ from pyiceberg.exceptions import (
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
+from seamark.connector.moving.source import (
+    CatalogRefusal,
+    CatalogUnavailable,
+    EntryMissing,
+    FoundTables,
+    Levels,
+    find_each,
+)
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
@@ -261,7 +268,10 @@ class RestSource:
                 return []
             return self._catalog.list_names(Endpoints.list_views, namespace)
 
-    def find_table(self, namespace: Levels, name: str) -> str:
+    def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
+        return find_each(self._find_table, namespace, names)
+
+    def _find_table(self, namespace: Levels, name: str) -> str:
         with translate_errors():
             return self._catalog.load_location(Endpoints.load_table, IdentifierKind.TABLE, (*namespace, name))
 

@@ -28,7 +28,7 @@ def test_requests_are_signed_for_glue() -> None:
     with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
         with closing(RestSource({"uri": catalog.url, **properties}, 2)) as source:
             # The import does not parse the metadata, which may have a later format version.
-            assert source.find_table(("shop",), "orders") == "s3://lake/t/v1.metadata.json"
+            assert source.find_tables(("shop",), ["orders"])["orders"] == "s3://lake/t/v1.metadata.json"
         assert all(
             headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=key/")
             and "/eu-central-1/glue/aws4_request" in headers["Authorization"]
@@ -54,6 +54,12 @@ def test_error_of_a_namespace_ends_the_listing() -> None:
             assert list(source.list_namespaces()) == [("shop",)]
 
 
+def raise_refusal(location: str | CatalogRefusal) -> None:
+    """Raise the reason why a table cannot be imported."""
+    if isinstance(location, CatalogRefusal):
+        raise location
+
+
 @pytest.mark.parametrize(
     ("status", "body", "error"),
     [
@@ -70,7 +76,7 @@ def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, erro
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(error),
     ):
-        source.find_table(("shop",), "orders")
+        raise_refusal(source.find_tables(("shop",), ["orders"])["orders"])
 
 
 def test_nested_namespaces_of_a_catalog_that_ignores_the_parent_are_listed_once() -> None:
