@@ -62,6 +62,8 @@ class HiveSource:
         except ValueError as error:
             raise CatalogRefusal(f"{uri} is not the address of a metastore: {error}") from None
         self._user = properties.get("ugi", "")
+        self._views: dict[Levels, list[str]] = {}
+        """The names of the views by namespace, which `list_tables` finds in the same answers."""
 
     def list_namespaces(self) -> Iterator[Levels]:
         with self._connect() as client:
@@ -77,10 +79,12 @@ class HiveSource:
         return properties
 
     def list_tables(self, namespace: Levels) -> list[str]:
-        return self._list(namespace, _TABLE)
+        tables, self._views[namespace] = self._list(namespace)
+        return tables
 
     def list_views(self, namespace: Levels) -> list[str]:
-        return self._list(namespace, _VIEW)
+        views = self._views.pop(namespace, None)
+        return self._list(namespace)[1] if views is None else views
 
     def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
         return self._find(namespace, names, _TABLE)
@@ -94,16 +98,16 @@ class HiveSource:
     def close(self) -> None:
         """Do nothing: each call has its own connection, because a connection serves one thread."""
 
-    def _list(self, namespace: Levels, kind: str) -> list[str]:
-        """Return the names of Iceberg tables or views. Tables of other formats are left out."""
+    def _list(self, namespace: Levels) -> tuple[list[str], list[str]]:
+        """Return the names of Iceberg tables and views. Tables of other formats are left out."""
         with self._connect() as client:
             names: list[str] = client.get_all_tables(namespace[0])
         names = sorted(set(names))
-        listed: list[str] = []
+        kinds: dict[str, str] = {}
         for start in range(0, len(names), _TABLES_PER_CALL):
             tables = self._load(namespace, names[start : start + _TABLES_PER_CALL])
-            listed += [name for name, table in tables.items() if _read_kind(table) == kind]
-        return listed
+            kinds |= {name: _read_kind(table) for name, table in tables.items()}
+        return [name for name in kinds if kinds[name] == _TABLE], [name for name in kinds if kinds[name] == _VIEW]
 
     def _find(self, namespace: Levels, names: Sequence[str], kind: str) -> FoundTables:
         """Return the locations of the metadata files of tables or views."""

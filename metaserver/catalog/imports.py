@@ -179,7 +179,7 @@ class Imports:
             except (CommitUnknown, RetryLater):
                 raise
             except SeamarkError:
-                pass  # One of the tables cannot be registered, and the next lines find out which.
+                pass  # One of the tables cannot be registered, and has no effect on the others below.
             else:
                 return list(await asyncio.gather(*(self._check_registered(caller, table.entry) for table in tables)))
         return [await self._register_table(caller, table) for table in tables]

@@ -22,10 +22,11 @@ from thrift.server.TServer import TThreadedServer
 from thrift.transport.TSocket import TServerSocket
 from thrift.transport.TTransport import TBufferedTransportFactory
 
-from seamark.connector.client.catalog import create_namespace, create_table, load_namespace_properties
+from seamark.connector.client.catalog import create_namespace, create_table, load_namespace_properties, load_view
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving import hive_metastore as hive_source
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
+from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.test_import import COLUMNS, append_ids, import_all, run_import
 
 ODD_NAMES = ("a/b", "../x", "a\0b", "'; DROP TABLE t --", '"', "%2e%2e%2f", "x" * 5000, " ", "漢\u202e\x1b[31m")
@@ -91,13 +92,17 @@ def test_import_takes_the_iceberg_tables_of_a_metastore(
     append_ids(origin, "shop.orders", 1)
     location = find_metadata_location(origin, "shop.orders")
     service.tables["orders"] = {"table_type": "iceberg", "metadata_location": location}
+    view = {"name": "recent", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    created = origin._request_json("POST", "/v1/namespaces/shop/views", body=view)
+    service.tables["recent"] = {"table_type": "ICEBERG-VIEW", "metadata_location": created["metadata-location"]}
     service.tables["plain"] = {"table_type": "EXTERNAL"}
     service.tables["broken"] = {"table_type": "ICEBERG"}
     for name in ODD_NAMES:
         service.tables[name] = {"table_type": "ICEBERG", "metadata_location": "file:///etc/passwd"}
     outcomes = import_all(target, address)
     refused = dict.fromkeys([f"shop.{name}" for name in ("broken", *ODD_NAMES)], "refused")
-    assert outcomes == {"shop": "imported", "shop.orders": "imported", **refused}
+    assert outcomes == {"shop": "imported", "shop.orders": "imported", "shop.recent": "imported", **refused}
+    assert load_view(target, "shop.recent") == load_view(origin, "shop.recent")
     assert {"owner": "ann", "comment": "Orders"}.items() <= load_namespace_properties(target, "shop").items()
     assert json.loads(target.load_table("shop.orders").metadata)["location"] in location
 

@@ -15,9 +15,9 @@ from pyiceberg.catalog import Catalog, hive, load_catalog
 from seamark.connector.client.catalog import create_namespace, load_namespace_properties
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
+from tests.moving.glue import run_glue
+from tests.moving.hive import Hive4Client, run_hive_metastore
 from tests.moving.test_import import import_all, run_import
-from tests.services.glue import run_glue
-from tests.services.hive import Hive4Client, run_hive_metastore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})

@@ -63,7 +63,7 @@ class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     is_new: Annotated[bool, doc("False if the name already referred to this metadata file.")]
 
 
-class TableImport(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+class TableImportResult(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     """The result for one table. It has either a UUID or an error."""
 
     name: str
@@ -75,7 +75,7 @@ class TableImport(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 class ImportTablesAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     """The results for all tables of a request."""
 
-    results: list[TableImport]
+    results: list[TableImportResult]
 
 
 @Route(
@@ -172,11 +172,11 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
         )
 
 
-def _describe_table(name: str, result: ImportResult) -> TableImport:
+def _describe_table(name: str, result: ImportResult) -> TableImportResult:
     if isinstance(result, SeamarkError):
-        return TableImport(name, error=result.message)
+        return TableImportResult(name, error=result.message)
     entry, is_new = result
-    return TableImport(name, entry.uuid, is_new)
+    return TableImportResult(name, entry.uuid, is_new)
 
 
 def _describe_import(entry: Entry, is_new: bool) -> ImportAnswer:

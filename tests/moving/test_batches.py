@@ -1,0 +1,121 @@
+"""Tests of `importTables`, which registers several tables in one transaction.
+
+The oracle is `importTable`, with one request for each table in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.connector.client.catalog import (
+    TableImport,
+    create_namespace,
+    create_table,
+    import_table,
+    import_tables,
+)
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
+from seamark.connector.client.indexes import IndexClient
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.moving.random_names import list_catalog
+from tests.moving.test_import import COLUMNS
+from tests.seeds import first_seed, mark_fast
+
+TABLES = 24
+
+
+class MetadataFiles:
+    """Metadata files of random tables, of which some cannot be registered, alone or together with others."""
+
+    def __init__(self, rng: random.Random, metadata: dict[str, Any], lake: Path) -> None:
+        self._rng = rng
+        self._metadata = metadata
+        self._lake = lake
+        self._written: list[dict[str, Any]] = []
+
+    def write(self) -> str:
+        """Write a metadata file, and return its location."""
+        metadata = json.loads(json.dumps(self._metadata))
+        metadata |= {"table-uuid": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), "properties": {}}
+        metadata["location"] = (self._lake / f"t{len(self._written)}").as_uri()
+        fault = self._rng.choice(("none",) * 12 + ("uuid", "nested", "same", "outside", "property", "json", "missing"))
+        earlier = self._rng.choice(self._written) if self._written else metadata
+        if fault == "uuid":
+            metadata["table-uuid"] = earlier["table-uuid"]
+        elif fault in ("nested", "same"):
+            metadata["location"] = earlier["location"] + ("/inner" if fault == "nested" else "")
+        elif fault == "outside":
+            metadata["location"] = "file:///etc/t"
+        elif fault == "property":
+            metadata["properties"] = {"s3.endpoint": "http://internal"}
+        self._written.append(metadata)
+        folder = self._lake / f"t{len(self._written)}" if fault == "outside" else _find_folder(metadata["location"])
+        path = folder / "metadata" / f"{self._rng.randrange(10**9):09}-a.metadata.json"
+        if fault != "missing":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{" if fault == "json" else json.dumps(metadata))
+        return path.as_uri()
+
+
+def _find_folder(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def import_each(client: IndexClient, namespace: str, locations: dict[str, str]) -> list[TableImport]:
+    """Import the tables one after another."""
+    results = []
+    for name, location in locations.items():
+        try:
+            results.append(TableImport(import_table(client, (namespace, name), location), ""))
+        except Refused as error:
+            # Messages name the warehouse of the server.
+            results.append(TableImport(False, error.message.replace("/twin/", "/target/")))
+    return results
+
+
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 30), 1))
+def test_tables_of_one_request_get_the_results_of_single_requests(
+    seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path
+) -> None:
+    rng = random.Random(seed)
+    create_namespace(origin, "shop", {})
+    create_table(origin, "shop.model", COLUMNS, properties={})
+    files = MetadataFiles(rng, json.loads(origin.load_table("shop.model", history=True).metadata), lake / "tables")
+    view = {"name": "view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    for client in (target, twin):
+        create_namespace(client, "shop", {})
+        client._request_json("POST", "/v1/namespaces/shop/views", body=view)
+    registered: dict[str, str] = {}
+    for _ in range(3):
+        names = [f"n{rng.randrange(10 * TABLES)}" for _ in range(TABLES)]
+        locations = {name: files.write() for name in names}
+        again = rng.sample(sorted(registered), min(2, len(registered)))
+        locations |= {name: registered[name] for name in again}
+        locations |= {"view": files.write(), "a/b": files.write()} if rng.random() < 0.5 else {}
+        shuffled = rng.sample(sorted(locations.items()), len(locations))
+        planned = import_tables(target, "shop", dict(shuffled), dry_run=True)
+        results = import_tables(target, "shop", dict(shuffled))
+        assert results == import_each(twin, "shop", dict(shuffled))
+        assert [plan for plan, result in zip(planned, results, strict=True) if not result.error] == [
+            result for result in results if not result.error
+        ]
+        registered |= {name: location for (name, location), result in zip(shuffled, results, strict=True) if result[0]}
+    tables = {name: document for name, document in list_catalog(target).items() if name[0] == "table"}
+    assert tables == {name: document for name, document in list_catalog(twin).items() if name[0] == "table"}
+    assert {name[-1] for name in tables} == registered.keys()
+    registrations = [instant for instant in target.timeline() if instant.action == "register"]
+    assert sorted(instant.name for instant in registrations) == sorted(registered)
+
+
+def test_tables_of_a_missing_namespace_are_refused_together(target: IndexClient) -> None:
+    with pytest.raises(NoSuchResource):
+        import_tables(target, "none", {"t": "file:///etc/passwd"})
+    for locations in ({}, {f"t{number}": "file:///etc/passwd" for number in range(1001)}):
+        with pytest.raises(InvalidRequest):
+            import_tables(target, "none", locations)
