@@ -30,7 +30,6 @@ _TABLE = "ICEBERG"
 _MISSING_CODE = "EntityNotFoundException"
 _UNAVAILABLE_CODES = frozenset(
     (
-        "AccessDeniedException",
         "ExpiredTokenException",
         "IncompleteSignatureException",
         "InvalidSignatureException",

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from seamark.connector.moving import rest_catalog
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
 from tests.moving.http_catalog import serve_catalog
@@ -124,3 +125,19 @@ def test_tables_are_listed_to_the_last_page_although_the_login_expires() -> None
         pytest.raises(EntryMissing),
     ):
         source.list_tables(("a",))
+
+
+def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"identifiers": [{"namespace": ["a"], "name": "x" * 1000}] * 200}
+    with (
+        serve_catalog(lambda path, headers: (200, answer)) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+    ):
+        assert len(source.list_tables(("a",))) == 200
+        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 17)
+        with pytest.raises(CatalogUnavailable, match="has more than 0 MiB"):
+            source.list_tables(("a",))
+        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 20)
+        monkeypatch.setattr(rest_catalog, "_BODY_S", 0.0)
+        with pytest.raises(CatalogUnavailable, match="takes more than 0 s"):
+            source.list_tables(("a",))
