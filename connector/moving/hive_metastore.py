@@ -34,14 +34,18 @@ _IDLE_MS = 60_000
 _CALL_S = 300.0
 """The maximum time of one call."""
 _CALL_BYTES_MAX = 128 << 20
-_CALL_VALUES_MAX = 2_000_000
+_CALL_VALUES_MAX = 1_000_000
 """The maximum number of values in the lists, sets and maps of one answer."""
-_TABLES_PER_CALL = 200
+_TABLES_PER_CALL = 100
 _CAPABILITIES = [ClientCapability.INSERT_ONLY_TABLES]
 """Without it, the metastore refuses a call that asks for several tables if one of them is an insert-only table."""
 _TABLE, _VIEW = "ICEBERG", "ICEBERG-VIEW"
 """The values of the parameter `table_type`, for tables and for views."""
 _INVALID_SIZES = (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE)
+
+
+class _AnswerTooLarge(CatalogRefusal):
+    """Raised if an answer has more bytes or values than the limit."""
 
 
 class HiveSource:
@@ -116,8 +120,14 @@ class HiveSource:
 
     def _load(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table]:
         """Return the tables with these names. Missing tables are left out, and so are tables with other names."""
-        with self._connect() as client:
-            tables = _load_tables(client, namespace[0], list(names))
+        try:
+            with self._connect() as client:
+                tables = _load_tables(client, namespace[0], list(names))
+        except _AnswerTooLarge:
+            if len(names) == 1:
+                raise
+            middle = len(names) // 2  # Tables with thousands of columns need smaller answers.
+            return self._load(namespace, names[:middle]) | self._load(namespace, names[middle:])
         by_name = {table.tableName: table for table in tables or ()}
         return {name: by_name[name] for name in names if name in by_name}
 
@@ -141,7 +151,7 @@ class HiveSource:
             raise EntryMissing(f"The metastore no longer has the entry: {error.message}") from None
         except (TTransportException, OSError) as error:
             if isinstance(error, TTransportException) and error.type in _INVALID_SIZES:
-                raise CatalogRefusal(f"The answer of the metastore is too large or invalid: {error}") from None
+                raise _AnswerTooLarge(f"The answer of the metastore is too large or invalid: {error}") from None
             raise CatalogUnavailable(f"The metastore {self._host}:{self._port} does not answer: {error}") from None
         except TException as error:
             raise CatalogRefusal(f"The metastore refuses the call: {error}") from None

@@ -200,3 +200,16 @@ def test_tables_that_were_not_requested_are_ignored(metastore: tuple[Metastore, 
     found_tables = source.find_tables(("shop",), ["orders", "gone"])
     assert found_tables["orders"] == "s3://lake/orders"
     assert isinstance(found_tables["gone"], EntryMissing)
+
+
+def test_wide_tables_are_read_in_smaller_answers(
+    metastore: tuple[Metastore, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, address = metastore
+    wide = {"table_type": "ICEBERG", "metadata_location": "s3://lake/t"} | {f"p{n}": "v" for n in range(98)}
+    service.tables |= {f"t{number}": wide for number in range(9)}
+    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)  # Three tables
+    assert len(hive_source.HiveSource(address, {}).list_tables(("shop",))) == 9
+    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 50)
+    with pytest.raises(CatalogRefusal, match="more than 50 values"):
+        hive_source.HiveSource(address, {}).list_tables(("shop",))
