@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from thrift.transport.TTransport import TBufferedTransportFactory
 from seamark.connector.client.catalog import create_namespace, create_table, load_namespace_properties, load_view
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving import hive_metastore as hive_source
+from seamark.connector.moving.opening import open_source
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.test_import import COLUMNS, append_ids, import_all, run_import
@@ -213,3 +215,17 @@ def test_wide_tables_are_read_in_smaller_answers(
     monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 50)
     with pytest.raises(CatalogRefusal, match="more than 50 values"):
         hive_source.HiveSource(address, {}).list_tables(("shop",))
+
+
+@pytest.mark.parametrize(
+    ("address", "library"),
+    [("thrift://host", "hive_metastore.ThriftHiveMetastore"), ("glue://", "pyiceberg.catalog.glue")],
+)
+def test_error_names_the_extra_that_installs_a_missing_library(
+    address: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hive_metastore", "glue"):
+        monkeypatch.delitem(sys.modules, f"seamark.connector.moving.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(CatalogRefusal, match=r"needs the library .*: pip install 'seamark\[moving\]'"):
+        open_source(address, {}, 1)
