@@ -83,6 +83,19 @@ def import_each(client: IndexClient, namespace: str, locations: dict[str, str]) 
 def test_tables_of_one_request_get_the_results_of_single_requests(
     seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path
 ) -> None:
+    check_batches(seed, origin, target, twin, lake)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + 10))
+def test_tables_of_one_request_get_the_results_of_single_requests_in_postgres(
+    seed: int, origin: IndexClient, postgres_target: IndexClient, twin: IndexClient, lake: Path
+) -> None:
+    check_batches(seed, origin, postgres_target, twin, lake)
+
+
+def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path) -> None:
+    """Import random tables by requests for several tables, and by single requests, and compare the catalogs."""
     rng = random.Random(seed)
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.model", COLUMNS, properties={})
