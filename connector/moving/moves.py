@@ -109,7 +109,7 @@ class Move:
         selection: The namespaces, tables and views to move.
         into: The namespace of the destination in which the namespaces of the source are created. If it is empty, they
         keep their names.
-        workers: The maximum number of tables that move at the same time.
+        workers: The maximum number of views, and of batches of tables, that move at the same time.
     """
 
     source: Source
