@@ -156,7 +156,14 @@ class Imports:
         if check_properties is not None:
             await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
-        await self._check_unnamed(entry)
+        try:
+            await self._check_unnamed(entry)
+        except AlreadyExists:
+            # Another request may have registered the entry under this name since the start.
+            existing = await self._find(entry.kind, namespace, name, location)
+            if existing is None:
+                raise
+            return existing, False
         operations = [
             *context.create_entry(caller, entry),
             # Without a transaction, this checks whether other entries have the locations.

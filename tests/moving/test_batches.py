@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from seamark.connector.client.catalog import (
 )
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.moving.rest_catalog import RestSource
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.random_names import list_catalog
 from tests.moving.test_import import COLUMNS
@@ -142,3 +145,21 @@ def test_tables_of_a_missing_namespace_are_refused_together(target: IndexClient)
     for locations in ({}, {f"t{number}": "file:///etc/passwd" for number in range(1001)}):
         with pytest.raises(InvalidRequest):
             import_tables(target, "none", locations)
+
+
+def test_concurrent_requests_for_the_same_tables_register_each_table_once(
+    origin: IndexClient, target: IndexClient
+) -> None:
+    create_namespace(origin, "shop", {})
+    create_namespace(target, "shop", {})
+    names = [f"t{number}" for number in range(8)]
+    for name in names:
+        create_table(origin, ("shop", name), COLUMNS, properties={})
+    with closing(RestSource({"uri": origin.url}, 2)) as source:
+        found_tables = source.find_tables(("shop",), names)
+    locations = {name: str(location) for name, location in found_tables.items()}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: import_tables(target, "shop", locations), range(6)))
+    assert not [result.error for results in answers for result in results if result.error]
+    for number in range(len(names)):
+        assert [results[number].is_new for results in answers].count(True) == 1
