@@ -19,7 +19,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi nessie helm opa openfga clouds hdfs sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi nessie hive helm opa openfga clouds hdfs sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -175,7 +175,13 @@ $(CACHE)/hudi.stamp:
 	$(MVN) org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=$(HUDI) -DoutputDirectory=$(CURDIR)/$(CACHE)/hudi/jars
 	@touch $@
 
-# Only for the slow tests with Nessie in tests/moving, which run this target themselves.
+# Only for the slow tests with a Hive metastore and with Nessie in tests/moving, which run these targets themselves.
+hive: $(CACHE)/hive.stamp
+$(CACHE)/hive.stamp: deploy/hive/resolve/pom.xml | java
+	@mkdir -p $(CACHE)/hive && rm -f $(CACHE)/hive/*.jar
+	$(MVN) -f deploy/hive/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/hive
+	@touch $@
+
 NESSIE := org.projectnessie.nessie:nessie-quarkus:0.99.0:jar:runner
 nessie: $(CACHE)/nessie.stamp
 $(CACHE)/nessie.stamp: | java

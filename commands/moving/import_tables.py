@@ -50,9 +50,10 @@ def import_tables(
 ) -> None:
     """Register the tables and views of SOURCE. Their files stay where they are.
 
-    SOURCE is the URL of an Iceberg REST catalog, thrift://HOST:PORT of a Hive metastore, or the folder of a Hadoop
-    warehouse, such as s3://lake/warehouse. If an import was killed, start it again to continue it. Repeating a finished
-    import changes nothing. Stop all writers of SOURCE first, because two catalogs must not commit to one table.
+    SOURCE is the URL of an Iceberg REST catalog, thrift://HOST:PORT of a Hive metastore, glue://REGION of AWS Glue, or
+    the folder of a Hadoop warehouse, such as s3://lake/warehouse. If an import was killed, start it again to continue
+    it. Repeating a finished import changes nothing. Stop all writers of SOURCE first, because two catalogs must not
+    commit to one table.
     """
     properties = read_properties(properties_file, catalog_token, catalog_warehouse)
     selection, target_namespace = make_selection(namespaces, tables), parse_name(into) if into else ()

@@ -29,7 +29,7 @@ def moving_options(command: Command) -> Command:
             type=click.IntRange(1, _WORKERS_MAX),
             default=8,
             show_default=True,
-            help="Maximum number of tables that are registered at the same time.",
+            help="Maximum number of requests at the same time. An import registers up to 64 tables in a request.",
         ),
         click.option(
             "--table",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
@@ -127,6 +127,18 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     return metadata
 
 
+class TableImport(NamedTuple):
+    """The result of the import of a table.
+
+    Attributes:
+        is_new: Whether the table was not registered before.
+        error: The reason why the table is not imported, or empty.
+    """
+
+    is_new: bool
+    error: str
+
+
 def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, dry_run: bool = False) -> bool:
     """Register a table of a different catalog under a name, unless the name already refers to this metadata file.
 
@@ -144,6 +156,28 @@ def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, 
     """
     body = {"metadata-location": metadata_location, "dry-run": dry_run}
     return bool(client._request_json("PUT", f"{make_table_path(table)}/import", body=body)["is-new"])
+
+
+def import_tables(
+    client: SeamarkClient, namespace: Name, metadata_locations: Mapping[str, str], *, dry_run: bool = False
+) -> list[TableImport]:
+    """Register tables of a different catalog in a namespace, as `import_table` does.
+
+    A table that the server refuses does not affect the others.
+
+    Args:
+        metadata_locations: The locations of the metadata files by the names of the tables.
+
+    Returns:
+        The results, in the order of the locations.
+
+    Raises:
+        NoSuchResource: The namespace does not exist.
+    """
+    path = f"/api/v1/namespaces/{make_namespace_path(_split_levels(namespace))}/import"
+    body = {"metadata-locations": dict(metadata_locations), "dry-run": dry_run}
+    results = client._request_json("PUT", path, body=body)["results"]
+    return [TableImport(result.get("is-new", False), result.get("error", "")) for result in results]
 
 
 def import_view(

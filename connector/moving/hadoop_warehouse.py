@@ -18,7 +18,14 @@ from pyarrow import ArrowException
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
+from seamark.connector.moving.source import (
+    CatalogRefusal,
+    CatalogUnavailable,
+    EntryMissing,
+    FoundTables,
+    Levels,
+    find_each,
+)
 
 _LEVELS_MAX = 32
 _HINT = "version-hint.text"
@@ -80,7 +87,10 @@ class HadoopSource:
     def list_views(self, namespace: Levels) -> list[str]:
         return []
 
-    def find_table(self, namespace: Levels, name: str) -> str:
+    def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
+        return find_each(self._find_table, namespace, names)
+
+    def _find_table(self, namespace: Levels, name: str) -> str:
         folder = (*namespace, name, _METADATA)
         infos = self._list(folder)
         files = [file for info in infos if (file := _parse_file(info)) is not None]

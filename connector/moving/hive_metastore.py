@@ -1,29 +1,51 @@
 """Finds the Iceberg tables of a Hive metastore, for an import.
 
 The parameters of a table contain the location of its metadata file. PyIceberg has a client for the metastore's Thrift
-interface.
+interface. Hive 4 no longer has the calls that Hive 2.2 has, so both are used.
+
+The metastore is not trusted: the time, the bytes and the values of an answer are limited while it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from hive_metastore.ThriftHiveMetastore import Client
-from hive_metastore.ttypes import NoSuchObjectException, Table
+from hive_metastore.ttypes import (
+    ClientCapabilities,
+    ClientCapability,
+    GetTablesRequest,
+    NoSuchObjectException,
+    Table,
+    UnknownDBException,
+)
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
-from thrift.Thrift import TException
+from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
-from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
+from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, FoundTables, Levels
 
 _PORT = 9083
-_TIMEOUT_MS = 60_000
-_TABLES_PER_CALL = 500
+_IDLE_MS = 60_000
+_CALL_S = 300.0
+"""The maximum time of one call."""
+_CALL_BYTES_MAX = 128 << 20
+_CALL_VALUES_MAX = 1_000_000
+"""The maximum number of values in the lists, sets and maps of one answer."""
+_TABLES_PER_CALL = 100
+_CAPABILITIES = [ClientCapability.INSERT_ONLY_TABLES]
+"""Without it, the metastore refuses a call that asks for several tables if one of them is an insert-only table."""
 _TABLE, _VIEW = "ICEBERG", "ICEBERG-VIEW"
 """The values of the parameter `table_type`, for tables and for views."""
+_INVALID_SIZES = (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE)
+
+
+class _AnswerTooLarge(CatalogRefusal):
+    """Raised if an answer has more bytes or values than the limit."""
 
 
 class HiveSource:
@@ -31,18 +53,26 @@ class HiveSource:
 
     Args:
         uri: `thrift://HOST:PORT`.
-        user: The name of the user for whom the metastore checks rights. If it is empty, no name is sent.
+        properties: `ugi` is the name of the user for whom the metastore checks rights. Without it, no name is sent.
+
+    Raises:
+        CatalogRefusal: The port is invalid.
     """
 
-    def __init__(self, uri: str, user: str = "") -> None:
+    def __init__(self, uri: str, properties: Mapping[str, str]) -> None:
         parts = urlsplit(uri)
-        self._host, self._port = parts.hostname or "localhost", parts.port or _PORT
-        self._user = user
+        try:
+            self._host, self._port = parts.hostname or "localhost", parts.port or _PORT
+        except ValueError as error:
+            raise CatalogRefusal(f"{uri} is not the address of a metastore: {error}") from None
+        self._user = properties.get("ugi", "")
+        self._views: dict[Levels, list[str]] = {}
+        """The names of the views by namespace, which `list_tables` finds in the same answers."""
 
     def list_namespaces(self) -> Iterator[Levels]:
         with self._connect() as client:
             names: list[str] = client.get_all_databases()
-        yield from ((name,) for name in sorted(names))
+        yield from ((name,) for name in sorted(set(names)))
 
     def load_properties(self, namespace: Levels) -> dict[str, str]:
         with self._connect() as client:
@@ -53,36 +83,53 @@ class HiveSource:
         return properties
 
     def list_tables(self, namespace: Levels) -> list[str]:
-        return self._list(namespace, _TABLE)
+        tables, self._views[namespace] = self._list(namespace)
+        return tables
 
     def list_views(self, namespace: Levels) -> list[str]:
-        return self._list(namespace, _VIEW)
+        views = self._views.pop(namespace, None)
+        return self._list(namespace)[1] if views is None else views
 
-    def find_table(self, namespace: Levels, name: str) -> str:
-        return self._find(namespace, name, _TABLE)
+    def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
+        return self._find(namespace, names, _TABLE)
 
     def find_view(self, namespace: Levels, name: str) -> str:
-        return self._find(namespace, name, _VIEW)
+        location = self._find(namespace, [name], _VIEW)[name]
+        if isinstance(location, CatalogRefusal):
+            raise location
+        return location
 
     def close(self) -> None:
         """Do nothing: each call has its own connection, because a connection serves one thread."""
 
-    def _list(self, namespace: Levels, kind: str) -> list[str]:
-        """Return the names of Iceberg tables or views. Tables of other formats are left out."""
+    def _list(self, namespace: Levels) -> tuple[list[str], list[str]]:
+        """Return the names of Iceberg tables and views. Tables of other formats are left out."""
         with self._connect() as client:
             names: list[str] = client.get_all_tables(namespace[0])
-            tables: list[Table] = []
-            for start in range(0, len(names), _TABLES_PER_CALL):
-                tables += client.get_table_objects_by_name(namespace[0], names[start : start + _TABLES_PER_CALL])
-        return sorted(table.tableName for table in tables if _read_kind(table) == kind)
+        names = sorted(set(names))
+        kinds: dict[str, str] = {}
+        for start in range(0, len(names), _TABLES_PER_CALL):
+            tables = self._load(namespace, names[start : start + _TABLES_PER_CALL])
+            kinds |= {name: _read_kind(table) for name, table in tables.items()}
+        return [name for name in kinds if kinds[name] == _TABLE], [name for name in kinds if kinds[name] == _VIEW]
 
-    def _find(self, namespace: Levels, name: str, kind: str) -> str:
-        with self._connect() as client:
-            table = client.get_table(namespace[0], name)
-        location = (table.parameters or {}).get("metadata_location")
-        if _read_kind(table) != kind or not location:
-            raise CatalogRefusal("The metastore does not state the location of the metadata file")
-        return str(location)
+    def _find(self, namespace: Levels, names: Sequence[str], kind: str) -> FoundTables:
+        """Return the locations of the metadata files of tables or views."""
+        tables = self._load(namespace, names)
+        return {name: _read_location(tables.get(name), name, kind) for name in names}
+
+    def _load(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table]:
+        """Return the tables with these names. Missing tables are left out, and so are tables with other names."""
+        try:
+            with self._connect() as client:
+                tables = _load_tables(client, namespace[0], list(names))
+        except _AnswerTooLarge:
+            if len(names) == 1:
+                raise
+            middle = len(names) // 2  # Tables with thousands of columns need smaller answers.
+            return self._load(namespace, names[:middle]) | self._load(namespace, names[middle:])
+        by_name = {table.tableName: table for table in tables or ()}
+        return {name: by_name[name] for name in names if name in by_name}
 
     @contextmanager
     def _connect(self) -> Iterator[Client]:
@@ -90,26 +137,82 @@ class HiveSource:
 
         Raises:
             CatalogUnavailable: The metastore does not answer.
-            EntryMissing: The table, view or database no longer exists.
-            CatalogRefusal: The metastore refuses a call.
+            EntryMissing: The database no longer exists.
+            CatalogRefusal: The metastore refuses a call, or its answer is invalid or too large.
         """
-        socket = TSocket(self._host, self._port)
-        socket.setTimeout(_TIMEOUT_MS)
-        transport = TBufferedTransport(socket)
+        transport = TBufferedTransport(_LimitedSocket(self._host, self._port))
         try:
             transport.open()
-            client = Client(TBinaryProtocol(transport))
+            client = Client(_LimitedProtocol(transport))
             if self._user:
                 client.set_ugi(self._user, [])
             yield client
-        except NoSuchObjectException as error:
+        except (NoSuchObjectException, UnknownDBException) as error:
             raise EntryMissing(f"The metastore no longer has the entry: {error.message}") from None
         except (TTransportException, OSError) as error:
+            if isinstance(error, TTransportException) and error.type in _INVALID_SIZES:
+                raise _AnswerTooLarge(f"The answer of the metastore is too large or invalid: {error}") from None
             raise CatalogUnavailable(f"The metastore {self._host}:{self._port} does not answer: {error}") from None
         except TException as error:
             raise CatalogRefusal(f"The metastore refuses the call: {error}") from None
+        # Thrift raises these for invalid UTF-8, unknown types, and values that are nested too deeply.
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CatalogRefusal(f"The answer of the metastore is invalid: {error}") from None
         finally:
             transport.close()
+
+
+class _LimitedSocket(TSocket):  # type: ignore[misc]
+    """A connection that ends after a time or a number of bytes, even if the metastore continues to send."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.setTimeout(_IDLE_MS)
+        self._ends_s = time.monotonic() + _CALL_S
+        self._remaining_bytes = _CALL_BYTES_MAX
+
+    def read(self, sz: int) -> bytes:
+        if time.monotonic() > self._ends_s:
+            raise TTransportException(TTransportException.TIMED_OUT, f"the answer takes more than {_CALL_S:.0f} s")
+        data: bytes = super().read(sz)
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
+            raise TTransportException(TTransportException.SIZE_LIMIT, f"more than {_CALL_BYTES_MAX >> 20} MiB")
+        return data
+
+
+class _LimitedProtocol(TBinaryProtocol):  # type: ignore[misc]
+    """A protocol that limits the number of values of an answer, because an empty structure needs one byte."""
+
+    def __init__(self, transport: TBufferedTransport) -> None:
+        super().__init__(transport, string_length_limit=_CALL_BYTES_MAX)
+        self._remaining_values = _CALL_VALUES_MAX
+
+    def _check_container_length(self, length: int) -> None:
+        super()._check_container_length(length)
+        self._remaining_values -= length
+        if self._remaining_values < 0:
+            raise TTransportException(TTransportException.SIZE_LIMIT, f"more than {_CALL_VALUES_MAX:,} values")
+
+
+def _load_tables(client: Client, database: str, names: list[str]) -> list[Table]:
+    try:
+        request = GetTablesRequest(database, names, ClientCapabilities(_CAPABILITIES))
+        tables: list[Table] = client.get_table_objects_by_name_req(request).tables
+    except TApplicationException as error:
+        if error.type != TApplicationException.UNKNOWN_METHOD:
+            raise
+        tables = client.get_table_objects_by_name(database, names)
+    return tables
+
+
+def _read_location(table: Table | None, name: str, kind: str) -> str | CatalogRefusal:
+    if table is None:
+        return EntryMissing(f"The metastore no longer has {name}")
+    location = (table.parameters or {}).get("metadata_location")
+    if _read_kind(table) != kind or not location:
+        return CatalogRefusal("The metastore does not state the location of a metadata file")
+    return str(location)
 
 
 def _read_kind(table: Table) -> str:

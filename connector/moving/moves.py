@@ -5,7 +5,7 @@ No file is copied or changed. Each step can be repeated, so an interrupted move 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,8 @@ from seamark.connector.moving.source import CatalogRefusal, EntryMissing, Levels
 Kind = Literal["namespace", "table", "view"]
 Outcome = Literal["moved", "unchanged", "gone", "refused"]
 _PENDING_PER_WORKER = 4
+_TABLES_PER_BATCH = 64
+"""The maximum number of tables of a namespace that are found and registered together."""
 
 
 class Answer(NamedTuple):
@@ -30,6 +32,9 @@ class Answer(NamedTuple):
 
     outcome: Outcome
     reason: str = ""
+
+
+_NO_NAMESPACE = Answer("refused", "It has no namespace; choose one with --into")
 
 
 class Result(NamedTuple):
@@ -47,11 +52,16 @@ class MoveDestination(Protocol):
     def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
         """Create a namespace, unless it exists. The properties of an existing namespace do not change."""
 
-    def register_table(self, name: Levels, metadata_location: str) -> Answer:
-        """Register the metadata file of a table under a name, unless the name already refers to this file."""
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
+        """Register tables, unless their names already refer to these metadata files.
+
+        Args:
+            namespace: The namespace of the tables.
+            locations: The metadata files by the names of the tables. The answers have the same order.
+        """
 
     def register_view(self, name: Levels, metadata_location: str) -> Answer:
-        """Register the metadata file of a view, as `register_table` does."""
+        """Register the metadata file of a view, as `register_tables` does."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,7 @@ class Move:
         selection: The namespaces, tables and views to move.
         into: The namespace of the destination in which the namespaces of the source are created. If it is empty, they
         keep their names.
-        workers: The maximum number of tables that move at the same time.
+        workers: The maximum number of views, and of batches of tables, that move at the same time.
     """
 
     source: Source
@@ -107,7 +117,7 @@ class Move:
     selection: MoveSelection = field(default_factory=MoveSelection)
     into: Levels = ()
     workers: int = 8
-    _seen_namespaces: set[Levels] = field(default_factory=set, init=False)
+    _seen_names: set[Levels] = field(default_factory=set, init=False)
     """The selected names that the source has."""
 
     def run(self) -> Generator[Result]:
@@ -121,7 +131,7 @@ class Move:
             name = self.into[:length]
             yield Result("namespace", name, *self.destination.create_namespace(name, {}))
         with ThreadPoolExecutor(self.workers, thread_name_prefix="move") as pool:
-            pending: set[Future[Result]] = set()
+            pending: set[Future[list[Result]]] = set()
             try:
                 for step in self._list_steps():
                     if isinstance(step, Result):
@@ -130,20 +140,20 @@ class Move:
                     pending.add(pool.submit(step))
                     if len(pending) >= self.workers * _PENDING_PER_WORKER:
                         finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
-                        yield from (future.result() for future in finished_futures)
+                        yield from chain.from_iterable(future.result() for future in finished_futures)
                 while pending:
                     finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in finished_futures)
+                    yield from chain.from_iterable(future.result() for future in finished_futures)
             finally:
                 for future in pending:
                     future.cancel()
-        for kind, name in self.selection.find_missing(self._seen_namespaces):
+        for kind, name in self.selection.find_missing(self._seen_names):
             yield Result(kind, name, "gone", "The catalog does not have it")
 
-    def _list_steps(self) -> Iterator[Result | Callable[[], Result]]:
-        """Move the namespaces and yield their results. Also yield a function for each table and view that moves it."""
+    def _list_steps(self) -> Iterator[Result | Callable[[], list[Result]]]:
+        """Move the namespaces and yield their results. Also yield functions that move tables and views."""
         for namespace in self.source.list_namespaces():
-            self._seen_namespaces.add(namespace)
+            self._seen_names.add(namespace)
             if not self.selection.needs(namespace):
                 continue
             target = (*self.into, *namespace)
@@ -157,11 +167,17 @@ class Move:
             except CatalogRefusal as error:
                 yield Result("namespace", target, *_fail(error))
                 continue
-            kinds: Sequence[tuple[Kind, list[str]]] = (("table", tables), ("view", views))
-            for kind, name in chain.from_iterable(((kind, name) for name in names) for kind, names in kinds):
-                if self.selection.includes(namespace, name):
-                    self._seen_namespaces.add((*namespace, name))
-                    yield partial(self._move_entry, kind, namespace, name)
+            tables, views = self._select(namespace, tables), self._select(namespace, views)
+            for start in range(0, len(tables), _TABLES_PER_BATCH):
+                yield partial(self._move_tables, namespace, tables[start : start + _TABLES_PER_BATCH])
+            for name in views:
+                yield partial(self._move_view, namespace, name)
+
+    def _select(self, namespace: Levels, names: list[str]) -> list[str]:
+        """Return the names that are selected, and add them to the names that the source has."""
+        selected = [name for name in dict.fromkeys(names) if self.selection.includes(namespace, name)]
+        self._seen_names.update((*namespace, name) for name in selected)
+        return selected
 
     def _move_namespace(self, namespace: Levels, target: Levels) -> Answer:
         try:
@@ -170,16 +186,35 @@ class Move:
             return _fail(error)
         return self.destination.create_namespace(target, properties)
 
-    def _move_entry(self, kind: Kind, namespace: Levels, name: str) -> Result:
+    def _move_tables(self, namespace: Levels, names: list[str]) -> list[Result]:
+        target = (*self.into, *namespace)
+        if not target:
+            return [Result("table", (name,), *_NO_NAMESPACE) for name in names]
+        answers: dict[str, Answer] = {}
+        locations: dict[str, str] = {}
+        try:
+            found_tables = self.source.find_tables(namespace, names)
+        except CatalogRefusal as error:
+            found_tables = dict.fromkeys(names, error)
+        for name, location in found_tables.items():
+            if isinstance(location, CatalogRefusal):
+                answers[name] = _fail(location)
+            else:
+                locations[name] = location
+        if locations:
+            answers |= zip(locations, self.destination.register_tables(target, locations), strict=True)
+        return [Result("table", (*target, name), *answers[name]) for name in names]
+
+    def _move_view(self, namespace: Levels, name: str) -> list[Result]:
         target = (*self.into, *namespace, name)
         if len(target) == 1:
-            return Result(kind, target, "refused", "It has no namespace; choose one with --into")
-        find = self.source.find_table if kind == "table" else self.source.find_view
-        register = self.destination.register_table if kind == "table" else self.destination.register_view
+            return [Result("view", target, *_NO_NAMESPACE)]
         try:
-            return Result(kind, target, *register(target, find(namespace, name)))
+            return [
+                Result("view", target, *self.destination.register_view(target, self.source.find_view(namespace, name)))
+            ]
         except CatalogRefusal as error:
-            return Result(kind, target, *_fail(error))
+            return [Result("view", target, *_fail(error))]
 
 
 def _fail(error: CatalogRefusal) -> Answer:

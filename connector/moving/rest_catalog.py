@@ -7,7 +7,8 @@ location of the metadata file is needed, and PyIceberg does not support all type
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,11 +26,22 @@ from pyiceberg.exceptions import (
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
+from seamark.connector.moving.source import (
+    CatalogRefusal,
+    CatalogUnavailable,
+    EntryMissing,
+    FoundTables,
+    Levels,
+    find_each,
+)
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
 _CONNECT_S, _ANSWER_S = 10.0, 60.0
+_BODY_S = 300.0
+"""The maximum time in which the body of an answer is read."""
+_BODY_BYTES_MAX = 256 << 20
+_CHUNK_BYTES = 64 << 10
 _TRIES_MAX = 5
 _BACKOFF_S = 0.5
 _BUSY = (429, 502, 503, 504)
@@ -74,7 +86,7 @@ class _ErrorAnswer(msgspec.Struct):
 class _Adapter(HTTPAdapter):
     """An HTTP adapter that repeats requests while the server is busy.
 
-    It also sets a timeout, which PyIceberg does not.
+    It also limits the time and the size of answers, which PyIceberg does not.
     """
 
     def __init__(self, connections: int) -> None:
@@ -97,7 +109,29 @@ class _Adapter(HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> requests.Response:
-        return super().send(request, stream, timeout or (_CONNECT_S, _ANSWER_S), verify, cert, proxies)
+        response = super().send(request, True, timeout or (_CONNECT_S, _ANSWER_S), verify, cert, proxies)
+        if not stream:
+            # The property `content` of the response returns this instead of reading without a limit.
+            response._content = _read_limited(response)
+        return response
+
+
+def _read_limited(response: requests.Response) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        RequestException: The body is too long or too slow.
+    """
+    ends_s, content = time.monotonic() + _BODY_S, bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        content += chunk
+        if len(content) > _BODY_BYTES_MAX:
+            response.close()
+            raise requests.RequestException(f"an answer has more than {_BODY_BYTES_MAX >> 20} MiB")
+        if time.monotonic() > ends_s:
+            response.close()
+            raise requests.RequestException(f"an answer takes more than {_BODY_S:.0f} s")
+    return bytes(content)
 
 
 class RestConnection(RestCatalog):
@@ -261,7 +295,10 @@ class RestSource:
                 return []
             return self._catalog.list_names(Endpoints.list_views, namespace)
 
-    def find_table(self, namespace: Levels, name: str) -> str:
+    def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
+        return find_each(self._find_table, namespace, names)
+
+    def _find_table(self, namespace: Levels, name: str) -> str:
         with translate_errors():
             return self._catalog.load_location(Endpoints.load_table, IdentifierKind.TABLE, (*namespace, name))
 

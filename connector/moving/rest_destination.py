@@ -47,8 +47,11 @@ class RestDestination:
             return answer._replace(reason=answer.reason or f"Without its location: {read_message(response)}")
         return _answer(response)
 
-    def register_table(self, name: Levels, metadata_location: str) -> Answer:
-        return self._register(Endpoints.register_table, IdentifierKind.TABLE, name, metadata_location)
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
+        return [
+            self._register(Endpoints.register_table, IdentifierKind.TABLE, (*namespace, name), location)
+            for name, location in locations.items()
+        ]
 
     def register_view(self, name: Levels, metadata_location: str) -> Answer:
         if not self._connection.supports(Capability.V1_REGISTER_VIEW):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamark.connector.client.catalog import create_namespace, import_table, import_view
+from seamark.connector.client.catalog import TableImport, create_namespace, import_tables, import_view
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, LoginRequired, Refused
 from seamark.connector.moving.moves import Answer
@@ -46,14 +47,14 @@ class SeamarkDestination:
             return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
         return Answer("moved")
 
-    def register_table(self, name: Levels, metadata_location: str) -> Answer:
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
         try:
-            is_new = import_table(self.client, name, metadata_location, dry_run=self.dry_run)
+            results = import_tables(self.client, namespace, locations, dry_run=self.dry_run)
         except LoginRequired:
             raise
         except Refused as error:
-            return Answer("refused", error.message)
-        return Answer("moved" if is_new else "unchanged")
+            return [Answer("refused", error.message)] * len(locations)
+        return [_answer(result) for result in results]
 
     def register_view(self, name: Levels, metadata_location: str) -> Answer:
         try:
@@ -65,3 +66,9 @@ class SeamarkDestination:
         except Refused as error:
             return Answer("refused", error.message)
         return Answer("moved" if is_new else "unchanged")
+
+
+def _answer(result: TableImport) -> Answer:
+    if result.error:
+        return Answer("refused", result.error)
+    return Answer("moved" if result.is_new else "unchanged")

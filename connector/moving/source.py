@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 Levels = tuple[str, ...]
@@ -19,6 +19,10 @@ class EntryMissing(CatalogRefusal):
 
 class CatalogUnavailable(Exception):
     """Raised if a catalog or the storage does not answer, or no longer accepts the login. The import ends."""
+
+
+FoundTables = dict[str, str | CatalogRefusal]
+"""By the names of tables, the locations of their metadata files, or the reasons why they cannot be imported."""
 
 
 class Source(Protocol):
@@ -39,11 +43,26 @@ class Source(Protocol):
     def list_views(self, namespace: Levels) -> list[str]:
         """Return the names of the views of a namespace."""
 
-    def find_table(self, namespace: Levels, name: str) -> str:
-        """Return the location of the current metadata file of a table."""
+    def find_tables(self, namespace: Levels, names: Sequence[str]) -> FoundTables:
+        """Return the locations of the current metadata files of tables, for each of the names."""
 
     def find_view(self, namespace: Levels, name: str) -> str:
         """Return the location of the current metadata file of a view."""
 
     def close(self) -> None:
         """Close the connections."""
+
+
+def find_each(find: Callable[[Levels, str], str], namespace: Levels, names: Sequence[str]) -> FoundTables:
+    """Find tables one after another.
+
+    Args:
+        find: Returns the location of the metadata file of one table, or raises a CatalogRefusal.
+    """
+    found_tables: FoundTables = {}
+    for name in names:
+        try:
+            found_tables[name] = find(namespace, name)
+        except CatalogRefusal as error:
+            found_tables[name] = error
+    return found_tables

@@ -121,7 +121,7 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(BROWSE, Scope.SEEN)
     for name in ("listTables", "listViews", "listFunctions"):
         rules[name] = Rule(BROWSE, Scope.LISTING)
-    for name in ("registerTable", "registerView", "importTable", "importView"):
+    for name in ("registerTable", "registerView", "importTable", "importTables", "importView"):
         rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(READ, recorded=True)

@@ -6,25 +6,49 @@ and receives no rights from its properties. A repeated import changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import check_new_name, format_path
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, Corrupt
+from seamark.formats.runtime.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    Corrupt,
+    RetryLater,
+    SeamarkError,
+)
 from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import make_claim
-from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS, replace_allowed_locations
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
+from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import make_entry, table_uuid
 from seamark.metaserver.catalog.tables import PropertyCheck, Tables
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import Operation
+
+_CONCURRENT_CHECKS_MAX = 16
+"""The maximum number of tables of one request that are checked at the same time."""
+ImportResult = tuple[Entry, bool] | SeamarkError
+"""The entry of an imported table, and whether it is new, or the reason why it is not imported."""
+
+
+@dataclass(frozen=True)
+class _CheckedTable:
+    """A table that may be imported, and the operations that register it."""
+
+    entry: Entry
+    operations: Sequence[Operation]
 
 
 class Imports:
@@ -57,28 +81,131 @@ class Imports:
             AlreadyExists: The name refers to another metadata file, or the table is live under another name.
             BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
         """
+        (result,) = await self.import_tables(
+            caller, namespace, {name: location}, dry_run=dry_run, check_properties=check_properties
+        )
+        if isinstance(result, SeamarkError):
+            raise result
+        return result
+
+    async def import_tables(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        locations: Mapping[str, str],
+        *,
+        dry_run: bool,
+        check_properties: PropertyCheck | None = None,
+    ) -> list[ImportResult]:
+        """Register tables as `import_table` does, all that can be registered in one transaction.
+
+        If the transaction fails, each table is registered in its own, so that a table that cannot be registered has no
+        effect on the others.
+
+        Args:
+            locations: The metadata files by the names of the tables. The results have the same order.
+        """
+        if not dry_run:
+            await self._context.require_namespace(namespace)
+        checking = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
+
+        async def check(name: str, location: str) -> _CheckedTable | ImportResult:
+            async with checking:
+                try:
+                    return await self._check_table(caller, namespace, name, location, check_properties, dry_run=dry_run)
+                except SeamarkError as error:
+                    return error
+
+        checked = await asyncio.gather(*(check(name, location) for name, location in locations.items()))
+        for each in checked:
+            if isinstance(each, RetryLater):
+                raise each  # The storage or the database is not available, so the request can be repeated.
+        if dry_run:
+            return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
+        registered = await self._register_tables(caller, [each for each in checked if isinstance(each, _CheckedTable)])
+        results = iter(registered)
+        return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
+
+    async def _check_table(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        location: str,
+        check_properties: PropertyCheck | None,
+        *,
+        dry_run: bool,
+    ) -> _CheckedTable | tuple[Entry, bool]:
+        """Return the table with the operations that register it, or its entry if it is registered already."""
+        context = self._context
+        requested_ms = context.clock.now_ms()
         existing_entry = await self._find(EntryKind.TABLE, namespace, name, location)
         if existing_entry is not None:
             return existing_entry, False
+        check_new_name(name, "table name")
         metadata = await self._tables.check_registrable(location)
-        check_client_properties(await self._context.documents.read_stored_properties(location), "An imported table")
+        check_client_properties(await context.documents.read_stored_properties(location), "An imported table")
         if ALLOWED_LOCATIONS in metadata.properties:
             raise BadRequest(
                 f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
                 "from another catalog; remove it there, and set it after the import"
             )
-        check_table_locations(self._context.warehouse, metadata, location)
-        await self._context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
+        check_lasting(location, metadata)
+        check_table_locations(context.warehouse, metadata, location)
+        await context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         if check_properties is not None:
             await check_properties(metadata.properties)
-        entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
-        if dry_run:
-            return await self._check(caller, entry, metadata)
-        # The file may be overwritten between the check and the registration, which therefore allows no locations.
-        register = partial(
-            self._tables.register, overwrite=False, allows_locations=False, check_properties=check_properties
-        )
-        return await self._register(entry, lambda: register(caller, namespace, name, location))
+        entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
+        try:
+            await self._check_unnamed(entry)
+        except AlreadyExists:
+            # Another request may have registered the entry under this name since the start.
+            existing = await self._find(entry.kind, namespace, name, location)
+            if existing is None:
+                raise
+            return existing, False
+        operations = [
+            *context.create_entry(caller, entry),
+            # Without a transaction, this checks whether other entries have the locations.
+            await make_claim(context, caller, metadata, entry, may_restore=not dry_run),
+            # The property is not imported, so this removes the allowed locations of an earlier name of the table.
+            await replace_allowed_locations(context, caller, entry.uuid, {}),
+            context.make_instant(caller, entry, "register", requested_ms=requested_ms),
+        ]
+        return _CheckedTable(entry, operations)
+
+    async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
+        """Register tables in one transaction, or else each of them in its own.
+
+        Raises:
+            CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
+        """
+        if len({table.entry.uuid for table in tables}) == len(tables) > 1:
+            try:
+                await self._context.transact([operation for table in tables for operation in table.operations])
+            except (CommitUnknown, RetryLater):
+                raise
+            except SeamarkError:
+                pass  # One of the tables cannot be registered, and has no effect on the others below.
+            else:
+                return list(await asyncio.gather(*(self._check_registered(caller, table.entry) for table in tables)))
+        return [await self._register_table(caller, table) for table in tables]
+
+    async def _register_table(self, caller: Caller, table: _CheckedTable) -> ImportResult:
+        try:
+            entry, is_new = await self._register(table.entry, lambda: self._context.transact(table.operations))
+        except (CommitUnknown, RetryLater):
+            raise
+        except SeamarkError as error:
+            return error
+        return await self._check_registered(caller, entry) if is_new else (entry, False)
+
+    async def _check_registered(self, caller: Caller, entry: Entry) -> ImportResult:
+        try:
+            await self._tables.check_registered(caller, entry)
+        except SeamarkError as error:
+            return error
+        return entry, True
 
     async def import_view(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, keep_owner: bool, dry_run: bool

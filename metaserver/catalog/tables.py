@@ -169,14 +169,17 @@ class Tables:
         operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._context.remember(caller, status=200, metadata_location=location)
         await self._context.transact(operations)
-        await self._check_registered(caller, entry)
+        await self.check_registered(caller, entry)
         stored_entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored_entry or entry, metadata=metadata)
 
-    async def _check_registered(self, caller: Caller, entry: Entry) -> None:
+    async def check_registered(self, caller: Caller, entry: Entry) -> None:
         """Check that the files of a newly registered table are not being deleted. Otherwise remove its name again.
 
         A concurrent purge or cleaning commit may have missed the new name.
+
+        Raises:
+            NotFound, BadRequest: See `check_registrable`.
         """
         try:
             await self.check_registrable(entry.metadata_location)

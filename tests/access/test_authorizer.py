@@ -52,7 +52,7 @@ WRITER = """createNamespace dropNamespace updateProperties createTable updateTab
     quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit
     makePlanView adviseTtl takeRewriteLease appendRows appendRowsToTables"""
 ADMIN = "purgeDropped addGrant removeGrant"
-CATALOG_WRITER = "registerTable registerView importTable importView"
+CATALOG_WRITER = "registerTable registerView importTable importTables importView"
 CATALOG_ADMIN = """createToken revokeToken createWarehouse putWarehouse dropWarehouse
     listTokens listAudit listReplicas listWarehouses loadWarehouse"""
 LEAST_ROLES = {

@@ -70,7 +70,7 @@ NEEDED = {
     "addGrant removeGrant": {"manage-grants"},
 }
 """The privileges that each operation needs on its object."""
-NEEDED_THROUGHOUT = {"registerTable registerView importTable importView": {"create", "write"}}
+NEEDED_THROUGHOUT = {"registerTable registerView importTable importTables importView": {"create", "write"}}
 NEEDED_ON_CATALOG = {"listAudit": {"manage-grants"}}
 NEEDED_ON_SERVER = {
     "createToken revokeToken listTokens": {"manage-grants"},

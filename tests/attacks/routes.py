@@ -430,6 +430,7 @@ _BODIES: dict[str, _Body] = {
         "properties": {"trino.run-as-owner": "root"},
     },
     "importTable": lambda n: {"metadata-location": n.place(), "dry-run": n.rng.random() < 0.5},
+    "importTables": lambda n: {"metadata-locations": {n.place(): n.place(), EVIL: n.place()}},
     "importView": lambda n: {"metadata-location": n.place(), "keep-owner": True},
     "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},

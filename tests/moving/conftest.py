@@ -35,6 +35,23 @@ def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
         yield client
 
 
+@pytest.fixture
+def twin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
+    """Return a client of a further server, with the same settings as `target`."""
+    home = tmp_path / "twin"
+    with _run_server(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
+        yield client
+
+
+@pytest.fixture
+def postgres_target(tmp_path: Path, lake: Path, postgres_url: str) -> Iterator[IndexClient]:
+    """Return a client of a server like `target`, with a database in PostgreSQL."""
+    home = tmp_path / "target"
+    settings = {"database": postgres_url, "allowed_locations": (lake.as_uri(),)}
+    with _run_server(home, (home / "warehouse").as_uri(), **settings) as client:
+        yield client
+
+
 @contextmanager
 def _run_server(home: Path, warehouse: str, **settings: object) -> Iterator[IndexClient]:
     home.mkdir()

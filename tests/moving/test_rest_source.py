@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from seamark.connector.moving import rest_catalog
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
 from tests.moving.http_catalog import serve_catalog
@@ -28,7 +29,7 @@ def test_requests_are_signed_for_glue() -> None:
     with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
         with closing(RestSource({"uri": catalog.url, **properties}, 2)) as source:
             # The import does not parse the metadata, which may have a later format version.
-            assert source.find_table(("shop",), "orders") == "s3://lake/t/v1.metadata.json"
+            assert source.find_tables(("shop",), ["orders"])["orders"] == "s3://lake/t/v1.metadata.json"
         assert all(
             headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=key/")
             and "/eu-central-1/glue/aws4_request" in headers["Authorization"]
@@ -54,6 +55,12 @@ def test_error_of_a_namespace_ends_the_listing() -> None:
             assert list(source.list_namespaces()) == [("shop",)]
 
 
+def raise_refusal(location: str | CatalogRefusal) -> None:
+    """Raise the reason why a table cannot be imported."""
+    if isinstance(location, CatalogRefusal):
+        raise location
+
+
 @pytest.mark.parametrize(
     ("status", "body", "error"),
     [
@@ -70,7 +77,7 @@ def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, erro
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(error),
     ):
-        source.find_table(("shop",), "orders")
+        raise_refusal(source.find_tables(("shop",), ["orders"])["orders"])
 
 
 def test_nested_namespaces_of_a_catalog_that_ignores_the_parent_are_listed_once() -> None:
@@ -118,3 +125,19 @@ def test_tables_are_listed_to_the_last_page_although_the_login_expires() -> None
         pytest.raises(EntryMissing),
     ):
         source.list_tables(("a",))
+
+
+def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"identifiers": [{"namespace": ["a"], "name": "x" * 1000}] * 200}
+    with (
+        serve_catalog(lambda path, headers: (200, answer)) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+    ):
+        assert len(source.list_tables(("a",))) == 200
+        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 17)
+        with pytest.raises(CatalogUnavailable, match="has more than 0 MiB"):
+            source.list_tables(("a",))
+        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 20)
+        monkeypatch.setattr(rest_catalog, "_BODY_S", 0.0)
+        with pytest.raises(CatalogUnavailable, match="takes more than 0 s"):
+            source.list_tables(("a",))

@@ -92,3 +92,40 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
             assert read_sqlite_content(target) in ({}, target_before, content_after)
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
+
+
+@pytest.mark.slow
+def test_killed_backup_leaves_the_earlier_file(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    home, _ = catalog
+    database, file, restored = home / "seamark.db", tmp_path / "backup", tmp_path / "restored.db"
+    rng = random.Random(first_seed())
+    lasts_s = measure_s(lambda: run_command(home, "backup", str(file)))
+    contents = [read_sqlite_content(database)]
+    for number in range(KILLS):
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(f"INSERT INTO grants VALUES ('change {number}', 'reader', '', 'namespace', '', 0)")
+        contents.append(read_sqlite_content(database))
+        kill_command(tmp_path, rng.uniform(0, 1.2 * lasts_s), "backup", str(file), "--overwrite", "--home", str(home))
+        run_command(home, "restore", str(file), "--database", f"sqlite://{restored}", "--overwrite")
+        content = read_sqlite_content(restored)
+        assert content in contents
+        contents = contents[contents.index(content) :]
+        assert read_sqlite_content(database) == contents[-1]
+
+
+@pytest.mark.slow
+def test_killed_migration_to_postgres_leaves_the_old_database(
+    catalog: tuple[Path, dict[str, Any]], tmp_path: Path, postgres_url: str
+) -> None:
+    home, listing_before = catalog
+    database = home / "seamark.db"
+    content = read_sqlite_content(database)
+    rng = random.Random(first_seed())
+    migrate = ("migrate", "--home", str(home), "--to", postgres_url, "--overwrite")
+    lasts_s = measure_s(lambda: run_command(home, "backup", str(tmp_path / "backup")))
+    for _ in range(KILLS):
+        kill_command(tmp_path, rng.uniform(0, 2 * lasts_s), *migrate)
+        assert read_sqlite_content(database) == content
+    run_command(home, "migrate", "--to", postgres_url, "--overwrite")
+    with Seamark(home, database=postgres_url) as server:
+        assert list_catalog(server.base_url) == listing_before

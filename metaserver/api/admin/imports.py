@@ -8,15 +8,19 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.index.definitions import PREFIX, find_dimension_tables
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.store.model import Entry
+from seamark.metaserver.catalog.imports import ImportResult
+from seamark.metaserver.store.model import TABLE, Entry
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE, parse_dead_letter_table
 
 _INVALID = ResponseSpec(400, "The metadata file names a location that this warehouse or the entry may not have")
 _MISSING = ResponseSpec(404, "The metadata file or the namespace does not exist")
 _TAKEN = ResponseSpec(409, "The name refers to another metadata file, or the entry is live under another name")
+_TABLES_MAX = 1000
+"""The maximum number of tables of one request."""
 _MetadataLocation = Annotated[str, doc("The location of the metadata file, which is not moved.")]
 _DryRun = Annotated[
     bool, doc("Whether to check the import without making it. In this case, the namespace need not exist.")
@@ -27,6 +31,17 @@ class ImportTableRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unk
     """A request to import a table."""
 
     metadata_location: _MetadataLocation
+    dry_run: _DryRun = False
+
+
+class ImportTablesRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """A request to import tables of one namespace."""
+
+    metadata_locations: Annotated[
+        dict[str, str],
+        msgspec.Meta(min_length=1, max_length=_TABLES_MAX),
+        doc("The locations of the metadata files, which are not moved, by the names of the tables."),
+    ]
     dry_run: _DryRun = False
 
 
@@ -46,6 +61,21 @@ class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     uuid: Annotated[str, doc("The UUID of the table or view.")]
     metadata_location: str
     is_new: Annotated[bool, doc("False if the name already referred to this metadata file.")]
+
+
+class TableImportResult(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    """The result for one table. It has either a UUID or an error."""
+
+    name: str
+    uuid: Annotated[str | None, doc("The UUID of the imported table.")] = None
+    is_new: Annotated[bool, doc("Whether the table was not registered before.")] = False
+    error: Annotated[str | None, doc("The reason why the table is not imported.")] = None
+
+
+class ImportTablesAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """The results for all tables of a request."""
+
+    results: list[TableImportResult]
 
 
 @Route(
@@ -70,6 +100,34 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
             check_properties=_check_names_no_table,
         )
     )
+
+
+@Route(
+    "PUT",
+    "/api/v1/namespaces/{namespace}/import",
+    "importTables",
+    "Register tables of another catalog in a namespace, as importTable does; idempotent",
+    tags=("metadata",),
+    check=Check.CATALOG,
+    answers=(
+        ResponseSpec(200, "The results, in the order of the request", ImportTablesAnswer),
+        ResponseSpec(404, "The namespace does not exist"),
+    ),
+).takes(ImportTablesRequest)
+async def import_tables(call: Call, body: ImportTablesRequest) -> ImportTablesAnswer:
+    """Register tables of another catalog in a namespace. A table that is refused does not affect the others."""
+    refused: dict[str, SeamarkError] = {}
+    for name in body.metadata_locations:
+        try:
+            await call.allow(Securable(call.namespace, TABLE, name), operation="importTable")
+        except SeamarkError as error:
+            refused[name] = error
+    locations = {name: location for name, location in body.metadata_locations.items() if name not in refused}
+    results = await call.components.catalog.imports.import_tables(
+        call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=_check_names_no_table
+    )
+    by_name = refused | dict(zip(locations, results, strict=True))
+    return ImportTablesAnswer([_describe_table(name, by_name[name]) for name in body.metadata_locations])
 
 
 @Route(
@@ -112,6 +170,13 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
             f"The property {names[0][:100]} of the metadata file names another table, which an import does not allow; "
             "remove the property in the other catalog, and set it after the import"
         )
+
+
+def _describe_table(name: str, result: ImportResult) -> TableImportResult:
+    if isinstance(result, SeamarkError):
+        return TableImportResult(name, error=result.message)
+    entry, is_new = result
+    return TableImportResult(name, entry.uuid, is_new)
 
 
 def _describe_import(entry: Entry, is_new: bool) -> ImportAnswer:

@@ -23,14 +23,16 @@ SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 
 
 class ShopPolicy(PolicyServer):
-    """A policy that allows everything to root, and to other principals everything in the namespace `shop`."""
+    """A policy that allows everything to root, and to other principals everything in the namespace `shop`, except the
+    table `hidden`.
+    """
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]
 
         def is_allowed(securable: dict[str, Any]) -> bool:
             is_seen = question["privileges"] == ["browse"] and securable["kind"] in ("warehouse", "namespace")
-            is_of_shop = securable["namespace"][:1] == ["shop"]
+            is_of_shop = securable["namespace"][:1] == ["shop"] and securable.get("name") != "hidden"
             return question["principal"]["name"] == "root" or is_seen or is_of_shop
 
         if "objects" in question:
@@ -108,3 +110,20 @@ async def _check_tables(house: House) -> None:
     assert answer.error[0] == 400
     assert "names another table" in answer.error[2]
     assert (await house("root", "POST", f"{SHOP}/register", register)).status == 200
+
+    body = {"name": "moved", "schema": SCHEMA}
+    assert (await house("root", "POST", f"{SHOP}/tables", body)).status == 200
+    moved = (await house("root", "POST", f"{SHOP}/tables/moved/unregister", {})).json["metadata-location"]
+    locations = {"hidden": moved, "t": location, "moved": moved, "none": f"{moved}.none"}
+    imported = {"metadata-locations": locations, "dry-run": True}
+    for is_planned in (True, False):
+        answer = await house("tina", "PUT", "/api/v1/namespaces/shop/import", imported | {"dry-run": is_planned})
+        assert answer.status == 200
+        results = {result["name"]: result for result in answer.json["results"]}
+        assert [name for name, result in results.items() if "error" not in result] == ["t", "moved"]
+        assert results["moved"]["is-new"]
+        assert "does not exist" in results["hidden"]["error"]
+    answer = await house("tina", "PUT", "/api/v1/namespaces/hr/import", imported)
+    assert answer.status == 403
+    for name in ("hidden", "none"):
+        assert (await house("root", "GET", f"{SHOP}/tables/{name}")).status == 404

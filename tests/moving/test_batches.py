@@ -1,0 +1,165 @@
+"""Tests of `importTables`, which registers several tables in one transaction.
+
+The oracle is `importTable`, with one request for each table in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.connector.client.catalog import (
+    TableImport,
+    create_namespace,
+    create_table,
+    drop_table,
+    import_table,
+    import_tables,
+)
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.moving.rest_catalog import RestSource
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.moving.random_names import list_catalog
+from tests.moving.test_import import COLUMNS
+from tests.seeds import first_seed, mark_fast
+
+TABLES = 24
+
+
+class MetadataFiles:
+    """Metadata files of random tables, of which some cannot be registered, alone or together with others."""
+
+    def __init__(self, rng: random.Random, metadata: dict[str, Any], lake: Path) -> None:
+        self._rng = rng
+        self._metadata = metadata
+        self._lake = lake
+        self._written: list[dict[str, Any]] = []
+
+    def write(self) -> str:
+        """Write a metadata file, and return its location."""
+        metadata = json.loads(json.dumps(self._metadata))
+        metadata |= {"table-uuid": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), "properties": {}}
+        metadata["location"] = (self._lake / f"t{len(self._written)}").as_uri()
+        fault = self._rng.choice(("none",) * 12 + ("uuid", "nested", "same", "outside", "property", "json", "missing"))
+        earlier = self._rng.choice(self._written) if self._written else metadata
+        if fault == "uuid":
+            metadata["table-uuid"] = earlier["table-uuid"]
+        elif fault in ("nested", "same"):
+            metadata["location"] = earlier["location"] + ("/inner" if fault == "nested" else "")
+        elif fault == "outside":
+            metadata["location"] = "file:///etc/t"
+        elif fault == "property":
+            metadata["properties"] = {"s3.endpoint": "http://internal"}
+        self._written.append(metadata)
+        folder = self._lake / f"t{len(self._written)}" if fault == "outside" else _find_folder(metadata["location"])
+        path = folder / "metadata" / f"{self._rng.randrange(10**9):09}-a.metadata.json"
+        if fault != "missing":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{" if fault == "json" else json.dumps(metadata))
+        return path.as_uri()
+
+
+def _find_folder(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def import_each(client: IndexClient, namespace: str, locations: dict[str, str]) -> list[TableImport]:
+    """Import the tables one after another."""
+    results = []
+    for name, location in locations.items():
+        try:
+            results.append(TableImport(import_table(client, (namespace, name), location), ""))
+        except Refused as error:
+            # Messages name the warehouse of the server.
+            results.append(TableImport(False, error.message.replace("/twin/", "/target/")))
+    return results
+
+
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 30), 1))
+def test_tables_of_one_request_get_the_results_of_single_requests(
+    seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path
+) -> None:
+    check_batches(seed, origin, target, twin, lake)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + 10))
+def test_tables_of_one_request_get_the_results_of_single_requests_in_postgres(
+    seed: int, origin: IndexClient, postgres_target: IndexClient, twin: IndexClient, lake: Path
+) -> None:
+    check_batches(seed, origin, postgres_target, twin, lake)
+
+
+def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path) -> None:
+    """Import random tables by requests for several tables, and by single requests, and compare the catalogs."""
+    rng = random.Random(seed)
+    create_namespace(origin, "shop", {})
+    create_table(origin, "shop.model", COLUMNS, properties={})
+    files = MetadataFiles(rng, json.loads(origin.load_table("shop.model", history=True).metadata), lake / "tables")
+    view = {"name": "view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    for client in (target, twin):
+        create_namespace(client, "shop", {})
+        client._request_json("POST", "/v1/namespaces/shop/views", body=view)
+    registered: dict[str, str] = {}
+    for _ in range(3):
+        names = [f"n{rng.randrange(10 * TABLES)}" for _ in range(TABLES)]
+        locations = {name: files.write() for name in names}
+        again = rng.sample(sorted(registered), min(2, len(registered)))
+        locations |= {name: registered[name] for name in again}
+        for name in again[:1]:  # The table is imported again after a drop, under its name or under another one.
+            for client in (target, twin):
+                drop_table(client, ("shop", name))
+            location = registered.pop(name)
+            locations |= {rng.choice((name, f"{name}-again")): location}
+        locations |= {"view": files.write(), "a/b": files.write()} if rng.random() < 0.5 else {}
+        shuffled = rng.sample(sorted(locations.items()), len(locations))
+        planned = import_tables(target, "shop", dict(shuffled), dry_run=True)
+        results = import_tables(target, "shop", dict(shuffled))
+        assert results == import_each(twin, "shop", dict(shuffled))
+        assert [plan for plan, result in zip(planned, results, strict=True) if not result.error] == [
+            result for result in results if not result.error
+        ]
+        registered |= {name: location for (name, location), result in zip(shuffled, results, strict=True) if result[0]}
+    tables = {name: document for name, document in list_catalog(target).items() if name[0] == "table"}
+    assert tables == {name: document for name, document in list_catalog(twin).items() if name[0] == "table"}
+    assert {name[-1] for name in tables} == registered.keys()
+    registrations = [
+        sorted(instant.name for instant in client.timeline() if instant.action == "register")
+        for client in (target, twin)
+    ]
+    assert registrations[0] == registrations[1]
+    assert set(registrations[0]) >= registered.keys()
+
+
+def test_tables_of_a_missing_namespace_are_refused_together(target: IndexClient) -> None:
+    with pytest.raises(NoSuchResource):
+        import_tables(target, "none", {"t": "file:///etc/passwd"})
+    for locations in ({}, {f"t{number}": "file:///etc/passwd" for number in range(1001)}):
+        with pytest.raises(InvalidRequest):
+            import_tables(target, "none", locations)
+
+
+def test_concurrent_requests_for_the_same_tables_register_each_table_once(
+    origin: IndexClient, target: IndexClient
+) -> None:
+    create_namespace(origin, "shop", {})
+    create_namespace(target, "shop", {})
+    names = [f"t{number}" for number in range(8)]
+    for name in names:
+        create_table(origin, ("shop", name), COLUMNS, properties={})
+    with closing(RestSource({"uri": origin.url}, 2)) as source:
+        found_tables = source.find_tables(("shop",), names)
+    locations = {name: str(location) for name, location in found_tables.items()}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: import_tables(target, "shop", locations), range(6)))
+    assert not [result.error for results in answers for result in results if result.error]
+    for number in range(len(names)):
+        assert [results[number].is_new for results in answers].count(True) == 1
