@@ -22,12 +22,13 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.cubes.attributes import ReplacedTable, list_sources
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
+from seamark.connector.cubes.sketch_calls import write_count
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.cubes.dimensions import remove_tables
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.functions import translate_function
+from seamark.connector.sql.functions import sketch_value, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
 from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, VisibleColumn, describe, use_column
 from seamark.connector.sql.types import (
@@ -36,6 +37,7 @@ from seamark.connector.sql.types import (
     DOUBLE,
     PRECISION_MAX,
     REAL,
+    VARBINARY,
     ZONED,
     SqlType,
     UnsupportedInDuckDB,
@@ -50,6 +52,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     COUNT_ROWS,
@@ -79,7 +82,10 @@ The sum of all rows of a group, including deleted rows, then fits 38 digits.
 """
 _COUNT_COLUMN = "m0"
 """The column of entries with `count(*)`, which each cube has."""
-_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
+_FUNCTIONS: dict[type[exp.Expr], str] = {
+    **{exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX},
+    exp.ApproxDistinct: APPROX_DISTINCT,
+}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
 
 
@@ -503,10 +509,15 @@ class _CubeTranslation(Translation):
         measure = self._to_measure(node)
         assert measure is not None
         value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
+        if function == APPROX_DISTINCT:
+            assert value is not None
+            value = replace(value, sql=sketch_value(value, node))
         used = [self._use_partial(partial, value) for partial in measure.partials]
         texts = [f"{_UNION}.{output.column}" for output in used]
         if condition is not None:
             texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
+        if function == APPROX_DISTINCT:
+            return SqlValue(write_count(texts[0]), BIGINT)
         if function in (MIN, MAX):
             return _combine_extremes(function, SqlValue(texts[0], used[0].kind))
         if function == COUNT:
@@ -539,6 +550,7 @@ class _CubeTranslation(Translation):
             if (stored.name, stored.scale) != (value.type.name, value.type.scale):
                 raise NotFromCube(f"the partial aggregate has type {stored}, but its operand has type {value.type}")
             kind = value.type if partial.function != SUM else _sum_type(value.type)
+            kind = VARBINARY if partial.function == APPROX_DISTINCT else kind
             used = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used.setdefault(column, used)
 

@@ -61,7 +61,8 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     measures: Annotated[
         list[str],
         doc(
-            "The aggregates: count(*), or count, sum, min, max or avg of a column or of columns with +, - and *.",
+            "The aggregates: count(*), count, sum, min, max or avg of a column or of columns with +, - and *, or "
+            "approx_distinct of a column.",
             examples=[["sum(price * (1 - discount))", "count(*)"]],
         ),
     ]

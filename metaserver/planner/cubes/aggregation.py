@@ -31,8 +31,10 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.distinct_sketches import estimate_sketches
 from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     SUM,
@@ -263,7 +265,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
     Raises:
         NotFromGroups: The value may differ.
     """
-    if measure.operand is None or measure.function == COUNT:
+    if measure.operand is None or measure.function in (COUNT, APPROX_DISTINCT):
         return
     name = get_base_name(measure.operand.kind)
     if name not in (*_TYPE_NAMES, "decimal"):
@@ -279,7 +281,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
 
 def _find_result_kind(measure: Measure) -> str:
     """Return the Iceberg type of a measure."""
-    if measure.function == COUNT or measure.operand is None:
+    if measure.function in (COUNT, APPROX_DISTINCT) or measure.operand is None:
         return "long"
     kind = measure.operand.kind
     name = get_base_name(kind)
@@ -389,6 +391,8 @@ def _finish_measure(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa
     first = partials[0]
     if measure.function == COUNT or measure.operand is None:
         return pc.fill_null(first, 0)
+    if measure.function == APPROX_DISTINCT:
+        return pa.chunked_array([estimate_sketches(first)])
     name = get_base_name(measure.operand.kind)
     if measure.function == AVG:
         if name == "decimal":

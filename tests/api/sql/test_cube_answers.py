@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED, OPERANDS, CubeWorld
+from tests.connector.sql.test_cubes import COMPARED, OPERANDS, SKETCHED, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -76,8 +76,9 @@ class RandomRequests:
         rng = self._rng
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
-            function = rng.choice(("sum", "avg", "count", "min", "max"))
+            function = rng.choice(("sum", "avg", "count", "min", "max", "approx_distinct"))
             operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = SKETCHED if function == "approx_distinct" else operands
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 

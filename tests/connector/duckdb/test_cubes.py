@@ -145,3 +145,24 @@ def test_exact_queries_do_not_average_from_cubes(
     assert rewrite_query(con, text.replace("avg(n), ", ""), cubes=EXACT).cube == CubeSummary("cube0", 3, 0)
     with pytest.raises(ValueError, match="cubes must be one of on, exact, off, not 'maybe'"):
         seamark.duckdb.sql(con, text, cubes="maybe")
+
+
+def test_distinct_values_are_estimated_from_groups_and_rows(
+    server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
+) -> None:
+    """An exact count of distinct values never uses a sketch."""
+    sales.add_cube(["country"], ["approx_distinct(ts)"])
+    sales.build()
+    sales.delete("n = 1")
+    text = f"SELECT country, approx_count_distinct(ts) AS times FROM sea.{sales.name} GROUP BY country ORDER BY country"
+    assert rewrite_query(con, text).cube == CubeSummary("cube1", 2, 0)
+    assert seamark.duckdb.sql(con, text).fetchall() == [("a", 10), ("b", 10)]
+    sales.delete("n = 0 AND country = 'b'")
+    assert rewrite_query(con, text).cube == CubeSummary("cube1", 1, 1)
+    assert seamark.duckdb.sql(con, text).fetchall() == [("a", 10), ("b", 10)]
+    exact = rewrite_query(con, text.replace("approx_count_distinct(ts)", "count(DISTINCT ts)"))
+    assert exact.cube is not None
+    assert "ts is not a dimension" in str(exact.cube.reason)
+    excluded = rewrite_query(con, text, cubes=EXACT)
+    assert excluded.cube is not None
+    assert "is estimated in another way" in str(excluded.cube.reason)

@@ -49,6 +49,7 @@ DIMENSIONS = {
 """The expressions of a query that follow from each dimension."""
 OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 - id", "fine", "x", "y", "price * 1.5"]
 COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
+SKETCHED = ["k", "id", "name", "d", "ts", "tz"]
 
 
 def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
@@ -86,8 +87,9 @@ def _list_keys(keys: list[str], _: random.Random) -> str:
 class RandomAggregates:
     """Draws cubes, and queries that mostly follow from them."""
 
-    def __init__(self, rng: random.Random, *, has_grouping_sets: bool = False) -> None:
+    def __init__(self, rng: random.Random, *, has_grouping_sets: bool = False, has_sketches: bool = False) -> None:
         self._rng = rng
+        self._functions = ["sum", "avg", "count", "min", "max", *(["approx_distinct"] if has_sketches else [])]
         self._group = _group if has_grouping_sets else _list_keys
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
@@ -96,8 +98,9 @@ class RandomAggregates:
         dimensions = rng.sample(list(DIMENSIONS), rng.randint(1, 4))
         measures = {"count(*)"}
         for _ in range(rng.randint(1, 6)):
-            function = rng.choice(("sum", "avg", "count", "min", "max"))
+            function = rng.choice(self._functions)
             operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = SKETCHED if function == "approx_distinct" else operands
             measures.add(f"{function}({rng.choice(operands)})")
         return dimensions, sorted(measures)
 
@@ -245,7 +248,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     """Change a table at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
-    aggregates = RandomAggregates(rng, has_grouping_sets=True)
+    aggregates = RandomAggregates(rng, has_grouping_sets=True, has_sketches=True)
     counts: Counter[str] = Counter()
     with (
         closing(IndexClient(server.url)) as client,
