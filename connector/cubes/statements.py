@@ -304,12 +304,14 @@ class _Translation:
         ]
         self._dimensions = {one.column.name.lower(): one for one in dimensions if one.transform == IDENTITY}
         self._times = {
-            TimeDimension(time.column.name.lower(), time.transform, time.column.type == "timestamptz"): time
+            TimeDimension(
+                tuple(time.column.name.lower().split(".")), time.transform, time.column.type == "timestamptz"
+            ): time
             for time in dimensions
             if time.transform != IDENTITY
             and time.column.name.lower() not in self._dimensions
-            and "." not in time.column.name
             and time.column.name.lower() not in dimension_columns
+            and (star is None or "." not in time.column.name)
             and (table.uses_zoned_times or time.column.type != "timestamptz")
         }
         self._partials = {
@@ -469,7 +471,7 @@ class _Translation:
             return None
         if path in self._attributes:
             return self._attributes[path]
-        hidden = next((one for time, one in self._times.items() if time.hidden_name == path), None)
+        hidden = next((one for time, one in self._times.items() if ".".join(time.hidden_path) == path), None)
         return hidden or self._dimensions.get(path)
 
     def _find_path(self, node: exp.Column) -> str | None:

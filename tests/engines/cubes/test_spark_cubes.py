@@ -66,7 +66,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
         served: Any = type("Served", (), {"url": server.base_url})
         for seed in range(first_seed(), first_seed() + examples(20, 2)):
             rng = random.Random(seed)
-            aggregates = RandomAggregates(rng)
+            aggregates = RandomAggregates(rng, has_structs=True)
             world = CubeWorld(served, client, rng, f"db.spark{seed}")
             world.create_table()
             world.append()
