@@ -1,4 +1,4 @@
-"""Writes the groups of a cube in Trino's SQL: few groups as VALUES, and more as one JSON text.
+"""Writes the groups of a cube in Trino's SQL: few groups as VALUES, and more as one JSON text for each column.
 
 Trino analyses each literal of a statement, so a thousand groups as VALUES take longer than the query itself. A JSON
 text is one literal. Its values are texts, integers and booleans, and the query over the groups casts them to their
@@ -75,7 +75,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
 
 
 def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
-    """Return the relation as the rows of a JSON text.
+    """Return the relation with a JSON text for each column.
 
     Raises:
         NotFromCube: The relation would be too long, or a value cannot be written.
@@ -84,29 +84,27 @@ def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int)
         _find_json_form(statement, name, column.type)
         for name, column in zip(statement.columns, groups.columns, strict=True)
     ]
-    texts: list[str] = []
+    texts: list[list[str]] = [[] for _ in forms]
     size = 0
     for batch in groups.to_batches(max_chunksize=_ROWS_PER_CHECK):
-        try:
-            columns = [
-                [None if value is None else form.write(value) for value in column.to_pylist()]
-                for form, column in zip(forms, batch.columns, strict=True)
-            ]
-        except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
-            raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
-        rows = list(zip(*columns, strict=True))
-        texts.append(json.dumps(rows, ensure_ascii=False, separators=(",", ":"))[1:-1])
-        size += len(texts[-1])
+        for form, column, parts in zip(forms, batch.columns, texts, strict=True):
+            try:
+                values = [None if value is None else form.write(value) for value in column.to_pylist()]
+            except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
+                raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
+            parts.append(json.dumps(values, ensure_ascii=False, separators=(",", ":"))[1:-1])
+            size += len(parts[-1])
         if size > characters_max:
             raise _make_length_error(statement, characters_max)
-    declared = ", ".join(f"{name} {form.kind}" for name, form in zip(statement.columns, forms, strict=True))
+    arrays = ", ".join(
+        f"CAST(json_parse({quote_text('[' + ','.join(parts) + ']')}) AS ARRAY({form.kind}))"
+        for form, parts in zip(forms, texts, strict=True)
+    )
     outputs = ", ".join(
         f"{form.read.format(name)} AS {name}" for name, form in zip(statement.columns, forms, strict=True)
     )
-    text = f"[{','.join(texts)}]"
-    array = f"CAST(json_parse({quote_text(text)}) AS ARRAY(ROW({declared})))"
     listed = ", ".join(statement.columns)
-    return f"(SELECT {outputs} FROM UNNEST({array}) AS seamark_groups ({listed})) AS seamark_groups ({listed})"  # noqa: S608
+    return f"(SELECT {outputs} FROM UNNEST({arrays}) AS seamark_groups ({listed})) AS seamark_groups ({listed})"  # noqa: S608
 
 
 class _JsonForm(NamedTuple):
