@@ -547,10 +547,10 @@ class _CubeTranslation(Translation):
             case exp.Paren():
                 return self._to_operand(node.this)
             case exp.Column() if isinstance(node.this, exp.Identifier):
-                found = self._all_stored.find_path(node)
-                if found is None or found[0].stored is None or found[0].stored[0] is not self._by_number[self._facts]:
+                target = self._all_stored.find_path(node)
+                if target is None or target[0].stored is None or target[0].stored[0] is not self._by_number[self._facts]:
                     return None
-                visible, names = found
+                visible, names = target
                 assert visible.stored is not None
                 field: Field | None = self._fields_by_name[visible.stored[1].lower()]
                 for name in names:
