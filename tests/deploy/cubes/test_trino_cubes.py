@@ -164,7 +164,8 @@ def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
     assert query_rows(rig.proxy.port, f"{empty} WHERE country = 'YY'", user="anna", schema="cubed") == [[0, 0]]
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         catalog.load_table("cubed.visitors").append(parts[0].slice(0, 5))
-    assert "rows cannot be added to its sketches" in rig.read_outcome(text)
+    rig.compare(text)
+    assert "; cube=" not in rig.read_outcome(text), "rows cannot be added to sketches in Trino"
 
 
 def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:
