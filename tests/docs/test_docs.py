@@ -46,6 +46,7 @@ NOT_SETTINGS = {
     "file_keys",  # seamark.connector.write.upserts
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
+    *("approx_distinct", "approx_count_distinct"),  # Trino, Spark and DuckDB
     *(
         "allow_unsigned_extensions",
         "default_collation",
