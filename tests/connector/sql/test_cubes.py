@@ -86,13 +86,27 @@ def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
 
 
 def draw_rows_with_structs(rng: random.Random, rows: int) -> pa.Table:
-    """Return random rows with a struct `n`, which is null itself, or has nulls at each level."""
+    """Return random rows with a struct `n`, which is null itself, or has nulls at each level.
+
+    The other columns are those that `draw_rows_with_exact_sums` draws without the struct.
+    """
+    structs_rng = random.Random()
+    structs_rng.setstate(rng.getstate())
 
     def draw_struct() -> dict[str, object] | None:
-        deep = {"v": rng.choice((None, -1, 2, 3)), "d": rng.choice((None, date(1969, 12, 31), date(1970, 3, 4)))}
-        time = datetime(1969, 12, 30) + timedelta(hours=rng.randint(0, 96))
-        values = {"f": rng.choice((None, 1, 2)), "name": rng.choice((None, "", "a")), "ts": rng.choice((None, time))}
-        return rng.choice((None, values | {"deep": rng.choice((None, deep, deep))}, values | {"deep": deep}))
+        deep = {
+            "v": structs_rng.choice((None, -1, 2, 3)),
+            "d": structs_rng.choice((None, date(1969, 12, 31), date(1970, 3, 4))),
+        }
+        time = datetime(1969, 12, 30) + timedelta(hours=structs_rng.randint(0, 96))
+        values = {
+            "f": structs_rng.choice((None, 1, 2)),
+            "name": structs_rng.choice((None, "", "a")),
+            "ts": structs_rng.choice((None, time)),
+        }
+        return structs_rng.choice(
+            (None, values | {"deep": structs_rng.choice((None, deep, deep))}, values | {"deep": deep})
+        )
 
     structs = pa.array([draw_struct() for _ in range(rows)], STRUCT)
     return draw_rows_with_exact_sums(rng, rows).append_column("n", structs)
