@@ -548,7 +548,11 @@ class _CubeTranslation(Translation):
                 return self._to_operand(node.this)
             case exp.Column() if isinstance(node.this, exp.Identifier):
                 target = self._all_stored.find_path(node)
-                if target is None or target[0].stored is None or target[0].stored[0] is not self._by_number[self._facts]:
+                if (
+                    target is None
+                    or target[0].stored is None
+                    or target[0].stored[0] is not self._by_number[self._facts]
+                ):
                     return None
                 visible, names = target
                 assert visible.stored is not None
