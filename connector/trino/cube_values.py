@@ -46,9 +46,11 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
     Raises:
         NotFromCube: The relation would be too long, or Trino's SQL has no literal for a value.
     """
-    listed = ", ".join(statement.columns)
+    column_names = ", ".join(statement.columns)
     if groups.num_rows == 0:
-        return f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({listed}) WHERE FALSE"
+        return (
+            f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({column_names}) WHERE FALSE"
+        )
     if _CHARACTERS_MIN * groups.num_rows * groups.num_columns > characters_max:
         raise _make_length_error(statement, characters_max)
     if groups.num_rows * groups.num_columns > _VALUES_MAX:
@@ -71,7 +73,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
         if size > characters_max:
             raise _make_length_error(statement, characters_max)
         rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
-    return f"(VALUES {', '.join(rows)}) AS seamark_groups ({listed})"
+    return f"(VALUES {', '.join(rows)}) AS seamark_groups ({column_names})"
 
 
 def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:

@@ -78,14 +78,14 @@ async def prepare_stream_table(
         partial(_changes_writing, updates, metadata, call.components.clock.now_ms())
     ):
         await _flush_before_change(call, entry)
-    fresh = None
+    fresh_snapshot = None
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # The commit refuses it.
             continue
-        fresh = await _find_fresh_parent(call, entry, metadata, snapshot)
-        if fresh is None and reads_fresh(call.headers):
+        fresh_snapshot = await _find_fresh_parent(call, entry, metadata, snapshot)
+        if fresh_snapshot is None and reads_fresh(call.headers):
             await _check_asserts_parent(call, entry, snapshot, requirements)
-        if fresh is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
+        if fresh_snapshot is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
@@ -95,10 +95,10 @@ async def prepare_stream_table(
                 f"run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
-        if fresh is None and _read_operation(snapshot) in ("delete", "overwrite"):
+        if fresh_snapshot is None and _read_operation(snapshot) in ("delete", "overwrite"):
             parent_id = snapshot.get("parent-snapshot-id")
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
-    return fresh
+    return fresh_snapshot
 
 
 async def check_not_based_on_fresh(
@@ -109,8 +109,8 @@ async def check_not_based_on_fresh(
     Raises:
         BadRequest: A snapshot is based on a fresh snapshot.
     """
-    lowered = map(_lower_action, updates)
-    snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
+    lower_updates = map(_lower_action, updates)
+    snapshots = [update.get("snapshot") for update in lower_updates if update.get("action") == "add-snapshot"]
     if not snapshots or not call.components.streams.has_log:
         return
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
@@ -216,13 +216,13 @@ def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata,
         # The types of format version 3 need that version.
         actions = (*_WRITING_ACTIONS, "upgrade-format-version")
         relevant = [update for update in updates if update.get("action") in actions]
-        changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
+        new_metadata = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
     except SeamarkError:  # The commit will probably fail, too.
         return True
     return (
-        identify_key(changed) != identify_key(metadata)
-        or _describe_writing(changed) != _describe_writing(metadata)
-        or _promotes_column(metadata, changed)
+        identify_key(new_metadata) != identify_key(metadata)
+        or _describe_writing(new_metadata) != _describe_writing(metadata)
+        or _promotes_column(metadata, new_metadata)
     )
 
 
@@ -232,10 +232,10 @@ def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
     return metadata.default_spec, metadata.default_sort_order_id, properties
 
 
-def _promotes_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
+def _promotes_column(metadata: TableMetadata, new_metadata: TableMetadata) -> bool:
     """Return whether a column of the current schema gets another type."""
     types = {column.id: column.type for column in metadata.current_schema.fields}
-    return any(types.get(column.id, column.type) != column.type for column in changed.current_schema.fields)
+    return any(types.get(column.id, column.type) != column.type for column in new_metadata.current_schema.fields)
 
 
 async def _flush_before_change(call: Call, entry: Entry) -> None:

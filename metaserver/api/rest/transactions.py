@@ -67,8 +67,12 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
     if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
-    fresh = None
+    fresh_snapshot = None
     for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
-        fresh = await prepare_stream_table(call, change.namespace, change.name, change.requirements, change.updates)
+        fresh_snapshot = await prepare_stream_table(
+            call, change.namespace, change.name, change.requirements, change.updates
+        )
     commits = call.components.engine_commits
-    return await run_idempotent(call, lambda caller: commits.commit_transaction(caller, changes, fresh=fresh))
+    return await run_idempotent(
+        call, lambda caller: commits.commit_transaction(caller, changes, fresh_snapshot=fresh_snapshot)
+    )

@@ -70,14 +70,14 @@ class BodyReservations:
         return self._waiters.total()
 
     @asynccontextmanager
-    async def reserve(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
+    async def reserve(self, loaded_table: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
         """Wait for memory for the rows of a large body, and reserve it while the context is active.
 
         The number of waiting bodies is limited, in total and for each principal. A body beyond a limit is refused
         immediately if there is no free memory, or if another body is waiting for the same table.
 
         Args:
-            loaded: The table.
+            loaded_table: The table.
             body_bytes: The size of the body, which is an estimate of the size of its rows. The append checks the exact
                 size.
             principal_name: The principal that sends the body.
@@ -86,16 +86,16 @@ class BodyReservations:
             StreamPaused: The table is paused.
             TooManyRequests: The memory is full.
         """
-        assert loaded.entry is not None
-        self._check_pause(loaded)
-        table = self._tables.get(loaded.entry.uuid)
+        assert loaded_table.entry is not None
+        self._check_pause(loaded_table)
+        table = self._tables.get(loaded_table.entry.uuid)
         if table is None:
             yield
             return
         size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
         try:
             if table.admission.locked() or not self._has_room(table, size_bytes):
-                await self._wait(loaded, table, body_bytes, size_bytes, principal_name)
+                await self._wait(loaded_table, table, body_bytes, size_bytes, principal_name)
         except TooManyRequests:
             self._counts.refused += 1
             raise
@@ -105,10 +105,10 @@ class BodyReservations:
         finally:
             table.reserved_bytes -= size_bytes
 
-    def _check_pause(self, loaded: LoadedTable) -> None:
-        entry = loaded.entry
+    def _check_pause(self, loaded_table: LoadedTable) -> None:
+        entry = loaded_table.entry
         assert entry is not None
-        self._pauses.check(entry.uuid, loaded.metadata, format_path(entry.namespace, entry.name))
+        self._pauses.check(entry.uuid, loaded_table.metadata, format_path(entry.namespace, entry.name))
 
     def _has_room(self, table: StreamTable, size_bytes: int) -> bool:
         try:
@@ -123,7 +123,7 @@ class BodyReservations:
         return self.waiter_count < _WAITERS_MAX and is_within_share and self._waiting_bytes + body_bytes <= bytes_max
 
     async def _wait(
-        self, loaded: LoadedTable, table: StreamTable, body_bytes: int, size_bytes: int, principal_name: str
+        self, loaded_table: LoadedTable, table: StreamTable, body_bytes: int, size_bytes: int, principal_name: str
     ) -> None:
         """Wait until there is memory for a body, after the earlier bodies for the same table.
 
@@ -147,8 +147,8 @@ class BodyReservations:
                     if self._clock.monotonic() >= until_s:
                         self._check_memory(table, size_bytes, table.reserved_bytes)
                     await asyncio.sleep(_CHECK_INTERVAL_S)
-                    self._check_pause(loaded)
-                self._check_pause(loaded)
+                    self._check_pause(loaded_table)
+                self._check_pause(loaded_table)
         finally:
             self._waiters[principal_name] -= 1
             if not self._waiters[principal_name]:
