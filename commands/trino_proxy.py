@@ -176,6 +176,11 @@ def _make_limit_option(name: str, text: str, minimum: float = 0) -> Callable[[Co
     "original statement runs instead.",
 )
 @_make_limit_option(
+    "cube_rights_s",
+    "Seconds for which a check of the rights on a table with a cube is not repeated for the same user. With 0, each "
+    "statement is checked.",
+)
+@_make_limit_option(
     "statement_bytes", "Maximum length of a statement in bytes. Longer statements are not parsed and not changed."
 )
 @_make_limit_option("drain_s", "Seconds after SIGTERM in which running requests can finish.")

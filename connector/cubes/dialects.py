@@ -13,9 +13,11 @@ from types import MappingProxyType
 
 from sqlglot import exp
 
+from seamark.connector.cubes.sketch_calls import write_count, write_sketch
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     MAX,
@@ -47,6 +49,8 @@ class CubeDialect(ABC):
         types: The engine's types by Iceberg type, without decimals.
         lowers_names: Whether the engine shows the names of columns in lower case.
         time_literals: Further types that sqlglot gives to the literal `TIMESTAMP '…'`.
+        sketch_type: The type of sketches of distinct values.
+        sketches_rows: Whether the engine adds rows to sketches. Otherwise, the cube must cover all files.
     """
 
     name: str
@@ -54,6 +58,8 @@ class CubeDialect(ABC):
     types: Mapping[str, str]
     lowers_names = False
     time_literals: tuple[exp.DType, ...] = ()
+    sketch_type: str
+    sketches_rows = False
 
     def quote_name(self, name: str) -> str:
         return self.quote + name.replace(self.quote, 2 * self.quote) + self.quote
@@ -78,6 +84,8 @@ class CubeDialect(ABC):
         """Return the type that a partial aggregate has in the union of groups and rows."""
         if partial.function == COUNT or partial.operand is None:
             return self.name_type("long")
+        if partial.function == APPROX_DISTINCT:
+            return self.sketch_type
         kind = partial.operand.kind
         if partial.function != SUM:
             return self.name_type(kind)
@@ -108,6 +116,8 @@ class CubeDialect(ABC):
             return f"CAST(coalesce(sum({first}){filter_clause}, 0) AS {self.name_type('long')})"
         operand = measure.operand
         assert operand is not None
+        if measure.function == APPROX_DISTINCT:
+            return self.count_sketches(first, filter_clause)
         if measure.function == MIN:
             self.check_extreme(operand)
             return f"min({first}){filter_clause}"
@@ -118,6 +128,14 @@ class CubeDialect(ABC):
             return self.combine_sum(first, operand, filter_clause)
         assert measure.function == AVG
         return self.combine_average(first, columns[1], operand, filter_clause)
+
+    @abstractmethod
+    def count_sketches(self, column: str, filter_clause: str) -> str:
+        """Return the number of distinct values that the merged sketches of a column estimate."""
+
+    def sketch_row(self, value: str, kind: str) -> str:
+        """Return the sketch of the value of one row. By default it is null, for an engine that adds no rows."""
+        return f"CASE WHEN {value} IS NULL THEN CAST(NULL AS {self.sketch_type}) END"
 
     def check_extreme(self, operand: Operand) -> None:
         """Check that an extreme of the operand has the same type in a cube and in the engine.
@@ -155,6 +173,8 @@ class DuckDBCubes(CubeDialect):
     """The SQL of DuckDB."""
 
     name = "duckdb"
+    sketch_type = "BLOB"
+    sketches_rows = True
     types = MappingProxyType(
         {
             "boolean": "BOOLEAN",
@@ -172,6 +192,12 @@ class DuckDBCubes(CubeDialect):
             "timestamptz": "TIMESTAMPTZ",
         }
     )
+
+    def count_sketches(self, column: str, filter_clause: str) -> str:
+        return write_count(column, filter_clause)
+
+    def sketch_row(self, value: str, kind: str) -> str:
+        return write_sketch(value, self.types[kind])
 
     def sum_type(self, kind: str) -> str:
         return "HUGEINT" if kind in _INTEGERS else super().sum_type(kind)
@@ -191,6 +217,7 @@ class TrinoCubes(CubeDialect):
     """The SQL of Trino."""
 
     name = "trino"
+    sketch_type = "HyperLogLog"
     lowers_names = True
     types = MappingProxyType(
         {
@@ -213,6 +240,9 @@ class TrinoCubes(CubeDialect):
     def adds_floats(self, measure: Measure) -> bool:
         is_decimal = measure.operand is not None and get_base_name(measure.operand.kind) == "decimal"
         return super().adds_floats(measure) and not is_decimal
+
+    def count_sketches(self, column: str, filter_clause: str) -> str:
+        return f"coalesce(cardinality(merge({column}){filter_clause}), 0)"
 
     def check_extreme(self, operand: Operand) -> None:
         """Accept each operand, because a cube has Trino's types."""
@@ -246,6 +276,7 @@ class SparkCubes(CubeDialect):
 
     name = "spark"
     quote = "`"
+    sketch_type = "BINARY"
     time_literals = (exp.DType.TIMESTAMPTZ,)
     types = MappingProxyType(
         {
@@ -262,6 +293,9 @@ class SparkCubes(CubeDialect):
             "timestamptz": "TIMESTAMP",
         }
     )
+
+    def count_sketches(self, column: str, filter_clause: str) -> str:
+        return f"coalesce(hll_sketch_estimate(hll_union_agg({column}){filter_clause}), 0)"
 
     def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind in _FLOATS:

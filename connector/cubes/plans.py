@@ -122,6 +122,10 @@ async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlan
     cube = statement.cube
     if plan.reason is not None:
         raise NotFromCube(f"{cube.name}: {plan.reason}")
+    if statement.needs_all_files and plan.row_files:
+        raise NotFromCube(
+            f"{cube.name}: rows cannot be added to its sketches, and it does not cover {plan.row_files} files"
+        )
     if table.cube_metadata is None or plan.schema_id != table.cube_metadata.current_schema_id:
         raise NotFromCube(f"{cube.name}: the columns of the table changed during planning")
     groups = groups.replace_schema_metadata(None)

@@ -25,6 +25,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     COUNT_ROWS,
@@ -45,7 +46,10 @@ from seamark.formats.runtime.errors import BadRequest
 
 PREFIX = "seamark_"
 """The prefix of the union's columns that are not columns of the table."""
-_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
+_FUNCTIONS: dict[type[exp.Expr], str] = {
+    **{exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX},
+    exp.ApproxDistinct: APPROX_DISTINCT,
+}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _TIME = re.compile(rf"{_DATE.pattern}(?: [0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?", re.ASCII)
@@ -58,7 +62,7 @@ _SUPPORTED: tuple[type[exp.Expr], ...] = (
     *(exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.Abs, exp.Lower, exp.Upper, exp.Length, exp.Substring),
     *(exp.Trim, exp.Extract, exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.DayOfYear, exp.Hour),
     *(exp.TsOrDsToDate, exp.DateTrunc, exp.TimestampTrunc, exp.Interval, exp.CurrentDate, exp.CurrentTimestamp),
-    *(exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Filter, exp.Star),
+    *(exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.ApproxDistinct, exp.Filter, exp.Star),
 )
 
 
@@ -98,6 +102,7 @@ class CubeStatement:
         doubt: A condition that is true for each row for which `row_condition` is false or null.
         alias: The name of the table in the conditions.
         joins: The dimension tables that attributes in the cube replace.
+        has_sketches: Whether the query uses sketches of distinct values.
     """
 
     cube: IndexDefinition
@@ -110,6 +115,12 @@ class CubeStatement:
     _outputs: Mapping[str, _Output]
     _condition_ids: frozenset[int]
     joins: tuple[StarJoin, ...] = ()
+    has_sketches: bool = False
+
+    @property
+    def needs_all_files(self) -> bool:
+        """Whether the cube must cover all files, because the engine cannot add rows to sketches."""
+        return self.has_sketches and not self._dialect.sketches_rows
 
     @property
     def used_columns(self) -> frozenset[int]:
@@ -295,12 +306,14 @@ class _Translation:
             dimension.column.name.lower(): dimension for dimension in dimensions if dimension.transform == IDENTITY
         }
         self._times = {
-            TimeDimension(time.column.name.lower(), time.transform, time.column.type == "timestamptz"): time
+            TimeDimension(
+                tuple(time.column.name.lower().split(".")), time.transform, time.column.type == "timestamptz"
+            ): time
             for time in dimensions
             if time.transform != IDENTITY
             and time.column.name.lower() not in self._dimensions
-            and "." not in time.column.name
             and time.column.name.lower() not in dimension_columns
+            and (star is None or "." not in time.column.name)
             and (table.uses_zoned_times or time.column.type != "timestamptz")
         }
         self._partials = {
@@ -312,6 +325,7 @@ class _Translation:
             )
         }
         self._used_outputs: dict[str, _Output] = {}
+        self._has_sketches = False
 
     def run(self) -> CubeStatement:
         names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
@@ -347,6 +361,7 @@ class _Translation:
             self._used_outputs,
             frozenset(self._columns[path].id for path in paths),
             tuple(joins),
+            self._has_sketches,
         )
 
     def _split_condition(self, tree: exp.Select) -> list[exp.Expr]:
@@ -460,10 +475,8 @@ class _Translation:
             return None
         if path in self._attributes:
             return self._attributes[path]
-        hidden_time = next(
-            (time_dimension for time, time_dimension in self._times.items() if time.hidden_name == path), None
-        )
-        return hidden_time or self._dimensions.get(path)
+        hidden = next((one for time, one in self._times.items() if ".".join(time.hidden_path) == path), None)
+        return hidden or self._dimensions.get(path)
 
     def _find_path(self, node: exp.Column) -> str | None:
         """Return the path of a column or of a field in lower case, or None if the node has another form."""
@@ -580,6 +593,10 @@ class _Translation:
     def _combine(self, measure: Measure, filter_clause: str) -> str:
         if not self._floats and self._dialect.adds_floats(measure):
             raise NotFromCube(f"{measure.text} adds floats, which the session excludes")
+        if not self._floats and measure.function == APPROX_DISTINCT:
+            raise NotFromCube(
+                f"{measure.text} is estimated in another way than the engine's, which the session excludes"
+            )
         columns = [self._use_partial(partial) for partial in measure.partials]
         return self._dialect.combine(measure, columns, filter_clause)
 
@@ -593,6 +610,8 @@ class _Translation:
             row = format_operand(partial.operand, lambda column: self._write_column(column.column_id))
             if partial.function == COUNT:
                 row = f"CASE WHEN {row} IS NULL THEN 0 ELSE 1 END"
+            if partial.function == APPROX_DISTINCT:
+                row, self._has_sketches = self._dialect.sketch_row(row, partial.operand.kind), True
         output = _Output(PREFIX + entry, f"CAST({row} AS {kind})", kind, ids)
         name = self._used_outputs.setdefault(entry, output).name
         return f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(name)}"

@@ -46,19 +46,19 @@ class TimeDimension:
     """A time dimension of a cube.
 
     Attributes:
-        name: The name of the column in lower case.
+        path: The name of the column in lower case. For a field of a struct, the names from the column to the field.
         unit: The unit to which the time is truncated.
         is_zoned: Whether the column has a time zone.
     """
 
-    name: str
+    path: tuple[str, ...]
     unit: str
     is_zoned: bool = False
 
     @property
-    def hidden_name(self) -> str:
-        """The name of the dimension in the scope of the query. No statement can contain it."""
-        return f"\0{self.unit}\0{self.name}"
+    def hidden_path(self) -> tuple[str, ...]:
+        """The names that replace the path in the scope of the query. No statement can contain the last of them."""
+        return (*self.path[:-1], f"\0{self.unit}\0{'.'.join(self.path)}")
 
     def gives(self, unit: str) -> bool:
         """Return whether the truncation to `unit` follows from the dimension."""
@@ -78,15 +78,15 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
         column, unit, boundary = time
         if column.name.lower() in aliases and column.find_ancestor(exp.Order) is not None:
             continue  # In ORDER BY, the name is the name of an output.
-        for dimension in dimensions:
-            if dimension.name != column.name.lower():
+        for dimension in sorted(dimensions, key=lambda dimension: -len(dimension.path)):
+            if tuple(part.name.lower() for part in column.parts[-len(dimension.path) :]) != dimension.path:
                 continue
             if boundary is None:
                 fits = dimension.gives(unit)
             else:
                 fits = not dimension.is_zoned and _is_boundary(boundary, dimension.unit)
             if fits:
-                column.set("this", exp.to_identifier(dimension.hidden_name, quoted=True))
+                column.set("this", exp.to_identifier(dimension.hidden_path[-1], quoted=True))
                 break
     return new_tree
 

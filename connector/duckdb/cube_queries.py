@@ -10,6 +10,7 @@ import duckdb
 
 from seamark.connector.cubes.dialects import DUCKDB, NotFromCube
 from seamark.connector.cubes.statements import CubeTable, translate_statement
+from seamark.connector.duckdb.sketch_functions import create_functions
 from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.splices import Replacement, splice
@@ -53,6 +54,8 @@ class DuckDBCubeQuery:
         self.translated = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
         original = con.sql(_read_no_rows(statement.text, reference, table.schema), params=statement.parameters)
         self._names = original.columns
+        if self.translated.has_sketches:
+            create_functions(con)
         no_groups = ", ".join(f"NULL AS {column}" for column in self.translated.columns)
         new = con.sql(self.translated.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
         if new.types != original.types:

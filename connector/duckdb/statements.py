@@ -8,7 +8,8 @@ Statements with clauses that Trino does not have are not supported.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -264,12 +265,13 @@ def _is_named(side: exp.Expr) -> bool:
     return bool(columns) and not any(column.is_star for column in columns)
 
 
-def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
-    """Return whether `a.b.c` can only be the field c of the struct b of the relation a.
+def _is_field(column: exp.Column, relations: AbstractSet[str]) -> bool:
+    """Return whether `a.b.c` or `a.b.c.d` can only be a field of the struct b of the relation a.
 
-    This is the case if a is a relation, and b is not.
+    This is the case if a is a relation, and the names between a and the last name are not.
     """
-    return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
+    first, *between = [part.name.lower() for part in column.parts[:-1]]
+    return first in relations and relations.isdisjoint(between)
 
 
 def _read_version(version_clause: exp.Expr) -> str | None:

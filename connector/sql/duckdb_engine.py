@@ -15,6 +15,8 @@ import duckdb
 import pyarrow as pa
 
 from seamark.connector.client.errors import ClientError, InvalidRequest, ServerFailed
+from seamark.connector.cubes.sketch_calls import COUNT_SKETCHES
+from seamark.connector.duckdb.sketch_functions import create_functions
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.sql.reads import PlannedTableRead, extract_row_filter
@@ -166,6 +168,8 @@ def execute(
         ServerFailed: A file cannot be read.
     """
     try:
+        if COUNT_SKETCHES in text:
+            create_functions(con)
         rows = con.execute(text).to_arrow_reader(BATCH_ROWS)
     except duckdb.Error as error:
         raise _to_client_error(error, streams) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.cubes.sketch_calls import takes_type, write_count, write_sketch
 from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.calls import nested, numbers, texts, times, windows
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
@@ -336,6 +337,21 @@ def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     return SqlValue(f"{name}({value.sql})", value.type)
 
 
+def _translate_approx_distinct(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    """Translate `approx_distinct` to sketches, which cubes also store. DuckDB's own sketch has a larger error."""
+    check_args(node)
+    sketch = sketch_value(e.translate_value(node.this, scope), node)
+    return SqlValue(write_count(sketch), BIGINT)
+
+
+def sketch_value(value: SqlValue, node: exp.Expr) -> str:
+    """Return the sketch of a value, in DuckDB's SQL."""
+    kind = name_duckdb_type(value.type)
+    if not takes_type(kind):
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
+    return write_sketch(value.sql, kind)
+
+
 def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     name = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
@@ -358,7 +374,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     FILTER itself is not used, because some translations of an aggregate contain several aggregates.
     """
     aggregate, condition = node.this, node.expression.this
-    if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
+    if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max | exp.ApproxDistinct):
         raise UnsupportedInDuckDB(f"{describe(node)}: FILTER is not translated for this aggregate")
     inner = aggregate.copy()
     argument = inner.this.expressions[0] if isinstance(inner.this, exp.Distinct) else inner.this
@@ -400,6 +416,7 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Avg: _translate_average,
     exp.Min: _translate_min_or_max,
     exp.Max: _translate_min_or_max,
+    exp.ApproxDistinct: _translate_approx_distinct,
     exp.LogicalAnd: _translate_all_or_any,
     exp.LogicalOr: _translate_all_or_any,
     exp.Filter: _translate_filter,

@@ -67,12 +67,15 @@ class VisibleColumn:
 
     Attributes:
         qualifiers: The parts of the relation's name. Empty for a column of USING.
+        fields: For a struct of which only some fields are visible: these fields, by the names from the struct to the
+            field, in lower case.
     """
 
     name: str
     qualifiers: tuple[str, ...]
     value: SqlValue
     stored: tuple[StoredTable, str] | None = None
+    fields: Mapping[tuple[str, ...], VisibleColumn] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class NameScope:
                 if len(columns) > 1:
                     raise InvalidRequest(f"The column {'.'.join(qualifiers[:length])[:MESSAGE_NAME_MAX]} is ambiguous")
                 if columns:
-                    return _select_fields(use_column(columns[0]), (*qualifiers[length:], name), node)
+                    return select_path(columns[0], (*qualifiers[length:], name), node)
             scope = scope.parent
         if name in _HIDDEN_COLUMNS:
             raise UnsupportedInDuckDB(f"The column {describe(node)} is not translated")
@@ -138,6 +141,18 @@ class NameScope:
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         matches = [field for field in self._by_name.get(node.name.lower(), ()) if _is_qualified(field, qualifiers)]
         return matches[0] if len(matches) == 1 else None
+
+    def find_path(self, node: exp.Column) -> tuple[VisibleColumn, tuple[str, ...]] | None:
+        """Return the column of this query to which the name refers, and the names of the fields after it.
+
+        The result is None if the name is unknown or ambiguous.
+        """
+        parts = tuple(part.name.lower() for part in node.parts)
+        for length in range(len(parts), 0, -1):
+            columns = self._find_columns(parts[:length])
+            if columns:
+                return (columns[0], parts[length:]) if len(columns) == 1 else None
+        return None
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
@@ -180,6 +195,8 @@ def use_column(visible: VisibleColumn) -> SqlValue:
     Raises:
         UnsupportedInDuckDB: The values of the column cannot be read.
     """
+    if visible.fields is not None:
+        raise UnsupportedInDuckDB(f"Only fields of {visible.name[:MESSAGE_NAME_MAX]} can be used")
     if visible.value.type == UNREADABLE:
         raise UnsupportedInDuckDB(f"The column {visible.name[:MESSAGE_NAME_MAX]} has a type that cannot be read")
     if visible.stored is not None:
@@ -203,7 +220,14 @@ def select_field(value: SqlValue, name: str, node: exp.Expr) -> SqlValue:
     return SqlValue(f"struct_extract({value.sql}, {quote_text(matches[0][0])})", matches[0][1])
 
 
-def _select_fields(value: SqlValue, names: Sequence[str], node: exp.Expr) -> SqlValue:
+def select_path(column: VisibleColumn, names: Sequence[str], node: exp.Expr) -> SqlValue:
+    """Return a field of a struct by the names from the struct to the field."""
+    if column.fields is not None:
+        visible = column.fields.get(tuple(names))
+        if visible is None:
+            raise UnsupportedInDuckDB(f"{describe(node)} is not a dimension of the cube")
+        return use_column(visible)
+    value = use_column(column)
     for name in names:
         value = select_field(value, name, node)
     return value

@@ -23,6 +23,7 @@ from seamark.connector.analysis.scans import ParsedQuery, find_scans, parse_quer
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
 from seamark.connector.cubes.plans import CubeScan, find_cube_table, find_doubt, scan_cube
+from seamark.connector.cubes.sketches import convert_sketches, encode_for_trino
 from seamark.connector.cubes.star_scans import StarScan, find_group_condition, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
@@ -166,7 +167,8 @@ async def rewrite_over_cube(
         scans_with_names.append((dimension, frozenset(name.lower() for join in joins for name in join.columns)))
 
     def write() -> str:
-        values = write_values(answer.groups, statement, VALUES_CHARACTERS_MAX)
+        groups = convert_sketches(answer.groups, statement, encode_for_trino)
+        values = write_values(groups, statement, VALUES_CHARACTERS_MAX)
         return statement.write(values, rows, has_rows=has_rows)
 
     characters = len(text.text) + count_characters(answer.groups)

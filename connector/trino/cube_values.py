@@ -1,11 +1,18 @@
-"""Writes the groups of a cube as VALUES in Trino's SQL."""
+"""Writes the groups of a cube in Trino's SQL: few groups as VALUES, and more as one JSON text for each column.
+
+Trino analyses each literal of a statement, so a thousand groups as VALUES take longer than the query itself. A JSON
+text is one literal. Its values are texts, integers and booleans, and the query over the groups casts them to their
+types.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, time
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,6 +23,8 @@ from seamark.connector.plans.quotes import quote_text
 
 _ROWS_PER_CHECK = 100
 """The number of rows that are written between two checks of the size."""
+_VALUES_MAX = 100
+"""The maximum number of literals in VALUES."""
 _CHARACTERS_MIN = 3
 """The minimum number of characters of a value, with the comma and the space after it."""
 
@@ -44,6 +53,8 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
         )
     if _CHARACTERS_MIN * groups.num_rows * groups.num_columns > characters_max:
         raise _make_length_error(statement, characters_max)
+    if groups.num_rows * groups.num_columns > _VALUES_MAX:
+        return _write_json(groups, statement, characters_max)
     writers = [
         _find_writer(statement, name, column.type)
         for name, column in zip(statement.columns, groups.columns, strict=True)
@@ -63,6 +74,67 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
             raise _make_length_error(statement, characters_max)
         rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
     return f"(VALUES {', '.join(rows)}) AS seamark_groups ({column_names})"
+
+
+def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
+    """Return the relation with a JSON text for each column.
+
+    Raises:
+        NotFromCube: The relation would be too long, or a value cannot be written.
+    """
+    forms = [
+        _find_json_form(statement, name, column.type)
+        for name, column in zip(statement.columns, groups.columns, strict=True)
+    ]
+    texts: list[list[str]] = [[] for _ in forms]
+    size = 0
+    for batch in groups.to_batches(max_chunksize=_ROWS_PER_CHECK):
+        for form, column, parts in zip(forms, batch.columns, texts, strict=True):
+            try:
+                values = [None if value is None else form.write(value) for value in column.to_pylist()]
+            except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
+                raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
+            parts.append(json.dumps(values, ensure_ascii=False, separators=(",", ":"))[1:-1])
+            size += len(parts[-1])
+        if size > characters_max:
+            raise _make_length_error(statement, characters_max)
+    arrays = ", ".join(
+        f"CAST(json_parse({quote_text('[' + ','.join(parts) + ']')}) AS ARRAY({form.kind}))"
+        for form, parts in zip(forms, texts, strict=True)
+    )
+    outputs = ", ".join(
+        f"{form.read.format(name)} AS {name}" for name, form in zip(statement.columns, forms, strict=True)
+    )
+    listed = ", ".join(statement.columns)
+    return f"(SELECT {outputs} FROM UNNEST({arrays}) AS seamark_groups ({listed})) AS seamark_groups ({listed})"  # noqa: S608
+
+
+class _JsonForm(NamedTuple):
+    """The form of a column's values in JSON.
+
+    Attributes:
+        write: Returns the JSON value of a value.
+        kind: The type to which Trino casts the JSON value.
+        read: The format of the value in SQL, with the name of the column.
+    """
+
+    write: Callable[[Any], Any]
+    kind: str = "VARCHAR"
+    read: str = "{}"
+
+
+def _find_json_form(statement: CubeStatement, name: str, kind: pa.DataType) -> _JsonForm:
+    """Return the form of the values of a column of the groups.
+
+    Raises:
+        NotFromCube: Values of the type have no form.
+    """
+    if name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid":
+        return _JsonForm(lambda value: str(UUID(bytes=value)))
+    for matches, form in _JSON_FORMS:
+        if matches(kind):
+            return form
+    raise NotFromCube(f"values of type {kind} cannot be written in SQL")
 
 
 def _make_length_error(statement: CubeStatement, characters_max: int) -> NotFromCube:
@@ -101,10 +173,21 @@ def _write_float(kind: str) -> Callable[[float], str]:
     return write
 
 
+def _name_float(value: float) -> str:
+    """Return the name that Trino gives to a value that is not finite, or an empty text."""
+    if math.isnan(value):
+        return "NaN"
+    return "" if math.isfinite(value) else "-Infinity" if value < 0 else "Infinity"
+
+
 def _write_timestamp(value: datetime) -> str:
-    utc_time = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    return f"TIMESTAMP '{_format_timestamp(value)}'"
+
+
+def _format_timestamp(value: datetime) -> str:
+    plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     zone = "" if value.tzinfo is None else " UTC"
-    return f"TIMESTAMP '{utc_time.isoformat(' ', 'microseconds')}{zone}'"
+    return f"{plain.isoformat(' ', 'microseconds')}{zone}"
 
 
 def _write_time(value: time) -> str:
@@ -115,6 +198,21 @@ def _write_uuid(value: bytes) -> str:
     return f"UUID '{UUID(bytes=value)}'"
 
 
+_BINARY = _JsonForm(lambda value: base64.b64encode(value).decode(), read="from_base64({})")
+_JSON_FORMS: tuple[tuple[Callable[[pa.DataType], bool], _JsonForm], ...] = (
+    (pa.types.is_boolean, _JsonForm(bool, "BOOLEAN")),
+    (pa.types.is_integer, _JsonForm(int, "BIGINT")),
+    (pa.types.is_floating, _JsonForm(lambda value: _name_float(value) or repr(value))),
+    (pa.types.is_decimal, _JsonForm(lambda value: f"{value:f}")),
+    (pa.types.is_string, _JsonForm(str)),
+    (pa.types.is_large_string, _JsonForm(str)),
+    (pa.types.is_date, _JsonForm(lambda value: value.isoformat())),
+    (pa.types.is_timestamp, _JsonForm(lambda value: _format_timestamp(value))),
+    (pa.types.is_time, _JsonForm(lambda value: value.isoformat("microseconds"))),
+    (pa.types.is_binary, _BINARY),
+    (pa.types.is_large_binary, _BINARY),
+    (pa.types.is_fixed_size_binary, _BINARY),
+)
 _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...] = (
     (pa.types.is_boolean, lambda value: "TRUE" if value else "FALSE"),
     (pa.types.is_integer, str),

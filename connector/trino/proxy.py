@@ -31,6 +31,7 @@ from seamark.connector.client.names import check_url
 from seamark.connector.plans.async_client import check_audience, open_seamark
 from seamark.connector.trino.protocol.accepted_logins import AcceptedLogins
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
+from seamark.connector.trino.protocol.checked_rights import CheckedRights
 from seamark.connector.trino.protocol.column_reports import ColumnReports
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator
 from seamark.connector.trino.protocol.forwarder import (
@@ -117,6 +118,7 @@ class ProxySettings:
     maintenance: int = 0
     lease_s: int = 60
     hold_s: float = 2.0
+    cube_rights_s: float = 10.0
     statement_bytes: int = 256 << 10
     trust_forwarded: bool = False
     drain_s: float = 10.0
@@ -175,6 +177,7 @@ class Proxy:
         self._logs_requests = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._tables, self._reports, self._times = tables, reports, times
         self._logins = AcceptedLogins(forwarder.send)
+        self._rights = CheckedRights(settings.cube_rights_s)
         self._waiting = QueuedStatements(settings.lease_s)
         self._cancel_tasks: set[asyncio.Task[None]] = set()
         self.answering = 0
@@ -440,6 +443,8 @@ class Proxy:
             aiohttp.ClientError: The connection breaks.
             TimeoutError: Trino does not answer in time.
         """
+        if self._rights.has(coordinator, headers, rewrite.rights_check):
+            return None
         try:
             async with asyncio.timeout(self._settings.hold_s):
                 query_id = await run_at_trino(rewrite.rights_check, partial(self._request, coordinator, headers))
@@ -447,6 +452,7 @@ class Proxy:
         except NotAllowed as error:
             return Failure(str(error.error.get("errorName", DENIED)), str(error))
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
+            self._rights.add(coordinator, headers, rewrite.rights_check)
             return None
         return Failure(FORBIDDEN if decision is RuleDecision.FORBIDDEN else RULES_UNREAD, decision.value)
 

@@ -55,6 +55,7 @@ NOT_SETTINGS = {
         "higher_consistency",
     ),  # OpenFGA
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
+    *("approx_distinct", "approx_count_distinct"),  # Trino, Spark and DuckDB
     *(
         "allow_unsigned_extensions",
         "default_collation",

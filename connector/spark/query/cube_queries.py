@@ -19,6 +19,7 @@ from sqlglot.errors import SqlglotError
 
 from seamark.connector.cubes.dialects import SPARK, NotFromCube
 from seamark.connector.cubes.plans import find_cube_table
+from seamark.connector.cubes.sketches import convert_sketches, encode_for_spark
 from seamark.connector.cubes.star_scans import StarScan, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.quotes import backquote
@@ -96,7 +97,8 @@ class QueryOverCube:
         """
         original = spark.sql(self.text)
         view = f"seamark_groups_{uuid.uuid4().hex}"
-        spark.createDataFrame(_write_times(self.groups)).createTempView(view)
+        groups = convert_sketches(self.groups, self.statement, encode_for_spark)
+        spark.createDataFrame(_write_times(groups)).createTempView(view)
         try:
             frame = spark.sql(
                 self.statement.write(view, None if self.rows is None else ".".join(map(backquote, self.rows)))

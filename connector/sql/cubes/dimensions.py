@@ -9,6 +9,7 @@ from sqlglot import exp
 from seamark.connector.cubes.attributes import DimensionTable, ReplacedTable, replace_tables
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, VisibleColumn
+from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType, is_primitive
 from seamark.formats.index.definitions import IndexDefinition
 
 
@@ -64,3 +65,21 @@ class _Names:
             return None
         table, column = visible.stored
         return self._numbers[id(table)], column
+
+
+def list_columns_by_id(schema: Schema) -> dict[int, Column]:
+    """Return the columns of primitive types, and the fields of structs with primitive types, by id."""
+    return {
+        column.id: column
+        for column in schema.index.by_id.values()
+        if is_primitive(column.type)
+        and all(isinstance(ancestor.type, StructType) for ancestor in schema.list_ancestors(column))
+    }
+
+
+def find_field(field: Field | None, name: str) -> Field | None:
+    """Return the only field of a struct with this name in any case, or None."""
+    if field is None or not isinstance(field.type, StructType):
+        return None
+    matches = [inner for inner in field.type.fields if inner.name.lower() == name]
+    return matches[0] if len(matches) == 1 else None

@@ -22,20 +22,30 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.cubes.attributes import ReplacedTable, list_sources
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
+from seamark.connector.cubes.sketch_calls import write_count
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
-from seamark.connector.sql.cubes.dimensions import remove_tables
+from seamark.connector.sql.cubes.dimensions import find_field, list_columns_by_id, remove_tables
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.functions import translate_function
+from seamark.connector.sql.functions import sketch_value, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
-from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, VisibleColumn, describe, use_column
+from seamark.connector.sql.scopes import (
+    NameScope,
+    SqlValue,
+    StoredTable,
+    VisibleColumn,
+    describe,
+    select_field,
+    use_column,
+)
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
     DOUBLE,
     PRECISION_MAX,
     REAL,
+    VARBINARY,
     ZONED,
     SqlType,
     UnsupportedInDuckDB,
@@ -50,6 +60,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     COUNT_ROWS,
@@ -79,7 +90,10 @@ The sum of all rows of a group, including deleted rows, then fits 38 digits.
 """
 _COUNT_COLUMN = "m0"
 """The column of entries with `count(*)`, which each cube has."""
-_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
+_FUNCTIONS: dict[type[exp.Expr], str] = {
+    **{exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX},
+    exp.ApproxDistinct: APPROX_DISTINCT,
+}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
 
 
@@ -225,7 +239,7 @@ def _check_measures(tree: exp.Expr, schema: Schema, cube: IndexDefinition) -> No
     Raises:
         NotFromCube: The cube does not have such a measure.
     """
-    names = {field.id: field.name.lower() for field in schema.fields}
+    names = {column.id: schema.list_path(column)[-1].lower() for column in schema.index.by_id.values()}
     measured_columns = {
         frozenset(names.get(column.column_id) for column in list_columns(partial.operand))
         for partial in list_partials(cube.measures)
@@ -234,6 +248,31 @@ def _check_measures(tree: exp.Expr, schema: Schema, cube: IndexDefinition) -> No
         columns = frozenset(column.name.lower() for column in node.find_all(exp.Column))
         if columns and columns not in measured_columns and not isinstance(node.this, exp.Distinct):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """A dimension of the cube.
+
+    Attributes:
+        path: The name of the column, and the names from it to the field of a struct.
+        unit: The unit to which a time is truncated, or None.
+        is_zoned: Whether a time has a zone.
+    """
+
+    path: tuple[str, ...]
+    unit: str | None
+    is_zoned: bool
+
+    @property
+    def time(self) -> TimeDimension | None:
+        lowered = tuple(name.lower() for name in self.path)
+        return None if self.unit is None else TimeDimension(lowered, self.unit, self.is_zoned)
+
+    @property
+    def shown_path(self) -> tuple[str, ...]:
+        """The path in the scope of the query, in lower case."""
+        return tuple(name.lower() for name in self.path) if self.time is None else self.time.hidden_path
 
 
 class _CubeTranslation(Translation):
@@ -259,13 +298,27 @@ class _CubeTranslation(Translation):
         self.expressions = Expressions(self.query, self._translate_function, now)
         self._floats = floats
         self._fields_by_name = {field.name.lower(): field for field in schema.fields}
-        fields: dict[int, Field] = {field.id: field for field in schema.fields}
+        fields = list_columns_by_id(schema)
         self._dimensions = {
-            f"d{number}": (fields[term.column_id].name, None if term.transform == IDENTITY else term.transform)
+            f"d{number}": _Dimension(
+                schema.list_path(fields[term.column_id]),
+                None if term.transform == IDENTITY else term.transform,
+                term.source == "timestamptz",
+            )
             for number, term in enumerate(cube.terms)
             if term.column_id in fields and fields[term.column_id].type == term.source
             if parse_lookup(term.transform) is None
         }
+        qualifiers = {part.name.lower() for table in tables for part in _list_qualifiers(table.node)}
+        self._dimensions = {
+            column: dimension
+            for column, dimension in self._dimensions.items()
+            if len(dimension.path) == 1 or dimension.path[0].lower() not in qualifiers
+        }
+        """The dimensions by their columns in entries.
+
+        A field is left out if its struct has the name of a table: `s.f` could be a column of the table `s`.
+        """
         self._columns_of_partials = {
             partial.text: f"m{number}"
             for number, partial in enumerate(list_partials(cube.measures))
@@ -282,11 +335,11 @@ class _CubeTranslation(Translation):
     def run(self, tree: exp.Expr) -> CubeQuery:
         """Translate the query."""
         # If the column itself is a dimension, its truncations can be computed from it, so the column is visible.
-        plain_dimensions = {name for name, unit in self._dimensions.values() if unit is None}
+        whole = {dimension.path for dimension in self._dimensions.values() if dimension.unit is None}
         times = [
-            TimeDimension(name.lower(), unit, self._fields_by_name[name.lower()].type == "timestamptz")
-            for name, unit in self._dimensions.values()
-            if unit is not None and name not in plain_dimensions
+            dimension.time
+            for dimension in self._dimensions.values()
+            if dimension.time is not None and dimension.path not in whole
         ]
         new_tree = replace_times(tree, times)
         numbers = {id(table.node): number for number, table in enumerate(self._originals)}
@@ -397,16 +450,25 @@ class _CubeTranslation(Translation):
         self._source = source
         self._stored_names = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
-        kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
+        kinds = {column: self._read_stored(dimension).type for column, dimension in self._dimensions.items()}
         attributes = [attribute for table in self._replaced_tables for attribute in self._join_replaced(table, outer)]
         kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
-        for column, (name, unit) in self._dimensions.items():
-            field = self._stored_fields[name]
-            visible_name = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
-            value = SqlValue(f"{_UNION}.{column}", field.value.type)
-            visible.append(VisibleColumn(visible_name, field.qualifiers, value, (self._groups, column)))
+        structs: dict[str, dict[tuple[str, ...], VisibleColumn]] = {}
+        for column, dimension in self._dimensions.items():
+            root = self._stored_fields[dimension.path[0]]
+            _, *names = dimension.shown_path
+            shown = names[-1] if names else dimension.shown_path[0] if dimension.time is not None else root.name
+            value = SqlValue(f"{_UNION}.{column}", kinds[column])
+            shown_column = VisibleColumn(shown, root.qualifiers, value, (self._groups, column))
+            if names:
+                structs.setdefault(dimension.path[0], {})[tuple(names)] = shown_column
+            else:
+                visible.append(shown_column)
+        for name, named_fields in structs.items():
+            root = self._stored_fields[name]
+            visible.append(VisibleColumn(root.name, root.qualifiers, root.value, None, named_fields))
         visible += [
             replace(attribute, stored=(self._groups, attribute.stored[1]))
             for attribute in attributes
@@ -437,9 +499,18 @@ class _CubeTranslation(Translation):
         attribute = self._row_attributes.get(column)
         if attribute is not None:
             return attribute if isinstance(attribute, str) else use_column(attribute).sql
-        name, unit = self._dimensions[column]
-        stored_value = use_column(self._stored_fields[name])
-        return stored_value.sql if unit is None else _truncate(unit, stored_value)
+        dimension = self._dimensions[column]
+        stored = self._read_stored(dimension, is_used=True)
+        return stored.sql if dimension.unit is None else _truncate(dimension.unit, stored)
+
+    def _read_stored(self, dimension: _Dimension, *, is_used: bool = False) -> SqlValue:
+        """Return the value of a dimension's column in a row, before it is truncated."""
+        root, *names = dimension.path
+        field = self._stored_fields[root]
+        value = use_column(field) if is_used else field.value
+        for name in names:
+            value = select_field(value, name, exp.column(*reversed(dimension.path[-4:])))
+        return value
 
     # Aggregates
 
@@ -484,13 +555,21 @@ class _CubeTranslation(Translation):
             case exp.Paren():
                 return self._to_operand(node.this)
             case exp.Column() if isinstance(node.this, exp.Identifier):
-                visible = self._all_stored.find(node)
-                if visible is None or visible.stored is None or visible.stored[0] is not self._by_number[self._facts]:
+                target = self._all_stored.find_path(node)
+                if (
+                    target is None
+                    or target[0].stored is None
+                    or target[0].stored[0] is not self._by_number[self._facts]
+                ):
                     return None
-                field = self._fields_by_name[visible.stored[1].lower()]
-                if not isinstance(field.type, str):
+                visible, names = target
+                assert visible.stored is not None
+                field: Field | None = self._fields_by_name[visible.stored[1].lower()]
+                for name in names:
+                    field = find_field(field, name)
+                if field is None or not isinstance(field.type, str):
                     return None
-                return ColumnOperand(field.id, field.name, field.type)
+                return ColumnOperand(field.id, ".".join((visible.name, *names)), field.type)
             case exp.Literal() if not node.is_string and _is_plain_number(str(node.this)):
                 return NumberOperand(str(node.this))
         sign = _SIGNS.get(type(node))
@@ -511,10 +590,15 @@ class _CubeTranslation(Translation):
         measure = self._to_measure(node)
         assert measure is not None
         value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored_names)
+        if function == APPROX_DISTINCT:
+            assert value is not None
+            value = replace(value, sql=sketch_value(value, node))
         used_partials = [self._use_partial(partial, value) for partial in measure.partials]
         texts = [f"{_UNION}.{output.column}" for output in used_partials]
         if condition is not None:
             texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
+        if function == APPROX_DISTINCT:
+            return SqlValue(write_count(texts[0]), BIGINT)
         if function in (MIN, MAX):
             return _combine_extremes(function, SqlValue(texts[0], used_partials[0].kind))
         if function == COUNT:
@@ -549,8 +633,15 @@ class _CubeTranslation(Translation):
                     f"the partial aggregate has type {stored_type}, but its operand has type {value.type}"
                 )
             kind = value.type if partial.function != SUM else _sum_type(value.type)
+            kind = VARBINARY if partial.function == APPROX_DISTINCT else kind
             used_partial = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used_partials.setdefault(column, used_partial)
+
+
+def _list_qualifiers(node: exp.Table) -> list[exp.Expr]:
+    """Return the names by which a query can qualify the columns of a table."""
+    alias = node.args.get("alias")
+    return [alias.this] if alias is not None and alias.name else list(node.parts)
 
 
 def _count_value(value: str) -> str:

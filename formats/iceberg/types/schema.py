@@ -118,6 +118,14 @@ class Schema(
             column = self.index.by_id[column.parent]
             yield column
 
+    def list_path(self, column: Column) -> tuple[str, ...]:
+        """Return the names from the root to the column. A name can contain dots."""
+        names: list[str] = []
+        for ancestor in self.list_ancestors(column):
+            names.insert(0, column.name[len(ancestor.name) + 1 :])
+            column = ancestor
+        return (column.name, *names)
+
     def find_column_by_name(self, name: str) -> Column | None:
         column_id = self.index.by_name.get(name)
         return None if column_id is None else self.index.by_id[column_id]

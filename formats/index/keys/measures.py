@@ -19,11 +19,14 @@ from typing import TypeAlias
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
+from seamark.formats.index.keys.distinct_sketches import SKETCHED_TYPES
 from seamark.formats.index.keys.terms import TEXT_MAX, Term, resolve_term, resolve_term_by_id
 from seamark.formats.runtime.errors import BadRequest
 
 COUNT, SUM, MIN, MAX, AVG = "count", "sum", "min", "max", "avg"
-FUNCTIONS = (COUNT, SUM, MIN, MAX, AVG)
+APPROX_DISTINCT = "approx_distinct"
+"""The approximate number of distinct values, from a sketch (`distinct_sketches.py`)."""
+FUNCTIONS = (COUNT, SUM, MIN, MAX, AVG, APPROX_DISTINCT)
 PRECISION_MAX = 38
 MEASURES_MAX = 64
 """The maximum number of measures of a cube."""
@@ -124,7 +127,7 @@ class Partial:
     """A partial aggregate, which an entry of a cube stores for each group.
 
     Attributes:
-        function: `count`, `sum`, `min` or `max`. `count` without an operand counts rows.
+        function: `count`, `sum`, `min`, `max` or `approx_distinct`. `count` without an operand counts rows.
         operand: The aggregated column or expression, or None.
     """
 
@@ -263,6 +266,9 @@ class _MeasureParser:
         name = get_base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
             raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
+        if function == APPROX_DISTINCT and not (isinstance(operand, ColumnOperand) and name in SKETCHED_TYPES):
+            types = ", ".join(sorted(SKETCHED_TYPES))
+            raise self._make_error(f"{function} needs a column of the type {types}; this is a {operand.kind}")
 
     def _parse_sum(self) -> Operand:
         self._depth += 1

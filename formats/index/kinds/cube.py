@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from isal import isal_zlib
@@ -28,11 +29,13 @@ from isal import isal_zlib
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.index.keys.distinct_sketches import SKETCH, build_sketches, check_sketches, merge_sketches
 from seamark.formats.index.keys.group_conditions import TIME_UNITS, get_dimension_kind
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     COUNT,
     MAX,
     MIN,
@@ -90,6 +93,8 @@ _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
 """The maximum relative difference of two sums of floats in an audit. The order of the additions may differ."""
 _LONG_MAX = (1 << 63) - 1
+_ROW = "row"
+"""The column with the number of each row. Names of dimensions and partial aggregates begin with "d" and "m"."""
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
@@ -162,9 +167,13 @@ class CubeEntries:
                         f"an entry of a cube has {size:,} bytes after decompression; the maximum is "
                         f"{_DECODED_BYTES_MAX:,}"
                     )
-                packed_batch = reader.get_batch(number)
-                packed_batch.validate(full=True)
-                yield unpack_groups(packed_batch, schema, _DECODED_BYTES_MAX)
+                packed = reader.get_batch(number)
+                packed.validate(full=True)
+                groups = unpack_groups(packed, schema, _DECODED_BYTES_MAX)
+                for column in groups.columns:
+                    if column.type == SKETCH:
+                        check_sketches(column)
+                yield groups
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
@@ -387,7 +396,11 @@ def _aggregate_groups(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, 
         SumOverflow: A sum does not fit its type.
     """
     inputs, aggregates = dict(keys), list[tuple[str, str]]()
+    has_sketches = False
     for name, (function, column, _) in values.items():
+        if function == APPROX_DISTINCT:
+            has_sketches = True
+            continue
         if function == SUM:
             column = _widen_sum(column)
         elif function in (MIN, MAX) and pa.types.is_floating(column.type):
@@ -396,18 +409,45 @@ def _aggregate_groups(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, 
             column = pc.if_else(is_nan, pa.scalar(None, column.type), column)
         inputs[name] = column
         aggregates.append((name, function))
-    groups = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
-    results = {name: groups[name] for name in keys}
-    for name, (function, _, kind) in values.items():
-        result = groups[f"{name}_{function}"]
-        if f"{name}_nan_any" in groups.column_names:  # The result is NaN only if all values are NaN.
-            is_nan = pc.and_(pc.is_null(result), pc.fill_null(groups[f"{name}_nan_any"], fill_value=False))
+    if has_sketches and keys:
+        inputs[_ROW] = pa.chunked_array([pa.array(np.arange(_count_rows(values)))])
+        aggregates.append((_ROW, "list"))
+    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
+    results = {name: grouped[name] for name in keys}
+    groups, count = np.zeros(_count_rows(values) if has_sketches else 0, np.int64), 1
+    if has_sketches and keys:
+        groups, count = _number_groups(grouped[f"{_ROW}_list"]), grouped.num_rows
+    for name, (function, column, kind) in values.items():
+        if function == APPROX_DISTINCT:
+            combine = merge_sketches if column.type == SKETCH else build_sketches
+            results[name] = pa.chunked_array([combine(column, groups, count)])
+            continue
+        result = grouped[f"{name}_{function}"]
+        if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
+            is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
             result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
         try:
             results[name] = result.cast(kind)
         except pa.ArrowInvalid as error:
             raise SumOverflow(str(error)) from None
     return pa.table(results)
+
+
+def _count_rows(values: Mapping[str, _Values]) -> int:
+    return len(next(iter(values.values())).column)
+
+
+def _number_groups(rows: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Return the number of each row's group.
+
+    Args:
+        rows: The numbers of the rows of each group, as lists.
+    """
+    lists = rows.combine_chunks()
+    counts = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    numbers = np.zeros(int(counts.sum()), np.int64)
+    numbers[lists.flatten().to_numpy()] = np.repeat(np.arange(len(counts)), counts)
+    return numbers
 
 
 def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -432,6 +472,8 @@ def get_partial_type(partial: Partial) -> pa.DataType:
     """Return the Arrow type of a partial aggregate."""
     if partial.function == COUNT or partial.operand is None:
         return pa.int64()
+    if partial.function == APPROX_DISTINCT:
+        return SKETCH
     kind = partial.operand.kind
     if partial.function != SUM:
         return to_row_type(kind)

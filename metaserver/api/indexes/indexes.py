@@ -171,7 +171,10 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     measures: Annotated[
         list[str] | None,
-        doc("The aggregates of a cube: count, sum, min, max, avg of columns, or of +, - and * of columns."),
+        doc(
+            "The aggregates of a cube: count, sum, min, max, avg of columns, or of +, - and * of columns, and "
+            "approx_distinct of a column."
+        ),
     ] = None
     state: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(STATES)})] = None
 

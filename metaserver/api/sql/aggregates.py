@@ -17,7 +17,7 @@ from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.schema import Schema, StructType
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import MEASURES_MAX, ColumnOperand, Measure, format_operand, parse_measure
@@ -61,7 +61,8 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     measures: Annotated[
         list[str],
         doc(
-            "The aggregates: count(*), or count, sum, min, max or avg of a column or of columns with +, - and *.",
+            "The aggregates: count(*), count, sum, min, max or avg of a column or of columns with +, - and *, or "
+            "approx_distinct of a column.",
             examples=[["sum(price * (1 - discount))", "count(*)"]],
         ),
     ]
@@ -149,6 +150,8 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: Lo
     answer = await answers.find(call.components, loaded_table, key)
     if answer is None:
         parsed_request = _ParsedRequest.parse(body, loaded_table.metadata)
+        if _has_ambiguous_fields(body, parsed_request.schema):
+            return None
         query = GroupQuery(
             parsed_request.schema,
             parsed_request.terms,
@@ -216,7 +219,9 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
         BadRequest: The request is invalid.
     """
     parsed_request = _ParsedRequest.parse(body, metadata)
-    columns = {field.id: field.name for field in parsed_request.schema.fields}
+    columns = _list_paths(parsed_request.schema)
+    if _has_ambiguous_fields(body, parsed_request.schema):
+        columns = {column_id: path for column_id, path in columns.items() if len(path) == 1}
     values = [_write_term(term, columns) for term in parsed_request.terms]
     values += [_write_measure(measure, columns) for measure in parsed_request.measures]
     outputs = (
@@ -273,13 +278,28 @@ def _check_term(term: Term) -> Term:
     return term
 
 
-def _write_term(term: Term, columns: Mapping[int, str]) -> str:
+def _list_paths(schema: Schema) -> dict[int, tuple[str, ...]]:
+    """Return the names from the root to each column and to each field of a struct, by id."""
+    return {
+        column.id: schema.list_path(column)
+        for column in schema.index.by_id.values()
+        if all(isinstance(ancestor.type, StructType) for ancestor in schema.list_ancestors(column))
+    }
+
+
+def _has_ambiguous_fields(body: AggregateRequest, schema: Schema) -> bool:
+    """Return whether `t.a` could be a field of the struct t or the column a of the table t."""
+    names = {name.lower() for name in (*body.namespace, body.table)}
+    return any(isinstance(field.type, StructType) and field.name.lower() in names for field in schema.fields)
+
+
+def _write_term(term: Term, columns: Mapping[int, tuple[str, ...]]) -> str:
     """Return the SQL of a dimension."""
     column = _write_column(term.column_id, term.name, columns)
     return column if term.transform == IDENTITY else f"date_trunc('{term.transform}', {column})"
 
 
-def _write_measure(measure: Measure, columns: Mapping[int, str]) -> str:
+def _write_measure(measure: Measure, columns: Mapping[int, tuple[str, ...]]) -> str:
     """Return the SQL of a measure."""
 
     def write(column: ColumnOperand) -> str:
@@ -288,15 +308,15 @@ def _write_measure(measure: Measure, columns: Mapping[int, str]) -> str:
     return f"{measure.function}({'*' if measure.operand is None else format_operand(measure.operand, write)})"
 
 
-def _write_column(column_id: int, name: str, columns: Mapping[int, str]) -> str:
+def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ...]]) -> str:
     """Return the SQL of a column.
 
     Raises:
         BadRequest: The name does not belong to a present column.
     """
     if column_id not in columns:
-        raise BadRequest(f"{name[:200]} is a field of a struct or a dropped column; name a column of the table")
-    return _quote_identifier(columns[column_id])
+        raise BadRequest(f"{name[:200]} is a dropped column, or a field of a struct that has the name of the table")
+    return ".".join(map(_quote_identifier, columns[column_id]))
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:

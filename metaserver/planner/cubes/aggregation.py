@@ -26,13 +26,15 @@ from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, collect_predicates
 from seamark.formats.iceberg.expressions.sql import parse_sql
-from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.schema import Schema, StructType, Type
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.distinct_sketches import estimate_sketches
 from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary
 from seamark.formats.index.keys.measures import (
+    APPROX_DISTINCT,
     AVG,
     COUNT,
     SUM,
@@ -189,7 +191,7 @@ def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefini
 
 def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
     """Return, by column id, the finest dimension of each column: (column of the groups, term)."""
-    kinds = {field.id: field.type for field in schema.fields}
+    kinds = _list_kinds(schema)
     finest: dict[int, tuple[str, Term]] = {}
     for number, term in enumerate(cube.terms):
         if term.transform not in _FINEST_FIRST:
@@ -200,6 +202,15 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
         if finest_dimension is None or _is_finer(term.transform, finest_dimension[1].transform):
             finest[term.column_id] = f"d{number}", term
     return finest
+
+
+def _list_kinds(schema: Schema) -> dict[int, Type]:
+    """Return the types of columns, and of fields of structs, by id."""
+    return {
+        column.id: column.type
+        for column in schema.index.by_id.values()
+        if all(isinstance(ancestor.type, StructType) for ancestor in schema.list_ancestors(column))
+    }
 
 
 def _is_finer(transform: str, other: str) -> bool:
@@ -248,7 +259,7 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
     Returns:
         The columns of the groups, by the text of the partial aggregate, and the combining function of each column.
     """
-    kinds = {field.id: field.type for field in schema.fields}
+    kinds = _list_kinds(schema)
     columns, functions = {}, {}
     for number, partial in enumerate(list_partials(cube.measures)):
         functions[f"m{number}"] = partial.function
@@ -263,7 +274,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
     Raises:
         NotFromGroups: The value may differ.
     """
-    if measure.operand is None or measure.function == COUNT:
+    if measure.operand is None or measure.function in (COUNT, APPROX_DISTINCT):
         return
     name = get_base_name(measure.operand.kind)
     if name not in (*_TYPE_NAMES, "decimal"):
@@ -279,7 +290,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
 
 def _find_result_kind(measure: Measure) -> str:
     """Return the Iceberg type of a measure."""
-    if measure.function == COUNT or measure.operand is None:
+    if measure.function in (COUNT, APPROX_DISTINCT) or measure.operand is None:
         return "long"
     kind = measure.operand.kind
     name = get_base_name(kind)
@@ -389,6 +400,8 @@ def _finish_measure(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa
     first = partials[0]
     if measure.function == COUNT or measure.operand is None:
         return pc.fill_null(first, 0)
+    if measure.function == APPROX_DISTINCT:
+        return pa.chunked_array([estimate_sketches(first)])
     name = get_base_name(measure.operand.kind)
     if measure.function == AVG:
         if name == "decimal":

@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED_COLUMNS, OPERANDS, CubeWorld
+from tests.connector.sql.test_cubes import COMPARED_COLUMNS, OPERANDS, SKETCHED, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -46,6 +46,9 @@ DIMENSIONS = {
     "day(ts)": ["day(ts)", "month(ts)", "year(ts)"],
     "hour(ts)": ["hour(ts)", "day(ts)"],
     "day(tz)": ["day(tz)", "year(tz)"],
+    "n.f": ["n.f"],
+    "n.deep.v": ["n.deep.v"],
+    "day(n.ts)": ["day(n.ts)", "year(n.ts)"],
 }
 """By dimension of a cube: the dimensions of requests that the cube can answer."""
 CONDITIONS = {
@@ -62,6 +65,9 @@ CONDITIONS = {
     "day(ts)": ["ts >= DATE '1969-12-31'", "CAST(ts AS date) = DATE '1970-01-01'", "ts > DATE '1970-01-01'"],
     "hour(ts)": ["ts < TIMESTAMP '1970-02-03 00:00:00'", "year(ts) = 1969", "CAST(ts AS date) > DATE '1969-12-31'"],
     "day(tz)": ["year(tz) = 1970", "tz IS NULL"],
+    "n.f": ["n.f > 1", "n.f IS NULL", "n.f IN (1, 3)"],
+    "n.deep.v": ["n.deep.v = -1", "NOT n.deep.v = 2"],
+    "day(n.ts)": ["n.ts >= DATE '1970-01-01'", "n.ts IS NULL", "year(n.ts) = 1969"],
 }  # fmt: skip
 
 
@@ -76,8 +82,9 @@ class RandomRequests:
         rng = self._rng
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
-            function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
+            function = rng.choice(("sum", "avg", "count", "min", "max", "approx_distinct"))
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else [*OPERANDS, "n.f", "n.deep.v + k"]
+            operands = SKETCHED if function == "approx_distinct" else operands
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,8 +47,26 @@ DIMENSIONS = {
     "day(tz)": ["year(tz)", "extract(month FROM tz)"],
 }
 """The expressions of a query that follow from each dimension."""
+STRUCT_DIMENSIONS = {
+    "n.f": ["n.f", "a.n.f", "n.f + 1"],
+    "n.deep.v": ["n.deep.v", "a.n.deep.v"],
+    "n.name": ["n.name"],
+    "day(n.ts)": ["date_trunc('month', n.ts)", "year(a.n.ts)", "CAST(n.ts AS date)"],
+    "month(n.deep.d)": ["date_trunc('month', n.deep.d)", "quarter(a.n.deep.d)"],
+}
+"""The same for fields of the struct `n`."""
+STRUCT_OPERANDS = ["n.f", "n.deep.v", "n.f * 2 + k", "n.deep.v - id"]
+STRUCT = pa.struct(
+    [
+        ("f", pa.int32()),
+        ("name", pa.string()),
+        ("ts", pa.timestamp("us")),
+        ("deep", pa.struct([("v", pa.int64()), ("d", pa.date32())])),
+    ]
+)
 OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 - id", "fine", "x", "y", "price * 1.5"]
 COMPARED_COLUMNS = [*OPERANDS, "name", "d", "ts", "tz"]
+SKETCHED = ["k", "id", "name", "d", "ts", "tz"]
 
 
 def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
@@ -65,6 +83,33 @@ def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
         column = pa.array(times, pa.int64()).cast(SCHEMA.field(name).type)
         table = table.set_column(table.column_names.index(name), name, column)
     return table
+
+
+def draw_rows_with_structs(rng: random.Random, rows: int) -> pa.Table:
+    """Return random rows with a struct `n`, which is null itself, or has nulls at each level.
+
+    The other columns are those that `draw_rows_with_exact_sums` draws without the struct.
+    """
+    structs_rng = random.Random()
+    structs_rng.setstate(rng.getstate())
+
+    def draw_struct() -> dict[str, object] | None:
+        deep = {
+            "v": structs_rng.choice((None, -1, 2, 3)),
+            "d": structs_rng.choice((None, date(1969, 12, 31), date(1970, 3, 4))),
+        }
+        time = datetime(1969, 12, 30) + timedelta(hours=structs_rng.randint(0, 96))
+        values = {
+            "f": structs_rng.choice((None, 1, 2)),
+            "name": structs_rng.choice((None, "", "a")),
+            "ts": structs_rng.choice((None, time)),
+        }
+        return structs_rng.choice(
+            (None, values | {"deep": structs_rng.choice((None, deep, deep))}, values | {"deep": deep})
+        )
+
+    structs = pa.array([draw_struct() for _ in range(rows)], STRUCT)
+    return draw_rows_with_exact_sums(rng, rows).append_column("n", structs)
 
 
 _GROUPING_PATTERN = re.compile("ROLLUP|CUBE|GROUPING SETS")
@@ -86,24 +131,38 @@ def _list_keys(keys: list[str], _: random.Random) -> str:
 class RandomAggregates:
     """Draws cubes, and queries that mostly follow from them."""
 
-    def __init__(self, rng: random.Random, *, has_grouping_sets: bool = False) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        has_grouping_sets: bool = False,
+        has_sketches: bool = False,
+        has_structs: bool = False,
+    ) -> None:
         self._rng = rng
+        self._dimensions = DIMENSIONS | (STRUCT_DIMENSIONS if has_structs else {})
+        self._operands = [*OPERANDS, *(STRUCT_OPERANDS if has_structs else [])]
+        self._functions = ["sum", "avg", "count", "min", "max", *(["approx_distinct"] if has_sketches else [])]
         self._group = _group if has_grouping_sets else _list_keys
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
         rng = self._rng
-        dimensions = rng.sample(list(DIMENSIONS), rng.randint(1, 4))
+        dimensions = rng.sample(list(self._dimensions), rng.randint(1, 4))
         measures = {"count(*)"}
         for _ in range(rng.randint(1, 6)):
-            function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
+            function = rng.choice(self._functions)
+            operands = [
+                *self._operands,
+                *(COMPARED_COLUMNS[len(OPERANDS) :] if function in ("count", "min", "max") else []),
+            ]
+            operands = SKETCHED if function == "approx_distinct" else operands
             measures.add(f"{function}({rng.choice(operands)})")
         return dimensions, sorted(measures)
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
         rng = self._rng
-        expressions = [term for dimension in dimensions for term in DIMENSIONS[dimension]]
+        expressions = [term for dimension in dimensions for term in self._dimensions[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
         outputs = [self._name(value) for value in (*keys, *aggregates)]
@@ -162,6 +221,14 @@ class RandomAggregates:
                 return f"d {rng.choice(('<', '>=', '='))} DATE '{rng.choice(('1969-12-31', '1970-01-01'))}'"
             case "month(d)":
                 return rng.choice(("d >= DATE '1970-01-01'", "d < DATE '1969-06-01'", "year(d) = 1969"))
+            case "n.f" | "n.deep.v" as name:
+                return rng.choice((f"{name} > 1", f"a.{name} IS NULL", f"{name} IN (-1, 2)"))
+            case "n.name":
+                return "n.name = 'a'"
+            case "day(n.ts)":
+                return rng.choice(("n.ts >= DATE '1970-01-01'", "n.ts IS NULL", "year(n.ts) = 1969"))
+            case "month(n.deep.d)":
+                return rng.choice(("n.deep.d >= DATE '1970-01-01'", "n.deep.d < DATE '1970-01-02'"))
             case "day(ts)" | "hour(ts)":
                 return rng.choice(("ts >= DATE '1969-12-31'", "ts < TIMESTAMP '1970-02-03 00:00:00'", "ts IS NOT NULL"))
             case _:
@@ -186,11 +253,12 @@ class CubeWorld:
     def create_table(self) -> None:
         with open_catalog(self.server.url) as catalog:
             catalog.create_namespace_if_not_exists("db")
-            catalog.create_table(self.name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
+            schema = SCHEMA.append(pa.field("n", STRUCT))
+            catalog.create_table(self.name, schema=schema, properties={"write.delete.mode": "merge-on-read"})
 
     def append(self, rows: int = 30) -> None:
         with open_catalog(self.server.url) as catalog:
-            catalog.load_table(self.name).append(draw_rows_with_exact_sums(self.rng, rows))
+            catalog.load_table(self.name).append(draw_rows_with_structs(self.rng, rows))
 
     def add_cube(self, dimensions: list[str], measures: list[str]) -> None:
         name = f"cube{len(self.cubes)}"
@@ -249,7 +317,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     """Change a table at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
-    aggregates = RandomAggregates(rng, has_grouping_sets=True)
+    aggregates = RandomAggregates(rng, has_grouping_sets=True, has_sketches=True, has_structs=True)
     counts: Counter[str] = Counter()
     with (
         closing(IndexClient(server.url)) as client,

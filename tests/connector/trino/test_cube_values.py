@@ -46,10 +46,16 @@ def build_groups(rows: int) -> pa.Table:
     return pa.table({"d0": [f"it's {n}" if n else None for n in range(rows)], "m0": list(range(rows))})
 
 
-def test_groups_are_written_in_batches() -> None:
-    rows = [f"('it''s {n}', {n})" if n else "(NULL, 0)" for n in range(250)]
-    assert write_values(build_groups(250), make_statement(), 10_000) == (
+def test_few_groups_are_values_and_more_are_one_text() -> None:
+    rows = [f"('it''s {n}', {n})" if n else "(NULL, 0)" for n in range(50)]
+    assert write_values(build_groups(50), make_statement(), 10_000) == (
         f"(VALUES {', '.join(rows)}) AS seamark_groups (d0, m0)"
+    )
+    names = ",".join(f"\"it''s {n}\"" if n else "null" for n in range(250))
+    counts = ",".join(map(str, range(250)))
+    arrays = f"CAST(json_parse('[{names}]') AS ARRAY(VARCHAR)), CAST(json_parse('[{counts}]') AS ARRAY(BIGINT))"
+    assert write_values(build_groups(250), make_statement(), 10_000) == (
+        f"(SELECT d0 AS d0, m0 AS m0 FROM UNNEST({arrays}) AS seamark_groups (d0, m0)) AS seamark_groups (d0, m0)"
     )
 
 
@@ -63,7 +69,7 @@ def test_writing_ends_when_the_text_is_too_long(
         texts.append(value)
         return str(value)
 
-    monkeypatch.setattr(cube_values, "_choose_writer", lambda _: write_query)
+    monkeypatch.setattr(cube_values, "_find_json_form", lambda *_: cube_values._JsonForm(write_query))
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
         write_values(build_groups(2000), make_statement(), characters_max)
     assert len(texts) <= written_count, "most groups are not written"
@@ -104,7 +110,7 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
     rewrite = await rewrite_over_cube(
         client, StatementReader(), StatementText(text), planned_scan, make_statement(), table, (), until_s
     )
-    assert rewrite.text.startswith("SELECT 1 FROM (VALUES (NULL, 0), ")
+    assert "json_parse('[null," in rewrite.text
     assert set(threads) == {"find_scans", "write_values"}
     assert threading.get_ident() not in threads.values()
 

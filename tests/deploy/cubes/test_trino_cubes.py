@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from pyiceberg.catalog import load_catalog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.lookups import pin_attributes
+from seamark.formats.index.keys.distinct_sketches import STANDARD_ERROR
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
 from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
@@ -135,6 +137,35 @@ def build_facts(part: int) -> pa.Table:
     times = pa.array([number * 43_200_000_000 for number in range(-10, 10)], pa.int64()).cast(pa.timestamp("us"))
     rows = {"ts": times, "country": ["FR", None] * 10, "n": pa.array([part] * 20, pa.int32())}
     return pa.table(rows)
+
+
+def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
+    """Trino merges the sketches of all groups. If a file has no entry, the original statement runs."""
+    kinds = pa.schema([("country", pa.string()), ("id", pa.int64()), ("day", pa.date32())])
+    countries = ["FR", "DE", None, "IT"] * 10_000
+    parts = [
+        pa.table({"country": countries, "id": [part * 20_000 + number for number in range(40_000)],
+                  "day": pa.array([number % 700 for number in range(40_000)], pa.int32()).cast(pa.date32())}, kinds)
+        for part in range(2)
+    ]  # fmt: skip
+    cube = (["country"], ["approx_distinct(id)", "approx_distinct(day)"])
+    create_table_with_cube(rig, "visitors", kinds, [*parts, parts[0].slice(0, 0)], cube)
+    text = "SELECT country, approx_distinct(id), approx_distinct(day) FROM visitors GROUP BY ROLLUP (country)"
+    assert "; cube=cube:2" in rig.read_outcome(text)
+    rows = query_rows(rig.proxy.port, text, user="anna", schema="cubed")
+    exact_text = re.sub(r"approx_distinct\((\w+)\)", r"count(DISTINCT \1)", text)
+    exact = query_rows(rig.proxy.port, exact_text, user="anna", schema="cubed")
+    assert "; cube=" not in rig.read_outcome(exact_text)
+    for estimated, counted in zip(sorted(rows, key=repr), sorted(exact, key=repr), strict=True):
+        assert estimated[0] == counted[0]
+        for estimate, count in zip(estimated[1:], counted[1:], strict=True):
+            assert abs(estimate - count) <= 5 * STANDARD_ERROR * count, (estimated, counted)
+    empty = "SELECT approx_distinct(id), approx_distinct(id) FILTER (WHERE country = 'XX') FROM visitors"
+    assert query_rows(rig.proxy.port, f"{empty} WHERE country = 'YY'", user="anna", schema="cubed") == [[0, 0]]
+    with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
+        catalog.load_table("cubed.visitors").append(parts[0].slice(0, 5))
+    rig.compare(text)
+    assert "; cube=" not in rig.read_outcome(text), "rows cannot be added to sketches in Trino"
 
 
 def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:

@@ -8,12 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.query.queries import rewrite_query
+from seamark.formats.index.keys.distinct_sketches import STANDARD_ERROR
 from seamark.spark import sql
 from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import to_comparable_value
@@ -63,7 +66,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
         served_catalog: Any = type("Served", (), {"url": server.base_url})
         for seed in range(first_seed(), first_seed() + examples(20, 2)):
             rng = random.Random(seed)
-            aggregates = RandomAggregates(rng)
+            aggregates = RandomAggregates(rng, has_structs=True)
             world = CubeWorld(served_catalog, client, rng, f"db.spark{seed}")
             world.create_table()
             world.append()
@@ -83,6 +86,35 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
                 counts[compare_with_rows(spark, text)] += 1
     assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts
+
+
+def test_distinct_values_are_estimated_from_sketches(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark merges the sketches of all groups. If a file has no entry, the original query runs."""
+    rows = pa.table({"country": ["FR", "DE", None, "IT"] * 10_000, "id": range(40_000)})
+    with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+        catalog = new_catalog(spark, server.base_url)
+        with open_catalog(server.base_url) as tables:
+            tables.create_namespace("db")
+            table = tables.create_table("db.visitors", schema=rows.schema)
+            for part in (rows, rows.slice(20_000), rows.slice(0, 3)):
+                table.append(part)
+        client.put_index("db.visitors", "cube", kind="cube", columns=["country"], measures=["approx_distinct(id)"])
+        with closing(InProcessWorkers()) as workers:
+            build(client, "db.visitors", "cube", workers)
+        text = f"SELECT country, approx_count_distinct(id) AS n FROM {catalog}.db.visitors GROUP BY ROLLUP (country)"
+        rewritten = rewrite_query(spark, text, cubes="on").cube
+        assert rewritten is not None
+        assert (rewritten.index, rewritten.row_files) == ("cube", 0)
+        estimates = sorted((row.n for row in sql(spark, text, cubes="on").collect()), reverse=True)
+        for estimate, count in zip(estimates, (40_000, *[10_000] * 4), strict=True):
+            assert abs(estimate - count) <= 5 * STANDARD_ERROR * count
+        none = f"SELECT approx_count_distinct(id) AS n FROM {catalog}.db.visitors WHERE country = 'XX'"
+        assert [row.n for row in sql(spark, none, cubes="on").collect()] == [0]
+        with open_catalog(server.base_url) as tables:
+            tables.load_table("db.visitors").append(rows.slice(0, 3))
+        refused = rewrite_query(spark, text, cubes="on").cube
+        assert refused is not None
+        assert "rows cannot be added to its sketches" in str(refused.reason)
 
 
 def test_random_star_joins_return_the_same_rows_from_attributes(spark: SparkSession, tmp_path: Path) -> None:

@@ -353,6 +353,8 @@ def test_long_measure_is_read_from_its_definition() -> None:
         (["country"], [], "needs a measure"),
         (["country"], ["median(qty)"], "begin with one of"),
         (["country"], ["sum(country)"], "not defined for values of type string"),
+        (["country"], ["approx_distinct(ratio)"], "needs a column of the type"),
+        (["country"], ["approx_distinct(qty + qty)"], "needs a column of the type"),
         (["country"], ["sum(1)"], "has no column"),
         (["country"], ["sum(ratio * 2)"], "use columns of integers or decimals"),
         (["country"], ["sum(qty"], "one function"),
