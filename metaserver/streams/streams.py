@@ -47,6 +47,7 @@ from seamark.metaserver.store.sql.changes import open_commit_counter
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.append_gates import AppendGates
 from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
@@ -170,6 +171,7 @@ class Streams:
             flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
+        self.gates = AppendGates()
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.body_room = BodyReservations(
@@ -255,14 +257,15 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        current = [await self._current.load(append.loaded) for append in appends]
-        for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
-            entry = append.loaded.entry
-            assert entry is not None
-            self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
-            self._check_memory(table, append.size_bytes)
-            await self._check_key(append.loaded)
-        acknowledged = await append_to_tables(batches, named)
+        async with self.gates.append([table.uuid for table in batches]):
+            current = [await self._current.load(append.loaded) for append in appends]
+            for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+                entry = append.loaded.entry
+                assert entry is not None
+                self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
+                self._check_memory(table, append.size_bytes)
+                await self._check_key(append.loaded)
+            acknowledged = await append_to_tables(batches, named)
         if not acknowledged.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
             self.counts.size_bytes += sum(append.size_bytes for append in appends)

@@ -13,6 +13,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import CommitCounter
+from seamark.metaserver.streams.keys import identify_key
 
 
 class CurrentTables:
@@ -70,8 +71,13 @@ def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
     """Check that rows that were packed with earlier metadata can be added to the table's files.
 
     Raises:
-        RetryLater: The table no longer has the schema of the rows, or a column has a new type or has become required.
+        RetryLater: The table no longer has the schema of the rows, its key or its encryption has changed, or a column
+            has a new type or has become required.
     """
+    if identify_key(packed) != identify_key(current):
+        raise RetryLater("The key of the stream table has changed meanwhile; send the rows again")
+    if _list_encryption(packed) != _list_encryption(current):
+        raise RetryLater("The encryption of the table has changed meanwhile; send the rows again")
     schema = packed.current_schema
     if current.schema(schema.id) != schema:
         raise RetryLater("The table has removed the schema of the rows meanwhile; send the rows again")
@@ -83,3 +89,8 @@ def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
         is_filled = field.initial_default is not None if column is None else column.required
         if field.required and not is_filled:
             raise RetryLater(f"The column {field.name} has become required meanwhile; send the rows again")
+
+
+def _list_encryption(metadata: TableMetadata) -> dict[str, str]:
+    """Return the properties that state how files are encrypted."""
+    return {name: text for name, text in metadata.properties.items() if name.startswith("encryption.")}

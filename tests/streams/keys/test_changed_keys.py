@@ -223,7 +223,7 @@ async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_pa
         assert days == [(f"2026-01-0{number}T00:00:00", v) for number, v in enumerate("abc", 1)]
 
 
-async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:
+async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, schema, properties={"format-version": "2", KEY: "a"})
@@ -239,7 +239,9 @@ async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_n
 
         earlier = await prepare()
         await set_key(stream, "b")
-        await streams.append([earlier], None)  # No row has the new key yet, so the append is accepted.
+        with pytest.raises(RetryLater, match="The key of the stream table has changed"):
+            await streams.append([earlier], None)
+        await streams.append([await prepare()], None)
         earlier = await prepare()
         await set_key(stream, "a")
         await stream.post({"a": 3, "b": 2})
