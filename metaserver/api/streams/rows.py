@@ -82,7 +82,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     target = await load_target(call, call.namespace, call.name)
     if len(body) <= QUICK_BYTES:
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
-    async with call.components.streams.body_room.reserve(target.loaded, len(body), call.principal.name):
+    async with call.components.streams.body_room.reserve([(target.loaded, len(body))], call.principal.name):
         target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table.
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
 
