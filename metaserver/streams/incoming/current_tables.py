@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.runtime.shared_reads import SharedReads
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import CommitCounter
 from seamark.metaserver.streams.keys import identify_key
@@ -19,7 +20,8 @@ from seamark.metaserver.streams.keys import identify_key
 class CurrentTables:
     """Loads the current metadata of tables. An instance belongs to one event loop.
 
-    Like `PointerCache`, it reads a pointer from the database only if a commit has changed the database.
+    Like `PointerCache`, it reads a pointer from the database only if a commit has changed the database. PostgreSQL does
+    not count commits, so concurrent appends share a read.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class CurrentTables:
             load: Returns a table by its UUID, like `CatalogTables.load`.
             changes: Counts the commits to the database, or None if the database cannot count them.
         """
-        self._load = load
+        self._reads = SharedReads(load)
         self._changes = changes
         self._number: int | None = None
         self._locations: dict[str, str] = {}
@@ -52,7 +54,7 @@ class CurrentTables:
             self._number = number
         if number is not None and self._locations.get(uuid) == location:
             return loaded.metadata
-        entry, metadata = await self._load(uuid)
+        entry, metadata = await self._reads.load(uuid)
         if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
@@ -63,6 +65,7 @@ class CurrentTables:
         self._locations.pop(uuid, None)
 
     def close(self) -> None:
+        self._reads.close()
         if self._changes is not None:
             self._changes.close()
 
