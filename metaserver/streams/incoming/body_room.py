@@ -3,6 +3,9 @@
 If the memory for rows is full, a large body waits some seconds for a flush, in the order of the requests. Without the
 wait, each large body would be decoded and refused, and its writer would send it again.
 
+A large body for one table waits before the server receives it, so it takes no memory of the server. If there is no room
+after the wait, it is received, because an answer before the body would break the connection of many clients.
+
 A body with rows of several tables waits until all of them have memory, and reserves nothing before. It takes its places
 in the queues of the tables in the order of their UUIDs, so bodies never wait for each other.
 """
@@ -20,7 +23,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.streams.pauses import Pauses
+from seamark.metaserver.streams.pauses import Pauses, StreamPaused
 from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_table import StreamTable
 
@@ -85,13 +88,71 @@ class BodyReservations:
         self._check_memory = check_memory
         self._pauses = pauses
         self._counts = counts
+        self._senders: Counter[str] = Counter()
+        """The number of bodies that wait to be received, by principal."""
         self._waiters: Counter[str] = Counter()
         self._waiting_bytes = 0
 
     @property
+    def sender_count(self) -> int:
+        """The number of bodies that wait to be received."""
+        return self._senders.total()
+
+    @property
     def waiter_count(self) -> int:
-        """The number of waiting bodies."""
+        """The number of received bodies that wait."""
         return self._waiters.total()
+
+    @asynccontextmanager
+    async def await_arrival(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
+        """Wait until a table has memory for a large body, at most `WAIT_S`, before the body is received in the context.
+
+        Nothing is reserved, so a client that sends slowly delays only other large bodies for the table, for `WAIT_S`.
+
+        Args:
+            loaded: The table.
+            body_bytes: The announced size of the body.
+            principal_name: The principal that sends the body.
+        """
+        assert loaded.entry is not None
+        table = self._tables.get(loaded.entry.uuid)
+        if table is None:
+            yield
+            return
+        size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
+        is_full = table.arrivals.locked() or not self._may_arrive(table, size_bytes)
+        if is_full and self._is_within_limits(self._senders, principal_name):
+            until_s = self._clock.monotonic() + WAIT_S
+            self._senders[principal_name] += 1
+            try:
+                async with table.arrivals:
+                    while not self._may_arrive(table, size_bytes):
+                        if self._clock.monotonic() >= until_s:
+                            break
+                        await asyncio.sleep(_CHECK_INTERVAL_S)
+                        self._check_pauses([(loaded, body_bytes)])
+            except StreamPaused:  # The body is received and then refused.
+                pass
+            finally:
+                _count_down(self._senders, principal_name)
+        table.arriving_bytes += size_bytes
+        try:
+            yield
+        finally:
+            table.arriving_bytes -= size_bytes
+
+    def _may_arrive(self, table: StreamTable, size_bytes: int) -> bool:
+        """Return whether a table has memory for a body beside the bodies that are being received."""
+        try:
+            self._check_memory(table, size_bytes, table.reserved_bytes + table.arriving_bytes, 0)
+        except TooManyRequests:
+            return False
+        return True
+
+    def _is_within_limits(self, waiters: Counter[str], principal_name: str) -> bool:
+        """Return whether another body of a principal may wait."""
+        is_within_share = self._settings.auth == "none" or waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
+        return waiters.total() < _WAITERS_MAX and is_within_share
 
     @asynccontextmanager
     async def reserve(self, parts: Sequence[tuple[LoadedTable, int]], principal_name: str) -> AsyncIterator[None]:
@@ -160,8 +221,8 @@ class BodyReservations:
 
     def _may_wait(self, body_bytes: int, principal_name: str) -> bool:
         bytes_max = self._settings.bodies_memory_bytes * _WAITING_SHARE
-        is_within_share = self._settings.auth == "none" or self._waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
-        return self.waiter_count < _WAITERS_MAX and is_within_share and self._waiting_bytes + body_bytes <= bytes_max
+        is_within_limits = self._is_within_limits(self._waiters, principal_name)
+        return is_within_limits and self._waiting_bytes + body_bytes <= bytes_max
 
     async def _wait(
         self,
@@ -197,7 +258,11 @@ class BodyReservations:
                     self._check_pauses(parts)
                 self._check_pauses(parts)
         finally:
-            self._waiters[principal_name] -= 1
-            if not self._waiters[principal_name]:
-                del self._waiters[principal_name]
+            _count_down(self._waiters, principal_name)
             self._waiting_bytes -= body_bytes
+
+
+def _count_down(waiters: Counter[str], principal_name: str) -> None:
+    waiters[principal_name] -= 1
+    if not waiters[principal_name]:
+        del waiters[principal_name]

@@ -28,7 +28,14 @@ from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import ARROW, StreamServer, create_stream_table, encode_arrow, open_stream_server
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    StreamServer,
+    create_stream_table,
+    encode_arrow,
+    iterate,
+    open_stream_server,
+)
 from tests.waits import PATIENCE_S, until
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
@@ -267,7 +274,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         (table,) = streams.tables.values()
         table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
-        waiting = asyncio.create_task(stream.send_refused(body))
+        waiting = asyncio.create_task(stream.send_refused(iterate(body)))
         await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:
