@@ -325,9 +325,9 @@ class Streams:
         """
         limit_bytes = self._context.settings.stream_memory_bytes
         if 2 * size_bytes + other_bytes > limit_bytes:
-            others = f", and the rows of the other tables take {other_bytes:,} bytes" if other_bytes else ""
+            remark = f", and the rows of the other tables take {other_bytes:,} bytes" if other_bytes else ""
             raise TooLarge(
-                f"The rows take {size_bytes:,} bytes{others}; a table may use half of the memory that other tables "
+                f"The rows take {size_bytes:,} bytes{remark}; a table may use half of the memory that other tables "
                 f"leave free of {limit_bytes:,} bytes (stream_memory_bytes). Send fewer rows"
             )
         free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes - other_bytes

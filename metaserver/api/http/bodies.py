@@ -44,7 +44,7 @@ _INFLATED_BYTES = 64 << 10
 A step takes a fraction of a millisecond.
 """
 _CHUNK_BYTES = 8 << 10
-"""The smallest size of received bytes that are not copied. Smaller ones are joined, because objects take memory."""
+"""The smallest size of received bytes that are not copied. Smaller pieces are joined to save memory."""
 _STEP_BYTES = 1 << 20
 """The number of bytes that are copied or searched in one step, which takes a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10

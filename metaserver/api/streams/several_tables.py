@@ -117,7 +117,7 @@ async def _append_to_named(
     names: Sequence[tuple[NamespacePath, str]],
     producer: tuple[str, int] | None,
 ) -> AppendedToTables:
-    """Append the rows of a request to its tables, as they are now.
+    """Append the rows of a request to the current state of its tables.
 
     Raises:
         BadRequest: A row does not fit, or a table is named twice.
