@@ -16,9 +16,9 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from seamark.connector.streams import packed_rows
 from seamark.formats.runtime.errors import RetryLater
-from seamark.metaserver.streams import streams as streams_module
 from seamark.metaserver.streams.incoming import append_gates
 from seamark.metaserver.streams.incoming.append_gates import AppendGates
+from seamark.metaserver.streams.stream_table import append_to_tables
 from tests.seeds import examples, first_seed
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
@@ -104,13 +104,12 @@ async def commit_table(stream: StreamServer, updates: list[Any], *, is_transacti
 
 def delay_log(monkeypatch: pytest.MonkeyPatch, delay: Callable[[], Awaitable[Any]]) -> None:
     """Let each append wait between the check of its rows and their entry in the log."""
-    append = streams_module.append_to_tables
 
     async def append_later(*args: Any) -> Any:
         await delay()
-        return await append(*args)
+        return await append_to_tables(*args)
 
-    monkeypatch.setattr(streams_module, "append_to_tables", append_later)
+    monkeypatch.setattr("seamark.metaserver.streams.streams.append_to_tables", append_later)
 
 
 @pytest.mark.parametrize("is_transaction", [False, pytest.param(True, marks=pytest.mark.slow)])
