@@ -15,9 +15,7 @@ from bench.wire import Request, build_request
 
 COLUMNS = 10
 PROPERTIES = 10
-"""The number of columns of a table or view, and of initial properties. The defaults of
-apache/polaris-tools.
-"""
+"""The number of columns of a table or view, and of initial properties. The defaults of apache/polaris-tools."""
 
 
 def build_schema() -> dict[str, Any]:
@@ -67,7 +65,9 @@ def set_property(namespace_url: str, name: str, key: str, value: str) -> Request
     Two commits without requirements never conflict.
     """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
-    return build_request("POST", build_table_path(namespace_url, name), body, label="set property", tolerated=(409,))
+    return build_request(
+        "POST", build_table_path(namespace_url, name), body, label="set property", tolerated_statuses=(409,)
+    )
 
 
 def build_snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def build_append(
             {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": new},
         ],
     }  # fmt: skip
-    return build_request("POST", build_table_path(namespace_url, name), body, label="append", tolerated=(409,))
+    return build_request("POST", build_table_path(namespace_url, name), body, label="append", tolerated_statuses=(409,))
 
 
 def write_long_history(folder: Path, snapshots: int) -> str:

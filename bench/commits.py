@@ -1,11 +1,10 @@
 """How many commits per second can a server make, on one table and on 100 tables, with one client and with
 eight?
 
-A property commit has no requirements. An append adds a snapshot and moves `main`, with the requirements that
-engines send. A client that gets a conflict (409) loads the current snapshot and tries again; only successful
-commits count. A change (Seamark's own route) adds a file. Each table has one client for changes, because the
-server writes the manifest and the manifest list. Each round uses new tables, so the history of an earlier
-round costs nothing.
+A property commit has no requirements. An append adds a snapshot and moves `main`, with the requirements that engines
+send. A client that gets a conflict (409) loads the current snapshot and tries again; only successful commits count. A
+change (Seamark's own route) adds a file. Each table has one client for changes, because the server writes the manifest
+and the manifest list. Each round uses new tables, so the history of an earlier round costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bench.targets import BenchTarget, start_targets
 from bench.wire import build_request
 
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
-OURS = ("seamark", "seamark-pg")
+OUR_STORES = ("seamark", "seamark-pg")
 CHANGED_TABLES = (1, 4, 16)
 PARALLEL_TABLES = (4, 16)
 """The number of tables that receive commits at the same time, each from its own client."""
@@ -60,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for kind in ("property", "append")
             for tables in PARALLEL_TABLES
         }
-        seamark_targets = [target for target in targets if target.name in OURS]
+        seamark_targets = [target for target in targets if target.name in OUR_STORES]
         changes: dict[str, Slice] = {
             f"change, {_format_count(tables, 'table')}, a client each": partial(
                 drive_commits, tables=tables, clients=tables, kind="change"
@@ -108,7 +107,10 @@ def change_each(names: list[str]) -> Worker:
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
             lookup = build_request(
-                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+                "GET",
+                f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
+                counted_statuses=(),
+                tolerated_statuses=(200,),
             )
             locations[name] = (yield lookup).json()["metadata"]["location"]
         file = {
@@ -132,7 +134,10 @@ def append_each(names: list[str]) -> Worker:
     for name in itertools.cycle(names):
         if name not in heads:
             lookup = build_request(
-                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+                "GET",
+                f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
+                counted_statuses=(),
+                tolerated_statuses=(200,),
             )
             metadata = (yield lookup).json()["metadata"]
             parent = metadata.get("current-snapshot-id")

@@ -22,13 +22,13 @@ from tests.server.rig import RunningServer, run_server
 
 GOAL_MS = 1000.0
 TABLES, FILES = 10_000, 100_000
-LARGE = "#/table/db/large"
+LARGE_TABLE_PATH = "#/table/db/large"
 PAGES = {
     f"{TABLES:,} tables": "#/tables",
-    f"a table of {FILES:,} files": LARGE,
-    "its layout by a number": f"{LARGE}/layout?column=customer_id",
-    "its layout by a string": f"{LARGE}/layout?column=country",
-    "a plan of it": f"{LARGE}/explain?where=customer_id+%3D+4711",
+    f"a table of {FILES:,} files": LARGE_TABLE_PATH,
+    "its layout by a number": f"{LARGE_TABLE_PATH}/layout?column=customer_id",
+    "its layout by a string": f"{LARGE_TABLE_PATH}/layout?column=country",
+    "a plan of it": f"{LARGE_TABLE_PATH}/explain?where=customer_id+%3D+4711",
 }
 _PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 

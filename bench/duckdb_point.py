@@ -15,16 +15,16 @@ import numpy as np
 
 import seamark.duckdb
 from bench.report import OURS, AnswersDiffer, Report, Row
-from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
+from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED_NAMESPACE, ROWS, TABLE, compute_key, run_points
 
 FILES, KEYS, WARM = 10_000, 5, 1
 """The number of files, of measured keys for each column, and of keys before the measurement."""
-DIRECT = "duckdb"
+DUCKDB_ALONE = "duckdb"
 GOAL = 20
 """The goal: how many times faster than DuckDB alone."""
 COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
-    ORDERED: "by min and max, in order",
+    ORDERED_NAMESPACE: "by min and max, in order",
 }
 
 
@@ -32,13 +32,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys = (40, 2) if quick else (FILES, KEYS)
     report = Report("duckdb_point", f"How long does DuckDB take for one row of {files:,} files?", peer="DuckDB alone")
     with run_points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
-        ways = {DIRECT: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
+        ways = {DUCKDB_ALONE: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
         for column, case in COLUMNS.items():
             durations: dict[str, list[float]] = {name: [] for name in ways}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
                 key = compute_key(column, number, files)
-                text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
+                text = f"SELECT {ORDERED_NAMESPACE}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
                 for name, run_text in ways.items():
                     begun_s = time.perf_counter()
                     rows = run_text(text).fetchall()
@@ -47,7 +47,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
             medians = {name: statistics.median(each) for name, each in durations.items()}
-            report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
+            report.rows.append(
+                Row(case, "a statement", "ms", medians, peer=DUCKDB_ALONE, goal=medians[DUCKDB_ALONE] / GOAL)
+            )
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
         "By min and max DuckDB leaves out the same files; what it saves there is reading the manifests of all.",

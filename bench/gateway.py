@@ -49,10 +49,9 @@ class Delays:
     """Log-normal delays of requests.
 
     The n-th request of the client (presigned) and the n-th request of the gateway (signed in a header) for the same
-    number
-    of bytes have the same delay. A read through the gateway and the direct read therefore wait equally long, and the
-    difference is the cost of the gateway. With 60 pairs of independent delays, the medians would differ by a fifth by
-    chance.
+    number of bytes have the same delay. A read through the gateway and the direct read therefore wait equally long, and
+    the difference is the cost of the gateway. With 60 pairs of independent delays, the medians would differ by a fifth
+    by chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:
@@ -188,11 +187,11 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
         s3: The store at the address that direct reads use.
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
-    at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.make_client()) as client, closing(at_store.make_client()) as store_client:
+    store_s3 = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    with closing(keys.make_client()) as client, closing(store_s3.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
-        if rig.direct is None:
+        if rig.direct_store is None:
             store_client.create_bucket(Bucket=keys.bucket)
             store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         for label, size in CASES:
@@ -202,7 +201,7 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
             read_range, cpu_ms = build_reader(client, keys, size), {}
             for server, pid, work in (
                 ("seamark", rig.seamark.pid, read_range),
-                (peer, s3.process.pid, build_reader(store_client, at_store, size)),
+                (peer, s3.process.pid, build_reader(store_client, store_s3, size)),
             ):
                 cpu_ms_before = _read_cpu_ms(pid)
                 for number in range(rounds):
@@ -223,12 +222,12 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
-        slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
+        slow_backend = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure_reads(report, "store on this machine", rig, s3, rounds)
             bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
-        slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
-        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
+        slow_store = S3(slow_backend, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow_backend) as rig:
             measure_reads(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
             measure_reads(report, "folder", rig, s3, rounds)

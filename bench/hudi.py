@@ -17,7 +17,7 @@ from tests.services.java import find_java_17
 from tests.services.process import CACHE, REPO, ServiceFailed
 
 _HOME = CACHE / "hudi"
-_PYTHON = _HOME / "venv" / "bin" / "python"
+_PYTHON_PATH = _HOME / "venv" / "bin" / "python"
 
 
 class HudiSession:
@@ -44,7 +44,7 @@ class HudiSession:
 
 
 def is_hudi_installed() -> bool:
-    return _PYTHON.exists() and bool(_find_jars())
+    return _PYTHON_PATH.exists() and bool(_find_jars())
 
 
 def _find_jars() -> list[Path]:
@@ -63,9 +63,9 @@ def open_session(module: str, folder: Path, *arguments: str) -> Iterator[HudiSes
     log = folder / "hudi.log"
     home = str(Path(find_java_17()).resolve().parents[1])
     env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
+    env |= {"PYSPARK_PYTHON": str(_PYTHON_PATH), "PYSPARK_DRIVER_PYTHON": str(_PYTHON_PATH), "JAVA_HOME": home}
     env["PYTHONPATH"] = str(REPO)
-    argv = [str(_PYTHON), "-m", module, str(_find_jars()[-1]), str(folder), *arguments]
+    argv = [str(_PYTHON_PATH), "-m", module, str(_find_jars()[-1]), str(folder), *arguments]
     with log.open("wb") as errors:
         child = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder

@@ -41,7 +41,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
         async def load_unchanged(target: BenchTarget) -> Sample:
             etag = (await target.call(build_request("GET", path))).get_field("ETag")
-            conditional = build_request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
+            conditional = build_request("GET", path, headers={"If-None-Match": etag}, counted_statuses=(200, 304))
             return await drive_workers(target, [repeat_request(conditional, times)])
 
         async def drive_commits(target: BenchTarget) -> Sample:

@@ -51,8 +51,8 @@ class Sample:
 
     def compute_quantile(self, q: float) -> float:
         """Return the latency in ms that a fraction `q` of the answers does not exceed."""
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        sorted_latencies_ms = sorted(self.latencies_ms)
+        return sorted_latencies_ms[min(len(sorted_latencies_ms) - 1, int(q * len(sorted_latencies_ms)))]
 
 
 async def drive_workers(target: BenchTarget, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
@@ -77,9 +77,9 @@ async def _run_worker(connection: Connection, worker: Worker, deadline: float, s
             answer = await connection.ask(expected)
             elapsed_s = clock() - query_clock
             sample.statuses[answer.status] += 1
-            if answer.status in expected.counted:
+            if answer.status in expected.counted_statuses:
                 sample.latencies_ms.append(elapsed_s * 1000)
-            elif answer.status not in expected.tolerated:
+            elif answer.status not in expected.tolerated_statuses:
                 sample.failed += 1
                 if len(sample.failures) < 5:
                     sample.failures.append(f"{expected.label}: {answer.status} {answer.body[:200]!r}")

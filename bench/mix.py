@@ -145,12 +145,16 @@ def _list_writes(target: BenchTarget, dataset: Tree, chance: random.Random) -> l
 
     def build_commit(path: str, label: str) -> Request:
         body = {"requirements": [], "updates": [{"action": "set-properties", "updates": draw_change()}]}
-        return build_request("POST", path, body, label=label, tolerated=(409,))
+        return build_request("POST", path, body, label=label, tolerated_statuses=(409,))
 
     def update_namespace() -> Request:
         path = f"/v1/namespaces/{target.make_namespace_path(chance.choice(dataset.namespaces))}/properties"
         return build_request(
-            "POST", path, {"removals": [], "updates": draw_change()}, label="update namespace", tolerated=(409,)
+            "POST",
+            path,
+            {"removals": [], "updates": draw_change()},
+            label="update namespace",
+            tolerated_statuses=(409,),
         )
 
     def update_table() -> Request:

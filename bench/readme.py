@@ -289,10 +289,10 @@ def format_section(folder: Path = RESULTS) -> str:
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
     writing_reports = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
-    adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
+    reports_by_claim = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
     reports = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
-    streamed = {name: Report.load(name, folder) for name in STREAM_CLAIMS if (folder / f"{name}.json").exists()}
-    if not any((actual, plans, indexes, writing_reports, adapted, reports, streamed)):
+    stream_reports = {name: Report.load(name, folder) for name in STREAM_CLAIMS if (folder / f"{name}.json").exists()}
+    if not any((actual, plans, indexes, writing_reports, reports_by_claim, reports, stream_reports)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if actual:
@@ -329,13 +329,13 @@ def format_section(folder: Path = RESULTS) -> str:
             *_describe_load(writing_reports),
             "",
         ]
-    if adapted:
-        lines += _format_table(adapted, TRINO_CLAIMS, servers=[OURS])
+    if reports_by_claim:
+        lines += _format_table(reports_by_claim, TRINO_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Trino is with the proxy than alone, measured alternately in one run"
-            f" ({_format_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
-            " with a row of the answer.",
-            *_describe_load(adapted),
+            f" ({_format_machine(reports_by_claim)}). SSB: geometric means over its 13 queries; the bound is the number"
+            " of files with a row of the answer.",
+            *_describe_load(reports_by_claim),
             "",
         ]
     if reports:
@@ -347,13 +347,13 @@ def format_section(folder: Path = RESULTS) -> str:
             " query without fewer files.",
             "",
         ]
-    if streamed:
-        lines += _format_table(streamed, STREAM_CLAIMS, servers=[OURS])
+    if stream_reports:
+        lines += _format_table(stream_reports, STREAM_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Seamark is than the peer of each bench, in one run: Kafka with a sync for"
             " each record, DuckLake in DuckDB, a Structured Streaming job into Iceberg, and writers without readers"
-            f" ({_format_machine(streamed)}).",
-            *_describe_load(streamed),
+            f" ({_format_machine(stream_reports)}).",
+            *_describe_load(stream_reports),
             "",
         ]
     return "\n".join(lines)
@@ -380,8 +380,12 @@ def _format_machine(reports: dict[str, Report]) -> str:
 
 
 def _describe_load(reports: dict[str, Report]) -> list[str]:
-    busy = max(report.machine.get("load_before", 0) for report in reports.values())
-    return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
+    load_max = max(report.machine.get("load_before", 0) for report in reports.values())
+    return (
+        [f"Other work ran on the machine (load average up to {load_max}), so times are high."]
+        if load_max > BUSY
+        else []
+    )
 
 
 def fill_section(text: str, content: str) -> str:

@@ -95,10 +95,10 @@ class Report:
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
         """Add a note about failed requests, because the figures do not include them."""
         for name, rounds in samples.items():
-            failed, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
-            if failed:
+            failed_count, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
+            if failed_count:
                 example = next(f for s in rounds for f in s.failures)
-                self.notes.append(f"{case}: {name} failed {failed} of {total} requests, such as {example}")
+                self.notes.append(f"{case}: {name} failed {failed_count} of {total} requests, such as {example}")
 
     def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
         """Add a note if the load generator was the limit; the server may be faster than the figures show."""
@@ -117,8 +117,8 @@ class Report:
 
     @staticmethod
     def load(bench: str, folder: Path = RESULTS) -> Report:
-        raw = json.loads((folder / f"{bench}.json").read_text())
-        return Report(**{**raw, "rows": [Row(**row) for row in raw["rows"]]})
+        raw_report = json.loads((folder / f"{bench}.json").read_text())
+        return Report(**{**raw_report, "rows": [Row(**row) for row in raw_report["rows"]]})
 
     def list_servers(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
@@ -145,8 +145,8 @@ class Report:
 
 def format_cells(row: Row, servers: Sequence[str]) -> list[str]:
     """Return the cells of a row as text: case, measure, ratio, one value for each server, goal."""
-    ratio, met = row.compute_ratio(), row.is_goal_met()
-    goal = "" if row.goal is None else f"{format_figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
+    ratio, meets_goal = row.compute_ratio(), row.is_goal_met()
+    goal = "" if row.goal is None else f"{format_figure(row.goal)} {row.unit}: {'met' if meets_goal else 'missed'}"
     values = [f"{format_figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]
     return [row.case, row.measure, f"{format_figure(ratio)}×" if ratio else "–", *values, goal]
 
@@ -164,9 +164,7 @@ def describe_machine() -> dict[str, Any]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
-    completed = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
-    )
+    result = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -175,5 +173,5 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
         "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": completed.stdout.strip() or "unknown",
+        "commit": result.stdout.strip() or "unknown",
     }

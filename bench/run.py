@@ -51,9 +51,9 @@ def build_parser(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
     """Return the chosen benchmarks, or all if none is chosen. An unknown name ends the process."""
-    unknown = set(arguments.names) - set(benches)
-    if unknown:
-        parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
+    unknown_names = set(arguments.names) - set(benches)
+    if unknown_names:
+        parser.error(f"no bench {', '.join(sorted(unknown_names))}; there are {', '.join(benches)}")
     return arguments.names or list(benches)
 
 

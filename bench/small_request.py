@@ -34,7 +34,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 expected = build_request("GET", path)
             else:
                 headers = {"If-None-Match": etags[target.name]}
-                expected = build_request("GET", path, headers=headers, counted=(200, 304))
+                expected = build_request("GET", path, headers=headers, counted_statuses=(200, 304))
             return await drive_workers(target, [repeat_request(expected) for _ in range(clients)], seconds=seconds)
 
         pieces: dict[str, Slice] = {

@@ -19,10 +19,10 @@ import numpy as np
 from sqlglot import exp
 
 import seamark.duckdb
-from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM
+from bench.duckdb_point import COLUMNS, DUCKDB_ALONE, FILES, KEYS, WARM
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.queries import QUERIES
-from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
+from bench.trino.points import NAMESPACE, ORDERED_NAMESPACE, ROWS, TABLE, compute_key, run_points
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, StatementProfile, choose
@@ -31,10 +31,10 @@ from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import BIGINT, VARCHAR, SqlType
 
-GOAL = 20
+RATIO_GOAL = 20
 CHOICE_GOAL_MS = 5.0
 _REPEATS = 20
-_WITHOUT = "without an index"
+_WITHOUT_INDEX = "without an index"
 _FPP = 0.001
 """The false positive rate of the index."""
 
@@ -49,10 +49,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         SqlSession(server.base_url) as session,
     ):
         for column, case in COLUMNS.items():
-            durations: dict[str, list[float]] = {DIRECT: [], OURS: []}
+            durations: dict[str, list[float]] = {DUCKDB_ALONE: [], OURS: []}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
-                text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
+                text = f"SELECT {ORDERED_NAMESPACE}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
                 text += str(compute_key(column, number, files))
                 for name in durations:
                     begun_s = time.perf_counter()
@@ -65,7 +65,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
             medians = {name: statistics.median(each) for name, each in durations.items()}
-            report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
+            report.rows.append(
+                Row(case, "a statement", "ms", medians, peer=DUCKDB_ALONE, goal=medians[DUCKDB_ALONE] / RATIO_GOAL)
+            )
         report.rows.append(_measure_any_case(server.base_url, session, files))
     report.rows.append(_measure_slowest_choice())
     report.notes += [
@@ -77,9 +79,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _measure_any_case(url: str, session: SqlSession, files: int) -> Row:
     number = files * ROWS // 3
-    text = f"SELECT {ORDERED} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
+    text = f"SELECT {ORDERED_NAMESPACE} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
     connections = {}
-    for name in (_WITHOUT, OURS):
+    for name in (_WITHOUT_INDEX, OURS):
         if name == OURS:
             with closing(IndexClient(url)) as client:
                 client.put_index((NAMESPACE, TABLE), "note", kind="bloom", columns=["lower(note)"], fpp=_FPP)
@@ -88,7 +90,9 @@ def _measure_any_case(url: str, session: SqlSession, files: int) -> Row:
         connections[name] = float(result.explanation.tables[0].files)
         if (rows := result.to_arrow().num_rows) != 1:
             raise AnswersDiffer(f"{text}: {rows} rows")
-    return Row("a text in any case", "files opened", "files", connections, peer=_WITHOUT, goal=1 + 2 * _FPP * files)
+    return Row(
+        "a text in any case", "files opened", "files", connections, peer=_WITHOUT_INDEX, goal=1 + 2 * _FPP * files
+    )
 
 
 def _list_columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:

@@ -35,8 +35,7 @@ class BenchTarget:
         pids: The process ids of the server.
         warehouse: A folder from which the server may read tables.
         separator: The text between the levels of a namespace in URLs. The standard's separator is %1F; the fixture's
-            HTTP
-            server refuses it, and its configuration names another separator.
+            HTTP server refuses it, and its configuration names another separator.
     """
 
     name: str
@@ -89,7 +88,7 @@ class BenchTarget:
             answer = await connection.ask(request)
         finally:
             connection.close()
-        if answer.status not in request.counted:
+        if answer.status not in request.counted_statuses:
             line = request.raw.split(b"\r\n", 1)[0].decode()
             raise LoadError(
                 f"{self.name}: {line} answered {answer.status}: {answer.body[:500].decode(errors='replace')}"

@@ -24,14 +24,14 @@ class Request:
 
     Attributes:
         head: The method is HEAD, so the answer has no body.
-        counted: The statuses of successful answers.
-        tolerated: The statuses of answers that are neither successes nor failures.
+        counted_statuses: The statuses of successful answers.
+        tolerated_statuses: The statuses of answers that are neither successes nor failures.
     """
 
     raw: bytes
     head: bool = False
-    counted: frozenset[int] = frozenset({200, 204})
-    tolerated: frozenset[int] = frozenset()
+    counted_statuses: frozenset[int] = frozenset({200, 204})
+    tolerated_statuses: frozenset[int] = frozenset()
     label: str = ""
 
 
@@ -59,8 +59,8 @@ def build_request(
     body: Any = None,
     *,
     headers: Mapping[str, str] | None = None,
-    counted: tuple[int, ...] = (200, 204),
-    tolerated: tuple[int, ...] = (),
+    counted_statuses: tuple[int, ...] = (200, 204),
+    tolerated_statuses: tuple[int, ...] = (),
     label: str = "",
 ) -> Request:
     """Return a request as bytes. `body` is any JSON value, or bytes that are sent unchanged."""
@@ -72,7 +72,7 @@ def build_request(
         lines.append("Content-Length: 0")
     lines += [f"{key}: {value}" for key, value in (headers or {}).items()]
     raw = ("\r\n".join(lines) + "\r\n\r\n").encode() + payload
-    return Request(raw, method == "HEAD", frozenset(counted), frozenset(tolerated), label or method)
+    return Request(raw, method == "HEAD", frozenset(counted_statuses), frozenset(tolerated_statuses), label or method)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -83,15 +83,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self._buffer = bytearray(1 << 18)
-        self._filled = 0
+        self._buffered_bytes = 0
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[Response] | None = None
+        self._waiter: asyncio.Future[Response] | None = None
         self._head = False
         self._status = 0
         self._header = b""
         self._body_start = -1
         self._length = -1
-        self._chunk_at = 0
+        self._chunk_position = 0
 
     @staticmethod
     async def open(port: int) -> Connection:
@@ -105,59 +105,59 @@ class Connection(asyncio.BufferedProtocol):
 
     async def ask(self, request: Request) -> Response:
         assert self._transport is not None
-        assert self._waiting is None, "the connection is still waiting for the answer to the previous request"
-        self._waiting = asyncio.get_running_loop().create_future()
+        assert self._waiter is None, "the connection is still waiting for the answer to the previous request"
+        self._waiter = asyncio.get_running_loop().create_future()
         self._head = request.head
         self._transport.write(request.raw)
-        return await self._waiting
+        return await self._waiter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # The class of uvloop's transport is not a subclass of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(LoadError(f"the server closed the connection before it answered ({exc})"))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(LoadError(f"the server closed the connection before it answered ({exc})"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._filled == len(self._buffer):
+        if self._buffered_bytes == len(self._buffer):
             self._grow(2 * len(self._buffer))
-        return memoryview(self._buffer)[self._filled :]
+        return memoryview(self._buffer)[self._buffered_bytes :]
 
     def _grow(self, size: int) -> None:
-        grown = bytearray(size)
-        grown[: self._filled] = memoryview(self._buffer)[: self._filled]
-        self._buffer = grown  # It must be a new buffer, because the old buffer may still be exported.
+        larger_buffer = bytearray(size)
+        larger_buffer[: self._buffered_bytes] = memoryview(self._buffer)[: self._buffered_bytes]
+        self._buffer = larger_buffer  # It must be a new buffer, because the old buffer may still be exported.
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
+        self._buffered_bytes += nbytes
         if self._body_start < 0 and not self._read_header():
             return
         body = self._parse_body()
         if body is not None:
             answer = Response(self._status, self._header, body)
-            self._filled = 0
+            self._buffered_bytes = 0
             self._body_start = -1
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(answer)
 
     def _read_header(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n", 0, self._filled)
+        end = self._buffer.find(b"\r\n\r\n", 0, self._buffered_bytes)
         if end < 0:
             return False
         self._header = bytes(self._buffer[:end])
         self._status = int(self._header[9:12])
-        self._body_start = self._chunk_at = end + 4
-        lowered = self._header.lower()
-        offset = lowered.find(b"\r\ncontent-length:")
+        self._body_start = self._chunk_position = end + 4
+        lower_header = self._header.lower()
+        offset = lower_header.find(b"\r\ncontent-length:")
         if self._head or self._status in (204, 304):
             self._length = 0
         elif offset >= 0:
-            self._length = int(lowered[offset + 17 : (lowered + b"\r\n").find(b"\r\n", offset + 17)])
+            self._length = int(lower_header[offset + 17 : (lower_header + b"\r\n").find(b"\r\n", offset + 17)])
             if len(self._buffer) < self._body_start + self._length:
                 self._grow(self._body_start + self._length)
-        elif b"\r\ntransfer-encoding: chunked" in lowered:
+        elif b"\r\ntransfer-encoding: chunked" in lower_header:
             self._length = -1
         else:
             raise LoadError(f"the answer has neither Content-Length nor chunked encoding: {self._header!r}")
@@ -166,15 +166,15 @@ class Connection(asyncio.BufferedProtocol):
     def _parse_body(self) -> bytes | None:
         if self._length >= 0:
             end = self._body_start + self._length
-            return bytes(memoryview(self._buffer)[self._body_start : end]) if self._filled >= end else None
-        while (line_end := self._buffer.find(b"\r\n", self._chunk_at, self._filled)) >= 0:
-            size = self._parse_chunk_size(self._chunk_at, line_end)
+            return bytes(memoryview(self._buffer)[self._body_start : end]) if self._buffered_bytes >= end else None
+        while (line_end := self._buffer.find(b"\r\n", self._chunk_position, self._buffered_bytes)) >= 0:
+            size = self._parse_chunk_size(self._chunk_position, line_end)
             chunk_end = line_end + 2 + size + 2
-            if self._filled < chunk_end:
+            if self._buffered_bytes < chunk_end:
                 return None
             if size == 0:
                 return self._join_chunks()
-            self._chunk_at = chunk_end
+            self._chunk_position = chunk_end
         return None
 
     def _parse_chunk_size(self, start: int, end: int) -> int:
@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
     def _join_chunks(self) -> bytes:
         parts, offset = [], self._body_start
         while True:
-            line_end = self._buffer.find(b"\r\n", offset, self._filled)
+            line_end = self._buffer.find(b"\r\n", offset, self._buffered_bytes)
             size = self._parse_chunk_size(offset, line_end)
             if size == 0:
                 return b"".join(parts)

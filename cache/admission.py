@@ -36,9 +36,9 @@ _PROTECTED_FRACTION = 0.8
 class _Entry(Generic[V]):
     __slots__ = ("charged", "holder", "segment", "value")
 
-    def __init__(self, value: V, charged: int, holder: str, segment: _Segment) -> None:
+    def __init__(self, value: V, charged_bytes: int, holder: str, segment: _Segment) -> None:
         self.value = value
-        self.charged = charged
+        self.charged = charged_bytes
         self.holder = holder
         self.segment: _Segment = segment
 
@@ -50,13 +50,13 @@ class _KeyList(Generic[K]):
         self.keys: OrderedDict[K, None] = OrderedDict()
         self.used_bytes = 0
 
-    def add(self, key: K, charged: int) -> None:
+    def add(self, key: K, charged_bytes: int) -> None:
         self.keys[key] = None
-        self.used_bytes += charged
+        self.used_bytes += charged_bytes
 
-    def remove(self, key: K, charged: int) -> None:
+    def remove(self, key: K, charged_bytes: int) -> None:
         del self.keys[key]
-        self.used_bytes -= charged
+        self.used_bytes -= charged_bytes
 
 
 class AdmittingCache(BudgetedCache[K, V]):
@@ -101,13 +101,13 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._identify = identify
         self._segments: dict[_Segment, _KeyList[K]] = {name: _KeyList() for name in get_args(_Segment)}
         self._holders: Holders[K] = Holders()
-        self._pinned_of: Holders[K] = Holders()
-        self._rejected = 0
+        self._pinned_holders: Holders[K] = Holders()
+        self._rejections = 0
 
     @property
     def rejected(self) -> int:
         """The number of entries that were requested less often than the entries that they would have replaced."""
-        return self._rejected
+        return self._rejections
 
     def get_held_bytes(self, holder: str) -> int:
         return self._holders.get_used_bytes(holder)
@@ -137,16 +137,16 @@ class AdmittingCache(BudgetedCache[K, V]):
         The previous value of the key is removed in any case. If a pinned value is too large for the holder's share of
         the pinned part, it is stored without the pin.
         """
-        charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
-        if charged is None:
+        charged_bytes = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
+        if charged_bytes is None:
             return False
-        is_pinned = pinned and charged <= self._holder_pinned_bytes
-        if not self._make_room_within_share(holder, key, charged, is_pinned):
-            self._rejected += 1
+        is_pinned = pinned and charged_bytes <= self._holder_pinned_bytes
+        if not self._make_room_within_share(holder, key, charged_bytes, is_pinned):
+            self._rejections += 1
             return False
-        while is_pinned and self._pinned_of.get_used_bytes(holder) + charged > self._holder_pinned_bytes:
-            self._evict(next(self._pinned_of.iter_oldest(holder)))
-        self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
+        while is_pinned and self._pinned_holders.get_used_bytes(holder) + charged_bytes > self._holder_pinned_bytes:
+            self._evict(next(self._pinned_holders.iter_oldest(holder)))
+        self._add(key, _Entry(value, charged_bytes, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
                 self._evict(next(iter(self._segments["pinned"].keys)))
@@ -166,7 +166,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if entry.segment != "probation":
             self._segments[entry.segment].keys.move_to_end(key)
             if entry.segment == "pinned":
-                self._pinned_of.use(entry.holder, key)
+                self._pinned_holders.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
         while self._segments["protected"].used_bytes > _PROTECTED_FRACTION * self._compute_main_bytes():
@@ -175,12 +175,12 @@ class AdmittingCache(BudgetedCache[K, V]):
                 break
             self._move(oldest, self._entries[oldest], "probation")
 
-    def _make_room_within_share(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
+    def _make_room_within_share(self, holder: str, candidate: K, charged_bytes: int, is_pinned: bool) -> bool:
         """Make room for the candidate within its holder's share, and return whether it fits.
 
         Entries of the holder are evicted only if the candidate is requested more often than all of them together.
         """
-        excess = self.get_held_bytes(holder) + charged - self._holder_bytes
+        excess = self.get_held_bytes(holder) + charged_bytes - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
         victims = []
@@ -219,7 +219,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 if not victims and self._count_excess_bytes() > 0:
                     self._evict(candidate)
             else:
-                self._rejected += 1
+                self._rejections += 1
                 self._evict(candidate)
         while self._count_excess_bytes() > 0:
             self._evict(self._find_victims(1)[0])
@@ -255,7 +255,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._segments[entry.segment].add(key, entry.charged)
         self._holders.add(entry.holder, key, entry.charged)
         if entry.segment == "pinned":
-            self._pinned_of.add(entry.holder, key, entry.charged)
+            self._pinned_holders.add(entry.holder, key, entry.charged)
 
     def _move(self, key: K, entry: _Entry[V], segment: _Segment) -> None:
         self._segments[entry.segment].remove(key, entry.charged)
@@ -268,7 +268,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._segments[entry.segment].remove(key, entry.charged)
         self._holders.remove(entry.holder, key, entry.charged)
         if entry.segment == "pinned":
-            self._pinned_of.remove(entry.holder, key, entry.charged)
+            self._pinned_holders.remove(entry.holder, key, entry.charged)
 
     def _evict(self, key: K) -> None:
         self._remove(key)
@@ -286,10 +286,12 @@ class AdmittingCache(BudgetedCache[K, V]):
             assert all(self._entries[key].segment == name for key in keys.keys)
         assert sum(len(keys.keys) for keys in self._segments.values()) == len(self._entries)
         assert self._segments["pinned"].used_bytes <= self._pinned_bytes
-        charged = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
-        self._holders.check_invariants(charged, self._holder_bytes)
-        pinned = {(holder, key): size for (holder, key), size in charged.items() if self._is_pinned(key)}
-        self._pinned_of.check_invariants(pinned, self._holder_pinned_bytes)
+        bytes_by_entry = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
+        self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
+        pinned_bytes_by_entry = {
+            (holder, key): size for (holder, key), size in bytes_by_entry.items() if self._is_pinned(key)
+        }
+        self._pinned_holders.check_invariants(pinned_bytes_by_entry, self._holder_pinned_bytes)
 
     def _is_pinned(self, key: K) -> bool:
         return self._entries[key].segment == "pinned"

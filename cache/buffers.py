@@ -18,19 +18,19 @@ class Buffers:
 
     def __init__(self, size_bytes: int, kept_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=kept_bytes // max(1, size_bytes))
+        self._free_buffers: deque[npt.NDArray[np.uint8]] = deque(maxlen=kept_bytes // max(1, size_bytes))
 
     def take(self, size_bytes: int) -> memoryview:
         """Return writable memory, which can contain bytes of earlier uses.
 
         The memory returns to the pool when no view of it exists.
         """
-        if size_bytes != self.size_bytes or not self._free.maxlen:
+        if size_bytes != self.size_bytes or not self._free_buffers.maxlen:
             return memoryview(bytearray(size_bytes))
         try:
-            memory = self._free.pop()
+            memory = self._free_buffers.pop()
         except IndexError:
             memory = np.empty(size_bytes, dtype=np.uint8)
-        lent = memory[:]
-        weakref.finalize(lent, self._free.append, memory).atexit = False
-        return lent.data
+        view = memory[:]
+        weakref.finalize(view, self._free_buffers.append, memory).atexit = False
+        return view.data

@@ -27,7 +27,7 @@ class Claims:
     """
 
     def __init__(self, path: Path) -> None:
-        self._held: set[int] = set()
+        self._held_offsets: set[int] = set()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -40,7 +40,7 @@ class Claims:
         The method never waits. The claim is refused while another task or process has it.
         """
         offset = _hash_to_offset(key)
-        if offset in self._held:
+        if offset in self._held_offsets:
             return False
         if self._file >= 0:
             try:
@@ -49,14 +49,14 @@ class Claims:
                 return False
             except OSError:
                 return True
-        self._held.add(offset)
+        self._held_offsets.add(offset)
         return True
 
     def release(self, key: str) -> None:
         """Release the claim for a key, if this instance has it."""
         offset = _hash_to_offset(key)
-        if offset in self._held:
-            self._held.discard(offset)
+        if offset in self._held_offsets:
+            self._held_offsets.discard(offset)
             if self._file >= 0:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
@@ -65,7 +65,7 @@ class Claims:
 
         The method can be called several times.
         """
-        self._held.clear()
+        self._held_offsets.clear()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -90,7 +90,7 @@ class DiskTier:
         self._holder_bytes = holder_bytes
         self._check_mapped = check_mapped
         self._buffers = Buffers(HEADER_BYTES + reused_bytes, _BUFFER_POOL_BYTES if reused_bytes else 0)
-        self._mapped: OrderedDict[str, memoryview] = OrderedDict()
+        self._mapped_values: OrderedDict[str, memoryview] = OrderedDict()
         self._recent_uses: dict[str, None] = {}
         """The keys that were used since the last update of the account, in order of first use.
 
@@ -98,7 +98,7 @@ class DiskTier:
         """
         self._lock = threading.Lock()
         """The lock for all state except the ledger, which has its own lock. No system call runs under it."""
-        self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
+        self._hits = self._misses = self._puts = self._refusals = self._damaged_files = self._errors = 0
         self._last_error = ""
         self._closed = False
         self._ledger = Ledger(self._folder, budget_bytes, holders=holder_bytes is not None)
@@ -106,10 +106,10 @@ class DiskTier:
 
     def get(self, key: str) -> memoryview | None:
         with self._lock:
-            view = self._mapped.get(key)
+            view = self._mapped_values.get(key)
             if view is not None:
                 self._hits += 1
-                self._mapped.move_to_end(key)
+                self._mapped_values.move_to_end(key)
                 self._recent_uses[key] = None
                 return view
             if self._closed:
@@ -171,13 +171,13 @@ class DiskTier:
         with self._lock:
             if self._closed:
                 return [False] * len(files)
-        stored = [_is_stored(file.path, file.header, file.size) for file in files]
-        for file, is_stored in zip(files, stored, strict=True):
+        stored_flags = [_is_stored(file.path, file.header, file.size) for file in files]
+        for file, is_stored in zip(files, stored_flags, strict=True):
             if is_stored:
                 self._note_use(file.key)
-        missing = [file for file, is_stored in zip(files, stored, strict=True) if not is_stored]
+        missing = [file for file, is_stored in zip(files, stored_flags, strict=True) if not is_stored]
         if not missing:
-            return stored
+            return stored_flags
 
         def store(cache: Any) -> list[bool]:
             """Record the files in the account, and write those that fit. Return whether each file is stored."""
@@ -208,14 +208,14 @@ class DiskTier:
             outcomes = self._ledger.run(store)
         except LedgerUnavailable as error:
             self._note_failure(error)
-            return [bool(result) for result in stored]
+            return [bool(result) for result in stored_flags]
         with self._lock:
             for file, is_kept in zip(missing, outcomes, strict=True):
-                self._mapped.pop(file.key, None)
+                self._mapped_values.pop(file.key, None)
                 self._puts += is_kept
-                self._refused += not is_kept
+                self._refusals += not is_kept
         results = iter(outcomes)
-        return [is_stored or next(results) for is_stored in stored]
+        return [is_stored or next(results) for is_stored in stored_flags]
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
         """Evict entries for a new file if the rules of the tier allow it, and return whether the file fits."""
@@ -254,7 +254,7 @@ class DiskTier:
 
     def discard(self, key: str) -> None:
         with self._lock:
-            self._mapped.pop(key, None)
+            self._mapped_values.pop(key, None)
             self._recent_uses.pop(key, None)
         name = compute_key_digest(key)[:16]
         try:
@@ -271,9 +271,9 @@ class DiskTier:
                 hits=self._hits,
                 misses=self._misses,
                 puts=self._puts,
-                refused=self._refused,
+                refused=self._refusals,
                 evictions=self._ledger.evictions,
-                damaged=self._damaged,
+                damaged=self._damaged_files,
                 errors=self._errors,
                 last_error=self._last_error,
                 entries=self._ledger.entries,
@@ -286,21 +286,23 @@ class DiskTier:
             if self._closed:
                 return
             self._closed = True
-            self._mapped.clear()
+            self._mapped_values.clear()
         if self._recent_uses:
             self._record_uses()
         self._ledger.close()
 
     def check_invariants(self) -> None:
-        assert len(self._mapped) <= self._mapped_max, f"{len(self._mapped)} mappings kept of {self._mapped_max}"
-        assert len(self._recent_uses) <= 2 * _TOUCHES_MAX + len(self._mapped), (
+        assert len(self._mapped_values) <= self._mapped_max, (
+            f"{len(self._mapped_values)} mappings kept of {self._mapped_max}"
+        )
+        assert len(self._recent_uses) <= 2 * _TOUCHES_MAX + len(self._mapped_values), (
             f"{len(self._recent_uses)} unrecorded uses"
         )
         self._ledger.check_invariants()
 
     def _open(self, key: str) -> memoryview | None:
         """Read the value from the disk."""
-        payload, broken = None, False
+        payload, is_damaged = None, False
         digest = compute_key_digest(key)
         try:
             data = _read_file(self._folder / make_file_name(digest), self._map_bytes_min)
@@ -309,23 +311,23 @@ class DiskTier:
         except FileNotFoundError:
             pass
         except Damaged:
-            broken = True
+            is_damaged = True
         except OSError as error:
             self._note_failure(error)
         if payload is None:
             with self._lock:
                 self._misses += 1
-                self._damaged += broken
-            if broken:
+                self._damaged_files += is_damaged
+            if is_damaged:
                 self.discard(key)
             return None
         with self._lock:
             self._hits += 1
             if self.is_mapped(payload) and not self._closed:
                 # If two threads have mapped the file at the same time, keep only one mapping.
-                payload = self._mapped.setdefault(key, payload)
-                while len(self._mapped) > self._mapped_max:
-                    self._mapped.popitem(last=False)
+                payload = self._mapped_values.setdefault(key, payload)
+                while len(self._mapped_values) > self._mapped_max:
+                    self._mapped_values.popitem(last=False)
         self._note_use(key)
         return payload
 
@@ -436,9 +438,9 @@ def _write_file(path: Path, parts: Sequence[memoryview]) -> None:
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
             for part in parts:
-                written = 0
-                while written < len(part):
-                    written += file.write(part[written:])
+                bytes_written = 0
+                while bytes_written < len(part):
+                    bytes_written += file.write(part[bytes_written:])
         os.replace(scratch, path)
     except BaseException:
         os.unlink(scratch)

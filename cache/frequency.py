@@ -40,13 +40,13 @@ class FrequencySketch:
         self._doorkeeper = bytearray(1 << bits)
         """A Bloom filter with eight bits for each expected key. A key sets two of them."""
         self._sample = _SAMPLE_PER_ENTRY * keys_expected
-        self._counted = 0
+        self._count_total = 0
 
     def count(self, key: Hashable) -> None:
         """Count a request of a key."""
         slots = self._find_slots(key)
-        self._counted += 1
-        if self._counted >= self._sample:
+        self._count_total += 1
+        if self._count_total >= self._sample:
             self._halve_counts()
         if not self._add_to_doorkeeper(slots):
             return
@@ -91,4 +91,4 @@ class FrequencySketch:
         for row in self._rows:
             row[:] = row.translate(_HALVED_COUNTS)
         self._doorkeeper[:] = bytes(len(self._doorkeeper))
-        self._counted //= 2
+        self._count_total //= 2

@@ -16,14 +16,14 @@ class Holders(Generic[K]):
         self._keys: dict[str, OrderedDict[K, None]] = {}
         self._bytes: dict[str, int] = {}
 
-    def add(self, holder: str, key: K, charged: int) -> None:
+    def add(self, holder: str, key: K, charged_bytes: int) -> None:
         self._keys.setdefault(holder, OrderedDict())[key] = None
-        self._bytes[holder] = self._bytes.get(holder, 0) + charged
+        self._bytes[holder] = self._bytes.get(holder, 0) + charged_bytes
 
-    def remove(self, holder: str, key: K, charged: int) -> None:
+    def remove(self, holder: str, key: K, charged_bytes: int) -> None:
         keys = self._keys[holder]
         del keys[key]
-        self._bytes[holder] -= charged
+        self._bytes[holder] -= charged_bytes
         if not keys:
             del self._keys[holder], self._bytes[holder]
 
@@ -38,17 +38,17 @@ class Holders(Generic[K]):
         """Return the keys of a holder, least recently used first."""
         return iter(self._keys.get(holder, ()))
 
-    def check_invariants(self, charged: dict[tuple[str, K], int], limit_bytes: int) -> None:
-        """Check that the entries are exactly those of `charged`, and that each holder is within the limit.
+    def check_invariants(self, bytes_by_entry: dict[tuple[str, K], int], limit_bytes: int) -> None:
+        """Check that the entries are exactly those of `bytes_by_entry`, and that each holder is within the limit.
 
         Only tests call this.
 
         Raises:
             AssertionError: The entries differ, or a holder exceeds the limit.
         """
-        assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(charged)
+        assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(bytes_by_entry)
         sums: dict[str, int] = {}
-        for (holder, _), size in charged.items():
+        for (holder, _), size in bytes_by_entry.items():
             sums[holder] = sums.get(holder, 0) + size
         assert self._bytes == sums
         assert all(size <= limit_bytes for size in sums.values())

@@ -112,6 +112,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
         return value, MODE_BINARY, make_file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
+        """Return the name of the file. diskcache does not read it."""
         return filename
 
     def remove(self, file_path: str) -> None:
@@ -329,8 +330,8 @@ class Ledger:
         if any(row[1] < BLOCK_BYTES or row[2] != make_file_name(row[0]) for row in rows):
             raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
         files = set(self._list_files())
-        recorded = {name for _, _, name in rows}
-        for name in files - recorded:
+        recorded_names = {name for _, _, name in rows}
+        for name in files - recorded_names:
             with suppress(OSError):
                 os.unlink(self._folder / name)
         for key, _, name in rows:

@@ -73,7 +73,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         self._budget_bytes = budget_bytes
         self._entries = entries
         self._used_bytes = 0
-        self._hits = self._misses = self._evictions = self._refused = 0
+        self._hits = self._misses = self._evictions = self._refusals = 0
         self.name = name
         if name:
             with _NAME_LOCK:
@@ -106,37 +106,37 @@ class BudgetedCache(ABC, Generic[K, V]):
         if size_bytes < 0:
             raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
         self.discard(key)
-        charged = size_bytes + ENTRY_OVERHEAD_BYTES
-        if charged > limit_bytes:
-            self._refused += 1
+        charged_bytes = size_bytes + ENTRY_OVERHEAD_BYTES
+        if charged_bytes > limit_bytes:
+            self._refusals += 1
             return None
-        return charged
+        return charged_bytes
 
     def read_stats(self) -> CacheStats:
         return CacheStats(
             hits=self._hits,
             misses=self._misses,
             evictions=self._evictions,
-            refused=self._refused,
+            refused=self._refusals,
             entries=len(self._entries),
             used_bytes=self._used_bytes,
             budget_bytes=self._budget_bytes,
         )
 
-    def _check_account(self, charged: Collection[int]) -> None:
-        """Check that the sum of `charged`, a size per entry, is `used_bytes`.
+    def _check_account(self, entry_bytes: Collection[int]) -> None:
+        """Check that the sum of `entry_bytes`, a size per entry, is `used_bytes`.
 
         Raises:
             AssertionError: The sum differs.
         """
-        assert len(charged) == len(self._entries)
-        assert self._used_bytes == sum(charged), (
-            f"the account has {self._used_bytes} bytes, but the entries have {sum(charged)}"
+        assert len(entry_bytes) == len(self._entries)
+        assert self._used_bytes == sum(entry_bytes), (
+            f"the account has {self._used_bytes} bytes, but the entries have {sum(entry_bytes)}"
         )
         assert self._used_bytes <= self._budget_bytes, (
             f"{self._used_bytes} used bytes exceed the budget of {self._budget_bytes}"
         )
-        assert all(size >= ENTRY_OVERHEAD_BYTES for size in charged), "an entry was charged less than its overhead"
+        assert all(size >= ENTRY_OVERHEAD_BYTES for size in entry_bytes), "an entry was charged less than its overhead"
 
 
 class MemoryCache(BudgetedCache[K, V]):
@@ -162,15 +162,15 @@ class MemoryCache(BudgetedCache[K, V]):
 
         The key's previous value is removed even if the new value is refused.
         """
-        charged = self._replace(key, size_bytes, self._budget_bytes)
-        if charged is None:
+        charged_bytes = self._replace(key, size_bytes, self._budget_bytes)
+        if charged_bytes is None:
             return False
-        while self._used_bytes + charged > self._budget_bytes:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self._used_bytes -= freed
+        while self._used_bytes + charged_bytes > self._budget_bytes:
+            _, (_, freed_bytes) = self._entries.popitem(last=False)
+            self._used_bytes -= freed_bytes
             self._evictions += 1
-        self._entries[key] = (value, charged)
-        self._used_bytes += charged
+        self._entries[key] = (value, charged_bytes)
+        self._used_bytes += charged_bytes
         return True
 
     def discard(self, key: K) -> None:
@@ -190,7 +190,7 @@ class MemoryCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([charged for _, charged in self._entries.values()])
+        self._check_account([entry_bytes for _, entry_bytes in self._entries.values()])
 
 
 class SharedCache(BudgetedCache[K, V]):
@@ -222,16 +222,16 @@ class SharedCache(BudgetedCache[K, V]):
 
         The key's previous value is removed even if the new value is refused.
         """
-        charged = self._replace(key, size_bytes, self._holder_bytes)
-        if charged is None:
+        charged_bytes = self._replace(key, size_bytes, self._holder_bytes)
+        if charged_bytes is None:
             return False
-        while self._holders.get_used_bytes(holder) + charged > self._holder_bytes:
+        while self._holders.get_used_bytes(holder) + charged_bytes > self._holder_bytes:
             self._evict(next(self._holders.iter_oldest(holder)))
-        while self._used_bytes + charged > self._budget_bytes:
+        while self._used_bytes + charged_bytes > self._budget_bytes:
             self._evict(next(iter(self._entries)))
-        self._entries[key] = (value, charged, holder)
-        self._used_bytes += charged
-        self._holders.add(holder, key, charged)
+        self._entries[key] = (value, charged_bytes, holder)
+        self._used_bytes += charged_bytes
+        self._holders.add(holder, key, charged_bytes)
         return True
 
     def discard(self, key: K) -> None:
@@ -251,9 +251,9 @@ class SharedCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([charged for _, charged, _ in self._entries.values()])
-        charged = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
-        self._holders.check_invariants(charged, self._holder_bytes)
+        self._check_account([bytes_by_entry for _, bytes_by_entry, _ in self._entries.values()])
+        bytes_by_entry = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
+        self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
 
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
@@ -265,7 +265,7 @@ def measure_named_caches() -> dict[str, int]:
     """Return the used bytes of the named caches of this process, by name, for the metrics."""
     with _NAME_LOCK:
         caches = list(_named)
-    used: dict[str, int] = {}
+    bytes_by_name: dict[str, int] = {}
     for cache in caches:
-        used[cache.name] = used.get(cache.name, 0) + cache.used_bytes
-    return used
+        bytes_by_name[cache.name] = bytes_by_name.get(cache.name, 0) + cache.used_bytes
+    return bytes_by_name

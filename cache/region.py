@@ -51,8 +51,8 @@ class Region:
         Raises:
             OSError: The file cannot be opened or mapped.
         """
-        if os.fstat(descriptor).st_size != self.size_bytes:
-            raise OSError("the file and the region have different sizes")
+        if (file_bytes := os.fstat(descriptor).st_size) != self.size_bytes:
+            raise OSError(f"the file has {file_bytes:,} bytes, but the region has {self.size_bytes:,}")
         _map_over(self._pages, descriptor)
 
 

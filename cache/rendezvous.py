@@ -38,9 +38,9 @@ class Rendezvous:
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []
         for name, weight, state in self._nodes:
-            hashed = state.copy()
-            hashed.update(data)
-            uniform = (int.from_bytes(hashed.digest(), "big") + 0.5) / _HASHES
+            key_hash = state.copy()
+            key_hash.update(data)
+            uniform = (int.from_bytes(key_hash.digest(), "big") + 0.5) / _HASHES
             # The division above can return 1.0, whose logarithm is zero.
             scores.append((math.inf if uniform >= 1.0 else -weight / math.log(uniform), name))
         return [name for _, name in nlargest(count, scores)]

@@ -93,5 +93,5 @@ def _estimate_size_of_many(values: Sequence[Any], size_of: Callable[[Any], int])
         return sum(map(size_of, values))
     # The size of the first element includes the objects that all elements share.
     first, step = size_of(values[0]), len(values) / _SAMPLED_ITEMS
-    sampled = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
-    return first + sampled * (len(values) - 1) // (_SAMPLED_ITEMS - 1)
+    sampled_bytes = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
+    return first + sampled_bytes * (len(values) - 1) // (_SAMPLED_ITEMS - 1)

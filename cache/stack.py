@@ -112,7 +112,7 @@ class Stack(Generic[V]):
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
         self._pending_bytes = 0
-        self._fetches = self._waits = self._timed_out_waits = self._dropped = self._unreadable = 0
+        self._fetches = self._waits = self._timed_out_waits = self._dropped_puts = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
         """Return the value if it is in memory, otherwise None. Unlike `get`, the method does not await."""
@@ -139,13 +139,13 @@ class Stack(Generic[V]):
         if self._disk is None or self._closed:
             return values
         absent = [number for number, value in enumerate(values) if value is None]
-        parts = [absent[at : at + _FILES_PER_JOB] for at in range(0, len(absent), _FILES_PER_JOB)]
-        opened = await asyncio.gather(
+        parts = [absent[start : start + _FILES_PER_JOB] for start in range(0, len(absent), _FILES_PER_JOB)]
+        reads = await asyncio.gather(
             *(self._run_in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
         )
-        for number, read in zip(absent, chain.from_iterable(opened), strict=True):
-            if read is not None:
-                value, weigh = read
+        for number, value_and_weigh in zip(absent, chain.from_iterable(reads), strict=True):
+            if value_and_weigh is not None:
+                value, weigh = value_and_weigh
                 self._memory.put(keys[number], value, weigh(value))
                 values[number] = value
         return values
@@ -191,10 +191,10 @@ class Stack(Generic[V]):
         value = await self._read_from_disk(key, open)
         if value is not None:
             return value
-        claimed = False
+        has_claim = False
         try:
             if self._disk is not None and self._claims is not None:
-                claimed = await self._claim(key)
+                has_claim = await self._claim(key)
                 # Another process may have stored the value between the miss and the claim.
                 value = await self._read_from_disk(key, open)
                 if value is not None:
@@ -206,20 +206,20 @@ class Stack(Generic[V]):
                 payload = region.payload
             value = open(payload)
             self._memory.put(key, value, self._weigh(value))
-            if self._enqueue(_Put(key, payload, open, claimed, value, region)):
-                claimed = False  # The writer releases the claim when other processes can find the value on the disk.
+            if self._enqueue(_Put(key, payload, open, has_claim, value, region)):
+                has_claim = False  # The writer releases the claim when other processes can find the value on the disk.
             return value
         finally:
-            if claimed and self._claims is not None:
+            if has_claim and self._claims is not None:
                 self._claims.release(key)
 
     async def _read_from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
         if self._disk is None or self._closed:
             return None
-        read = await self._run_in_thread(self._read, key, open)
-        if read is None:
+        value_and_weigh = await self._run_in_thread(self._read, key, open)
+        if value_and_weigh is None:
             return None
-        value, weigh = read
+        value, weigh = value_and_weigh
         self._memory.put(key, value, weigh(value))
         return value
 
@@ -260,15 +260,15 @@ class Stack(Generic[V]):
         self._timed_out_waits += 1
         return False
 
-    def _enqueue(self, pending_put: _Put[V]) -> bool:
+    def _enqueue(self, put: _Put[V]) -> bool:
         """Add a value to the queue, and return whether it will be written to the disk."""
         if self._disk is None or self._closed:
             return False
-        if self._pending_bytes + len(pending_put.payload) > self._pending_bytes_max:
-            self._dropped += 1
+        if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
+            self._dropped_puts += 1
             return False
-        self._pending_bytes += len(pending_put.payload)
-        self._queue.put_nowait(pending_put)
+        self._pending_bytes += len(put.payload)
+        self._queue.put_nowait(put)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="cache-stack-writer")
         return True
@@ -277,20 +277,20 @@ class Stack(Generic[V]):
         """Write the values in the queue to the disk, until the task is cancelled."""
         assert self._disk is not None
         while True:
-            pending_put = await self._queue.get()
+            put = await self._queue.get()
             try:
-                stored = await self._run_in_thread(self._disk.put, pending_put.key, pending_put.payload)
-                if stored and pending_put.region is not None and self._on_mapped is not None:
-                    if await self._run_in_thread(self._disk.map_over, pending_put.key, pending_put.region):
-                        self._on_mapped(pending_put.value)
-                elif stored and pending_put.key in self._memory:
-                    await self._read_from_disk(pending_put.key, pending_put.open)
+                is_stored = await self._run_in_thread(self._disk.put, put.key, put.payload)
+                if is_stored and put.region is not None and self._on_mapped is not None:
+                    if await self._run_in_thread(self._disk.map_over, put.key, put.region):
+                        self._on_mapped(put.value)
+                elif is_stored and put.key in self._memory:
+                    await self._read_from_disk(put.key, put.open)
             finally:
-                self._pending_bytes -= len(pending_put.payload)
-                if pending_put.claimed and self._claims is not None:
-                    self._claims.release(pending_put.key)
+                self._pending_bytes -= len(put.payload)
+                if put.claimed and self._claims is not None:
+                    self._claims.release(put.key)
                 self._queue.task_done()
-                del pending_put  # The next wait may be long, and must not keep this value alive.
+                del put  # The next wait may be long, and must not keep this value alive.
 
     async def _run_in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
@@ -302,7 +302,7 @@ class Stack(Generic[V]):
             fetches=self._fetches,
             waits=self._waits,
             timed_out_waits=self._timed_out_waits,
-            dropped=self._dropped,
+            dropped=self._dropped_puts,
             unreadable=self._unreadable,
             pending_bytes=self._pending_bytes,
         )
@@ -314,12 +314,12 @@ class Stack(Generic[V]):
         """
         self._closed = True
         if self._writer is not None:
-            drained = asyncio.create_task(self._queue.join())
+            queue_join = asyncio.create_task(self._queue.join())
             # If the writer's executor is gone, the writer ends early, and the queue would never be drained.
-            await asyncio.wait([drained, self._writer], return_when=asyncio.FIRST_COMPLETED)
-            for task in (drained, self._writer):
+            await asyncio.wait([queue_join, self._writer], return_when=asyncio.FIRST_COMPLETED)
+            for task in (queue_join, self._writer):
                 task.cancel()
-            await asyncio.wait([drained, self._writer])
+            await asyncio.wait([queue_join, self._writer])
             self._writer = None
         if self._claims is not None:
             self._claims.close()

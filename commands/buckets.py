@@ -70,11 +70,11 @@ def buckets(
         has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
         raise InvalidRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
-        resized = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
-        unchanged_note = "" if resized.before != resized.buckets else ", as before"
-        count = show_count(resized.buckets, "bucket")
-        text = f"{resized.column}: {count} from now on{unchanged_note} (partition spec {resized.spec_id})"
-        print_result(resized, text, as_json=as_json)
+        result = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
+        unchanged_note = "" if result.before != result.buckets else ", as before"
+        count = show_count(result.buckets, "bucket")
+        text = f"{result.column}: {count} from now on{unchanged_note} (partition spec {result.spec_id})"
+        print_result(result, text, as_json=as_json)
     elif as_json:
         print_json([_to_json(size) for size in shown_sizes])
     else:
@@ -102,24 +102,24 @@ def _print_sizes(table: str, columns: list[BucketSizes]) -> None:
         ("column", "buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
         (
             (
-                bucketed.column,
-                f"{bucketed.buckets:,}",
-                f"{bucketed.files.mean():,.1f} each",
-                *(show_size(int(size)) for size in (bucketed.bytes.min(), bucketed.bytes.mean(), bucketed.bytes.max())),
-                f"{bucketed.skew:.1f}",
-                f"{bucketed.advice:,}",
+                sizes.column,
+                f"{sizes.buckets:,}",
+                f"{sizes.files.mean():,.1f} each",
+                *(show_size(int(size)) for size in (sizes.bytes.min(), sizes.bytes.mean(), sizes.bytes.max())),
+                f"{sizes.skew:.1f}",
+                f"{sizes.advice:,}",
             )
-            for bucketed in columns
+            for sizes in columns
         ),
-        right_aligned=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+        right_aligned_headers=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
     )
     open_console().print(sizes_table)
-    for bucketed in columns:
-        if bucketed.shared_files:
-            share = f"{show_count(bucketed.shared_files, 'file')} ({show_size(bucketed.shared_bytes)})"
-            of = f"with rows of several buckets of {bucketed.column}"
-            say(f"{share} {of} in older partition specs.")
-        if bucketed.advice > bucketed.buckets:
-            each = show_size(round(bucketed.partition_bytes / bucketed.advice))
-            more = "" if len(columns) == 1 else f" --column {bucketed.column}"
-            say(f"Of about {each} each: seamark buckets {table}{more} --resize {bucketed.advice}")
+    for sizes in columns:
+        if sizes.shared_files:
+            share = f"{show_count(sizes.shared_files, 'file')} ({show_size(sizes.shared_bytes)})"
+            description = f"with rows of several buckets of {sizes.column}"
+            say(f"{share} {description} in older partition specs.")
+        if sizes.advice > sizes.buckets:
+            each = show_size(round(sizes.partition_bytes / sizes.advice))
+            column_option = "" if len(columns) == 1 else f" --column {sizes.column}"
+            say(f"Of about {each} each: seamark buckets {table}{column_option} --resize {sizes.advice}")

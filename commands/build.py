@@ -107,11 +107,11 @@ def handle_sigterm() -> Iterator[None]:
     that a signal ended. Further signals have no effect, because they would interrupt the clean-up. SIGKILL ends the
     process immediately.
     """
-    received: list[int] = []
+    signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not received:
-            received.append(number)
+        if not signals:
+            signals.append(number)
             raise KeyboardInterrupt(signal.Signals(number).name)
 
     previous_handlers: dict[int, Any] = {}
@@ -120,10 +120,10 @@ def handle_sigterm() -> Iterator[None]:
             previous_handlers[number] = signal.signal(number, interrupt)
         yield
     except KeyboardInterrupt:
-        if not received:
+        if not signals:
             raise
         previous_handlers.clear()  # The process ends now. Further signals have no effect until it has ended.
-        raise SystemExit(128 + received[0]) from None
+        raise SystemExit(128 + signals[0]) from None
     finally:
         for caught, handler in previous_handlers.items():
             signal.signal(caught, handler)
@@ -141,13 +141,13 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     meanwhile.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
-    broken = [index for index in indexes if index.health == "broken" and name is None]
+    broken_indexes = [index for index in indexes if index.health == "broken" and name is None]
     names = [
         index.name
         for index in indexes
-        if index.kind != "bucket" and index not in broken and (name is not None or index.state == "enabled")
+        if index.kind != "bucket" and index not in broken_indexes and (name is not None or index.state == "enabled")
     ]
-    if not names and not broken:
+    if not names and not broken_indexes:
         raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
     reports: list[BuildReport] = []
     with handle_sigterm(), open_workers(engine, master) as workers:
@@ -158,9 +158,13 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
                 raise click.ClickException(f"Index {index_name} was not built: {error}") from None
     if as_json:
         print_json([report.json for report in reports])
-    if broken:
-        problems = "; ".join(f"{index.name}: {index.problem}" for index in broken)
-        subject = "1 index is broken and was" if len(broken) == 1 else f"{len(broken)} indexes are broken and were"
+    if broken_indexes:
+        problems = "; ".join(f"{index.name}: {index.problem}" for index in broken_indexes)
+        subject = (
+            "1 index is broken and was"
+            if len(broken_indexes) == 1
+            else f"{len(broken_indexes)} indexes are broken and were"
+        )
         raise click.ClickException(f"{subject} not built: {problems}")
 
 

@@ -108,24 +108,28 @@ def explain(
         ON o.day = d.date WHERE d.holiday"
     TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
-    at = At(snapshot_id, ref, as_of_ms)
+    snapshot_choice = At(snapshot_id, ref, as_of_ms)
     if (table is None) == (query is None):
         raise click.UsageError("There is nothing to explain: name a TABLE, or set --sql to a query")
     if query is not None:
-        if joins or files or at != CURRENT:
+        if joins or files or snapshot_choice != CURRENT:
             raise click.UsageError(
                 "--join, --files, --ref, --snapshot-id and --as-of cannot be set with --sql; set them with a TABLE"
             )
-        explained = explain_query(client, query, dialect=dialect, namespace=split_name(namespace) if namespace else ())
+        explanation_of_query = explain_query(
+            client, query, dialect=dialect, namespace=split_name(namespace) if namespace else ()
+        )
         if as_json:
-            print_json(explained.json)
+            print_json(explanation_of_query.json)
         else:
-            _show_query(explained)
+            _show_query(explanation_of_query)
         return
     assert table is not None
     if predicate is not None and _QUERY.match(predicate):
         raise click.UsageError("PREDICATE is a whole query: use --sql QUERY, without a TABLE")
-    explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
+    explanation = client.explain(
+        table, predicate, at=snapshot_choice, files=files, limit=limit if files else None, joins=joins
+    )
     if as_json:
         print_json(explanation.json)
     else:
@@ -134,17 +138,18 @@ def explain(
         raise SystemExit(_NOTHING_USED)
 
 
-def _show_query(explained: ExplainedQuery) -> None:
+def _show_query(query_explanation: ExplainedQuery) -> None:
     """Print the plan of each table reference, and then one line for all references."""
     console = open_console()
-    for table in explained.tables:
+    for table in query_explanation.tables:
         console.rule(escape_for_terminal(table.reference), align="left", characters="─")
         condition = "none on its own columns that could leave files out" if table.predicate is None else table.predicate
         console.print(f"Condition: {condition}", highlight=False, markup=False)
         _print_explanation(join_name(table.table), table.plan, is_whole=False)
         console.print()
     parts = (
-        f"{table.reference} {table.plan.files:,} of {_count_considered(table.plan):,}" for table in explained.tables
+        f"{table.reference} {table.plan.files:,} of {_count_considered(table.plan):,}"
+        for table in query_explanation.tables
     )
     console.print(f"Files to read: {', '.join(parts)}.", highlight=False, markup=False)
 
@@ -175,7 +180,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
                 )
                 for stage in explanation.stages
             ),
-            right_aligned=("files in", "removed", "left", "bytes left", "time"),
+            right_aligned_headers=("files in", "removed", "left", "bytes left", "time"),
             title=_make_title(explanation),
         )
     )
@@ -223,14 +228,14 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
     """Yield texts about each term that prunes few files, with a command that would help."""
     if explanation.files <= 1:
         return
-    indexed = {index["name"]: index for index in explanation.indexes}
+    indexes_by_name = {index["name"]: index for index in explanation.indexes}
     table = shlex.quote(table)
-    compared = Counter(term["column"] for term in explanation.terms)
+    predicates_by_column = Counter(term["column"] for term in explanation.terms)
     for term in explanation.terms:
-        if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
+        if term.get("filter", {}).get("type") == "not-null" and predicates_by_column[term["column"]] > 1:
             continue  # The reported terms include a comparison of the column, which implies that it is not null.
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
-        index = indexed.get(term["index"])
+        index = indexes_by_name.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
             continue
         # Quote the name: a writer of the table chose it, and a reader may copy the command into a shell.
@@ -294,7 +299,7 @@ def _describe_files(explanation: Explanation) -> Table:
             )
             for file in explanation.kept_files
         ),
-        right_aligned=("records", "size", "delete files"),
+        right_aligned_headers=("records", "size", "delete files"),
         title=f"The first {len(explanation.kept_files):,} of {show_count(explanation.files, 'file')}",
     )
 

@@ -57,7 +57,7 @@ _COMMANDS = {
 }
 
 
-@click.group(cls=DeferredGroup, deferred=_COMMANDS)
+@click.group(cls=DeferredGroup, deferred_commands=_COMMANDS)
 def index() -> None:
     """Define, build and verify indexes of a table. Plans use indexes and column statistics to leave files out.
 
@@ -73,8 +73,8 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option to a command for each parameter of an index kind."""
     for parameter in list_parameters().values():
         kinds = ", ".join(list_kinds_with_parameter(parameter.name))
-        about = f"Parameter of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
-        command = click.option(f"--{parameter.name}", type=float, help=about)(command)
+        help_text = f"Parameter of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
+        command = click.option(f"--{parameter.name}", type=float, help=help_text)(command)
     return command
 
 
@@ -126,12 +126,12 @@ def create(
         problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
     ):
         raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
-    defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)
+    new_index = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)
     if as_json:
-        print_json(defined.json)
+        print_json(new_index.json)
         return
-    say(f"Index {defined.name}: {defined.definition}, {show_count(defined.lag_files, 'data file')} to index")
-    if defined.lag_files:
+    say(f"Index {new_index.name}: {new_index.definition}, {show_count(new_index.lag_files, 'data file')} to index")
+    if new_index.lag_files:
         say(_BUILT_NEXT.format(table=table))
 
 
@@ -157,23 +157,24 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
 @server_command
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Show the index NAME of TABLE with its index files."""
-    described = client.index(table, name)
+    index_details = client.index(table, name)
     if as_json:
-        print_json(described.json)
+        print_json(index_details.json)
         return
     console = open_console()
-    console.print(_render_indexes([described]))
-    if used := described.json.get("used"):
+    console.print(_render_indexes([index_details]))
+    if usage := index_details.json.get("used"):
         console.print(
-            f"Used by {show_count(used['plans'], 'plan')} of this worker: {used['files-removed']:,} of "
-            f"{show_count(used['files-in'], 'file')} left out.",
+            f"Used by {show_count(usage['plans'], 'plan')} of this worker: {usage['files-removed']:,} of "
+            f"{show_count(usage['files-in'], 'file')} left out.",
             highlight=False,
         )
-    if described.audited_ms is not None:
+    if index_details.audited_ms is not None:
         console.print(
-            f"Audited {datetime.fromtimestamp(described.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
+            f"Audited {datetime.fromtimestamp(index_details.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.",
+            highlight=False,
         )
-    if files := described.json.get("index-files"):
+    if files := index_details.json.get("index-files"):
         console.print(_list_files(files))
 
 
@@ -186,8 +187,8 @@ def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
     The index files are not deleted.
     """
-    paused = client.put_index(table, name, state="paused")
-    print_result(paused.json, f"Index {name} is paused", as_json=as_json)
+    paused_index = client.put_index(table, name, state="paused")
+    print_result(paused_index.json, f"Index {name} is paused", as_json=as_json)
 
 
 @index.command()
@@ -196,9 +197,9 @@ def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @server_command
 def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Resume the paused index NAME of TABLE, so that plans use it again."""
-    resumed = client.put_index(table, name, state="enabled")
-    text = f"Index {name} is enabled, {show_count(resumed.lag_files, 'data file')} to index"
-    print_result(resumed.json, text, as_json=as_json)
+    resumed_index = client.put_index(table, name, state="enabled")
+    text = f"Index {name} is enabled, {show_count(resumed_index.lag_files, 'data file')} to index"
+    print_result(resumed_index.json, text, as_json=as_json)
 
 
 @index.command()
@@ -236,7 +237,7 @@ def _render_indexes(indexes: list[Index]) -> Table:
             )
             for index in indexes
         ),
-        right_aligned=("files", "to index", "size"),
+        right_aligned_headers=("files", "to index", "size"),
     )
 
 
@@ -254,6 +255,6 @@ def _list_files(files: list[dict[str, Any]]) -> Table:
             )
             for file in files
         ),
-        right_aligned=("level", "files", "rows", "size"),
+        right_aligned_headers=("level", "files", "rows", "size"),
         title=show_count(len(files), "index file"),
     )

@@ -68,9 +68,9 @@ def verify_command(
             _print_audit(audit)
     if as_json:
         print_json([_to_json(audit) for audit in audits])
-    wrong = sum(bool(audit.problems) for audit in audits)
-    if wrong:
-        raise click.ClickException(f"{wrong} of {len(names)} indexes are not correct")
+    wrong_indexes = sum(bool(audit.problems) for audit in audits)
+    if wrong_indexes:
+        raise click.ClickException(f"{wrong_indexes} of {len(names)} indexes are not correct")
 
 
 def _to_json(audit: Audit) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _print_audit(audit: Audit) -> None:
                 )
                 for verdict in audit.verdicts
             ),
-            right_aligned=("data files", "rows", "read again", "unreadable"),
+            right_aligned_headers=("data files", "rows", "read again", "unreadable"),
             title=f"Index {index.name}",
         )
         open_console().print(verdict_table)
@@ -127,8 +127,8 @@ def _print_audit(audit: Audit) -> None:
         say(problem, err=True)
     if len(audit.problems) > _SHOWN_PROBLEMS_MAX:
         say(f"… and {show_count(len(audit.problems) - _SHOWN_PROBLEMS_MAX, 'problem')} more", err=True)
-    covered = f"{index.files:,} of {show_count(index.files_total, 'data file')}"
-    files = f"{show_count(len(audit.verdicts), 'index file')}, {covered}"
+    coverage = f"{index.files:,} of {show_count(index.files_total, 'data file')}"
+    files = f"{show_count(len(audit.verdicts), 'index file')}, {coverage}"
     rows = f"rows not counted: {audit.uncounted}"
     if audit.rows is not None:
         rows = f"{show_count(audit.rows, 'row')} counted"
@@ -167,11 +167,11 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
     if as_json:
         print_json(result)
         return
-    for registered in result["registered"]:
+    for registration in result["registered"]:
         say(
-            f"Index {registered['index']}: {show_count(registered['index-files'], 'index file')} registered, of "
-            f"{show_count(registered['files'], 'data file')} and {show_count(registered['rows'], 'row')}, "
-            f"{show_size(registered['size-in-bytes'])}"
+            f"Index {registration['index']}: {show_count(registration['index-files'], 'index file')} registered, of "
+            f"{show_count(registration['files'], 'data file')} and {show_count(registration['rows'], 'row')}, "
+            f"{show_size(registration['size-in-bytes'])}"
         )
     say(
         f"{show_count(result['known'], 'index file', 'were')} listed already, {result['redundant']:,} describe nothing "

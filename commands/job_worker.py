@@ -113,11 +113,11 @@ def _await_end(child: int) -> int:
     """
     handle = os.pidfd_open(child)
     try:
-        waiting = select.poll()
-        waiting.register(handle, select.POLLIN)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
         # Poll only for the end of the input: the server sends no job before it has the answer.
-        waiting.register(sys.stdin.fileno(), 0)
-        while not any(descriptor == handle for descriptor, _ in waiting.poll()):
+        poll.register(sys.stdin.fileno(), 0)
+        while not any(descriptor == handle for descriptor, _ in poll.poll()):
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
@@ -195,13 +195,13 @@ def run(
         confine(request.folders)
     use_keys(request.storage)
     client = IndexClient(request.url, token=request.token, fence=request.fence, certificates=request.certificates)
-    further = request.arguments if runner is None else {**request.arguments, "runner": runner}
+    arguments = request.arguments if runner is None else {**request.arguments, "runner": runner}
     table = (*request.namespace, request.table)
     try:
         if scratch is not None:
             confine_job(client, request, scratch)
         with report_progress(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
-            return JobAnswer(totals=JOBS[request.service](client, table, **further))
+            return JobAnswer(totals=JOBS[request.service](client, table, **arguments))
     except Exception as error:  # noqa: BLE001
         line = format_error_line(error, _MESSAGE_MAX, with_class=True)
         _log.debug("job failed", error=line, exc_info=not has_keys())

@@ -56,8 +56,8 @@ async def _renew_keys(settings: Settings) -> str:
     clock = SystemClock()
     async with open_store(settings.make_database_url(), clock=clock) as store:
         protected_by = await renew_keys(settings, store, clock)
-        for stored in await store.list_warehouses():
-            warehouse_settings = make_settings(settings, stored, {}, {})
+        for warehouse in await store.list_warehouses():
+            warehouse_settings = make_settings(settings, warehouse, {}, {})
             async with open_store(warehouse_settings.make_database_url(), clock=clock) as warehouse_store:
                 await renew_keys(warehouse_settings, warehouse_store, clock)
         return protected_by

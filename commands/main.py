@@ -163,7 +163,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """The settings of all commands; click passes them on to subcommands."""
 
 
-@click.group(context_settings=_CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
+@click.group(context_settings=_CONTEXT, cls=DeferredGroup, deferred_commands=_COMMANDS)
 @click.version_option(package_name="seamark", prog_name="seamark")
 def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.

@@ -35,7 +35,7 @@ class DeferredCommand:
         module, _, attribute = self.target.partition(":")
         # The objects that an import creates stay in memory. Without garbage collections, the import is faster by a
         # sixth.
-        collecting = gc.isenabled()
+        is_gc_enabled = gc.isenabled()
         gc.disable()
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -46,27 +46,27 @@ class DeferredCommand:
                 f"this command needs the library {error.name}: pip install 'seamark[{self.extra}]'"
             ) from None
         finally:
-            if collecting:
+            if is_gc_enabled:
                 gc.enable()
         return command
 
 
 class DeferredGroup(click.Group):
-    """A group that imports its commands when they run: `click.group(cls=DeferredGroup, deferred=…)`.
+    """A group that imports its commands when they run: `click.group(cls=DeferredGroup, deferred_commands=…)`.
 
     Other commands can be added in the same way as to every group.
     """
 
-    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:
+    def __init__(self, *args: Any, deferred_commands: Mapping[str, DeferredCommand], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._deferred = dict(deferred)
+        self._commands_by_name = dict(deferred_commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._deferred.keys() | self.commands.keys())
+        return sorted(self._commands_by_name.keys() | self.commands.keys())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands and cmd_name in self._deferred:
-            self.commands[cmd_name] = self._deferred[cmd_name].load()
+        if cmd_name not in self.commands and cmd_name in self._commands_by_name:
+            self.commands[cmd_name] = self._commands_by_name[cmd_name].load()
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -84,7 +84,12 @@ class DeferredGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [
-            (name, self._deferred[name].help if name in self._deferred else self.commands[name].get_short_help_str(100))
+            (
+                name,
+                self._commands_by_name[name].help
+                if name in self._commands_by_name
+                else self.commands[name].get_short_help_str(100),
+            )
             for name in self.list_commands(ctx)
         ]
         with formatter.section("Commands"):

@@ -48,17 +48,17 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
     def add(command: Command) -> Command:
         for name in reversed(names or tuple(FIELDS)):
             field = FIELDS[name]
-            many, truth = isinstance(field.default, tuple), isinstance(field.default, bool)
+            is_multiple, is_flag = isinstance(field.default, tuple), isinstance(field.default, bool)
             text = f"{field.metadata['description']} [{make_variable_name(name)}]"
             if not field.metadata["secret"] and field.default not in ("", ()):
-                text = f"{text} (default: {str(field.default).lower() if truth else field.default})"
+                text = f"{text} (default: {str(field.default).lower() if is_flag else field.default})"
             flag = make_flag_name(name)
-            if truth:
+            if is_flag:
                 command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)(command)
             else:
                 metavar = {int: "N", float: "N", Path: "DIR"}.get(type(field.default), "TEXT")
                 option = click.option(
-                    flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_replace_empty
+                    flag, name, default=None, multiple=is_multiple, metavar=metavar, help=text, callback=_replace_empty
                 )
                 command = option(command)
         config = click.option(
@@ -80,11 +80,11 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """
     try:
         settings = resolve_settings(flags, os.environ, config)
-        exposed = find_exposed_secrets(os.environ, config)
+        secret = find_exposed_secrets(os.environ, config)
     except ConfigError as error:
         raise to_settings_error(error) from None
-    if exposed is not None:
-        path, names = exposed
+    if secret is not None:
+        path, names = secret
         click.echo(
             f"Warning: every account can read {path}, which contains {', '.join(names)}; run chmod 600 on it", err=True
         )
@@ -147,10 +147,10 @@ def parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
     Raises:
         UsageError: A text has no `=`, or no name.
     """
-    parsed: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise click.UsageError(f"{option} {text!r} has no value; write NAME=VALUE")
-        parsed[name] = value
-    return parsed
+        properties[name] = value
+    return properties

@@ -72,7 +72,7 @@ def make_table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    right_aligned: Sequence[str] = (),
+    right_aligned_headers: Sequence[str] = (),
     title: str | None = None,
     framed: bool = True,
 ) -> Table:
@@ -83,7 +83,7 @@ def make_table(
     Args:
         headers: The titles of the columns.
         rows: The cells of each row.
-        right_aligned: The columns that are aligned to the right.
+        right_aligned_headers: The columns that are aligned to the right.
         title: The title of the table.
         framed: Whether the table has a frame.
     """
@@ -91,14 +91,16 @@ def make_table(
     if not framed:
         table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="right" if header in right_aligned else "left", overflow="fold")
+        table.add_column(header, justify="right" if header in right_aligned_headers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(escape_for_terminal(text)) for text in row))
     return table
 
 
-def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_aligned: Sequence[str] = ()) -> None:
-    open_console().print(make_table(headers, rows, right_aligned=right_aligned, framed=False))
+def print_rows(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_aligned_headers: Sequence[str] = ()
+) -> None:
+    open_console().print(make_table(headers, rows, right_aligned_headers=right_aligned_headers, framed=False))
 
 
 def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:

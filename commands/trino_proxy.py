@@ -40,10 +40,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _make_limit_option(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
+def _make_limit_option(name: str, text: str, minimum: float = 0) -> Callable[[Command], Command]:
     """Return a decorator that adds an option for a limit in `ProxySettings`: seconds, bytes, or a number."""
     default = getattr(ProxySettings, name)
-    kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
+    kind = click.IntRange(min=int(minimum)) if isinstance(default, int) else click.FloatRange(min=minimum)
     unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
     flag = f"--{name.removesuffix('_s').replace('_', '-')}"
     return click.option(flag, name, type=kind, metavar=unit, default=default, show_default=True, help=text)
@@ -168,7 +168,7 @@ def _make_limit_option(name: str, text: str, least: float = 0) -> Callable[[Comm
     "them.",
 )
 @_make_limit_option(
-    "lease_s", "Lease of a plan in seconds. It must be longer than a statement waits in Trino's queue.", least=1
+    "lease_s", "Lease of a plan in seconds. It must be longer than a statement waits in Trino's queue.", minimum=1
 )
 @_make_limit_option(
     "hold_s",
@@ -193,20 +193,24 @@ def _make_limit_option(name: str, text: str, least: float = 0) -> Callable[[Comm
     "header_bytes",
     "Maximum size in bytes of the header of a request, with all its fields. Clients send prepared statements in "
     "header fields.",
-    least=8192,
+    minimum=8192,
 )
 @_make_limit_option(
-    "header_timeout_s", "Seconds in which the header of a request must arrive, or a TLS handshake must end.", least=0.1
+    "header_timeout_s",
+    "Seconds in which the header of a request must arrive, or a TLS handshake must end.",
+    minimum=0.1,
 )
-@_make_limit_option("idle_timeout_s", "Seconds without a request after which the proxy closes a connection.", least=0.1)
+@_make_limit_option(
+    "idle_timeout_s", "Seconds without a request after which the proxy closes a connection.", minimum=0.1
+)
 @_make_limit_option(
     "send_timeout_s",
     "Seconds after which the proxy closes a connection whose client does not read an answer.",
-    least=0.1,
+    minimum=0.1,
 )
 @_make_limit_option("body_bytes", "Maximum size in bytes of a request body before decompression.")
 @_make_limit_option(
-    "body_timeout_s", "Seconds in which a request body must arrive, plus one second for each 64 KiB of it.", least=0.1
+    "body_timeout_s", "Seconds in which a request body must arrive, plus one second for each 64 KiB of it.", minimum=0.1
 )
 @address_options
 @settings_flags(("home", "log_level", "log_format"))

@@ -23,11 +23,11 @@ def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tu
     total = (0,) * len(limits)
     for item in items:
         weights = weigh(item)
-        grown = tuple(map(add, total, weights))
-        if group and any(map(gt, grown, limits)):
+        new_total = tuple(map(add, total, weights))
+        if group and any(map(gt, new_total, limits)):
             yield group
-            group, grown = [], weights
+            group, new_total = [], weights
         group.append(item)
-        total = grown
+        total = new_total
     if group:
         yield group

@@ -162,18 +162,20 @@ async def open_components(
 
 @asynccontextmanager
 async def _open_warehouse(
-    server: SharedComponents, clock: Clock, settings: Settings, stored: StoredWarehouse
+    server: SharedComponents, clock: Clock, settings: Settings, stored_warehouse: StoredWarehouse
 ) -> AsyncIterator[ServedWarehouse]:
     """Open the components of a further warehouse, with its settings, and the application that serves it."""
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         store = await enter(_open_pointer_store(settings, clock))
-        await check_database(store, stored)
+        await check_database(store, stored_warehouse)
         keyring = await enter(open_keyring(settings, store, clock))
         store, show_tables = await enter(open_names(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
-        components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None, stored.name))
+        components = await enter(
+            _open_catalog_components(settings, clock, shared, store, keyring, None, stored_warehouse.name)
+        )
         show_tables(components.catalog.context)
         await _start_tasks(components, stack)
         runner = web.AppRunner(build_app(components), access_log=None)
@@ -219,21 +221,29 @@ async def _open_catalog_components(
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         metrics, extensions = shared.metrics, shared.extensions
-        stored = await enter(open_objects(settings, clock))
+        stored_objects = await enter(open_objects(settings, clock))
         opened_peers = None
         if settings.peer_address:
-            opened_peers = await enter(peers.open_peers(settings, stored, store, keyring, clock, metrics))
-        objects: ObjectStore = stored if opened_peers is None else opened_peers.objects
+            opened_peers = await enter(peers.open_peers(settings, stored_objects, store, keyring, clock, metrics))
+        objects: ObjectStore = stored_objects if opened_peers is None else opened_peers.objects
         timeline = await enter(open_timeline(settings, store, clock))
-        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored=stored))
+        catalog = await enter(
+            open_catalog(settings, store, objects, clock, timeline, keyring, stored_objects=stored_objects)
+        )
         registry, usage = Registry(store, clock), Usage()
         store.observe(shared.database_shares.charge)
-        indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
+        indexes = await enter(open_indexes(settings, objects, registry, clock, stored_objects=stored_objects))
         # Without authentication there is one tenant, which may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.context.warehouse)
         planner = await enter(
             open_planner(
-                settings, objects, clock, stored=stored, indexes=indexes, usage=usage, location_checker=location_checker
+                settings,
+                objects,
+                clock,
+                stored_objects=stored_objects,
+                indexes=indexes,
+                usage=usage,
+                location_checker=location_checker,
             )
         )
         publisher = await enter(open_publisher(catalog.context))
@@ -380,10 +390,10 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield None
         return
     try:
-        tracing = importlib.import_module("seamark.metaserver.api.http.observability.tracing")
+        tracing_module = importlib.import_module("seamark.metaserver.api.http.observability.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(f"otel_endpoint needs the OpenTelemetry SDK ({error}): install seamark[otel]") from None
-    async with tracing.open_tracing(settings) as tracer:
+    async with tracing_module.open_tracing(settings) as tracer:
         yield tracer
 
 
@@ -501,10 +511,12 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
 async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
-    serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
+    serving_module = importlib.import_module(
+        "seamark.metaserver.gateway.serving"
+    )  # Servers without a gateway do not need it.
     with contextlib.closing(bind_socket(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
         limits = make_connection_limits(settings)
-        async with serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
+        async with serving_module.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield
 
 
@@ -688,8 +700,8 @@ async def _sample_gauges(components: ServerComponents) -> None:
         )
         metrics.requests.sample()
         if components.peers is not None:
-            replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided, components.peers.counts())
+            replicas, avoided_count = len(components.peers.membership.replicas), components.peers.objects.open_breakers
+            metrics.peers.sample(replicas, avoided_count, components.peers.counts())
         planner = components.planner.read_stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(

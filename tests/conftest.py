@@ -8,7 +8,7 @@ import sys
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from tests.seeds import EXPLORING, configure_hypothesis, first_seed  # noqa: E402 - after the settings above
+from tests.seeds import IS_EXPLORING, configure_hypothesis, first_seed  # noqa: E402 - after the settings above
 
 configure_hypothesis()
 
@@ -24,4 +24,4 @@ pytest_plugins = [
 
 
 def pytest_report_header() -> list[str]:
-    return [f"TEST_SEED={first_seed()}"] if EXPLORING else []
+    return [f"TEST_SEED={first_seed()}"] if IS_EXPLORING else []

@@ -19,7 +19,7 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
+IS_EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
 DEFAULT_EXAMPLES = 10
 """The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
@@ -31,8 +31,8 @@ def first_seed(variable: str = "TEST_SEED") -> int:
     """
     seed = os.environ.get(variable) or os.environ.get("TEST_SEED")
     if not seed:
-        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
-        if EXPLORING:
+        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if IS_EXPLORING else "1"
+        if IS_EXPLORING:
             os.environ["TEST_SEED"] = seed
     return int(seed)
 
@@ -44,13 +44,13 @@ def list_seeds_by_version(
 
     In the fast tier, each of the first `fast` seeds (by default all) has one version, and the versions alternate.
     """
-    numbered = list(enumerate(seeds))
-    fast_count = len(numbered) if fast is None else fast
+    numbered_seeds = list(enumerate(seeds))
+    fast_count = len(numbered_seeds) if fast is None else fast
     return [
         pytest.param(
             seed, version, marks=[] if place == number % len(versions) and number < fast_count else pytest.mark.slow
         )
-        for number, seed in numbered
+        for number, seed in numbered_seeds
         for place, version in enumerate(versions)
     ]
 
@@ -60,14 +60,16 @@ def examples(number: int, judged_number: int | None = None) -> int:
 
     An ordinary run uses the same examples each time, so it uses only `judged_number` of them, by default a tenth.
     """
-    if EXPLORING:
+    if IS_EXPLORING:
         return number
     return -(-number // 10) if judged_number is None else judged_number
 
 
-def mark_fast(values: Iterable[Any], fast: int) -> list[ParameterSet]:
-    """Return the values as parameters of a test. Only the first `fast` values are in the fast tier."""
-    return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
+def mark_fast(values: Iterable[Any], fast_count: int) -> list[ParameterSet]:
+    """Return the values as parameters of a test. Only the first `fast_count` values are in the fast tier."""
+    return [
+        pytest.param(value, marks=[] if place < fast_count else pytest.mark.slow) for place, value in enumerate(values)
+    ]
 
 
 def configure_hypothesis() -> None:
@@ -81,9 +83,9 @@ def configure_hypothesis() -> None:
     modules.
     """
     first_seed()
-    if not EXPLORING:
+    if not IS_EXPLORING:
         providers._get_local_constants = lambda: providers._local_constants
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
     settings.register_profile("explore", print_blob=True, **patient)
-    settings.load_profile("explore" if EXPLORING else "judge")
+    settings.load_profile("explore" if IS_EXPLORING else "judge")

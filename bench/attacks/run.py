@@ -55,18 +55,18 @@ class AttackMeasurements:
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    lost: list[str] = field(default_factory=list)
+    lost_requests: list[str] = field(default_factory=list)
     """Requests without a response: the path and the error."""
     memory_bytes: int = 0
 
     @property
     def p99_ms(self) -> float:
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+        sorted_latencies_ms = sorted(self.latencies_ms)
+        return sorted_latencies_ms[min(len(sorted_latencies_ms) - 1, int(0.99 * len(sorted_latencies_ms)))]
 
     @property
     def failed(self) -> int:
-        return len(self.lost) + sum(count for status, count in self.statuses.items() if status >= 500)
+        return len(self.lost_requests) + sum(count for status, count in self.statuses.items() if status >= 500)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class AttackedServer:
     """A server with a table of 1,000 files, a good client that can write, and the token of a malicious reader."""
 
     server: Seamark
-    good: aiohttp.ClientSession
+    good_session: aiohttp.ClientSession
     hostile_token: str
 
     async def look(self, seconds: float) -> AttackMeasurements:
@@ -92,11 +92,11 @@ class AttackedServer:
             ):
                 began_s = time.perf_counter()
                 try:
-                    async with self.good.request(method, self.server.base_url + path, json=body) as answer:
+                    async with self.good_session.request(method, self.server.base_url + path, json=body) as answer:
                         await answer.read()
                         measurements.statuses[answer.status] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    measurements.lost.append(f"{path}: {error!r}")
+                    measurements.lost_requests.append(f"{path}: {error!r}")
                 measurements.latencies_ms.append((time.perf_counter() - began_s) * 1000)
             family = [process, *process.children(recursive=True)]
             measurements.memory_bytes = max(measurements.memory_bytes, sum(item.memory_info().rss for item in family))
@@ -106,14 +106,14 @@ class AttackedServer:
     async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
-        hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
+        hostile_process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
             await asyncio.sleep(1)
             return await self.look(seconds)
         finally:
-            if hostile.returncode is None:
-                hostile.kill()
-            await hostile.wait()
+            if hostile_process.returncode is None:
+                hostile_process.kill()
+            await hostile_process.wait()
 
 
 @asynccontextmanager
@@ -122,17 +122,17 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     home.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
-        good = await create_token(store, clock, "good", None, [Grant("good", "admin")])
-        hostile = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
+        good_token = await create_token(store, clock, "good", None, [Grant("good", "admin")])
+        hostile_token = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
     with Seamark(home, flags=("--auth", "token")) as server:
         timeout = aiohttp.ClientTimeout(_PATIENCE_S)
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good}"}, timeout=timeout) as http:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good_token}"}, timeout=timeout) as http:
             api = Api(cast(RunningServer, SimpleNamespace(url=server.base_url, http=http)))
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
                 await api.table(name)
             await append_files(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
-            yield AttackedServer(server, http, hostile)
+            yield AttackedServer(server, http, hostile_token)
 
 
 async def run(
@@ -159,7 +159,7 @@ async def run(
             for measure, unit, value, goal in rows:
                 report.rows.append(Row(attack, measure, unit, {"seamark": value}, goal=goal))
             if measurements.failed:
-                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost[:2]}")
+                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost_requests[:2]}")
     return report
 
 

@@ -1,8 +1,8 @@
 """Three star schemas on one server: TPC-H, the Star Schema Benchmark, and a retail schema (`retail.sql`).
 
-Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and Bloom
-indexes on the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and
-our writer writes them.
+Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and Bloom indexes on
+the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and our writer writes
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.services.seamark import Seamark
 NAMESPACES = ("tpch", "ssb", "retail")
 FACT_FILES = 300
 SALES, CUSTOMERS = 300_000, 20_000
-SCALE = 0.05
+SCALE_FACTOR = 0.05
 _SMALL = 10
 """The maximum number of files of a table that is not a fact table."""
 _DIMENSION_ROWS = 2_000
@@ -96,7 +96,7 @@ def create_star_schemas(server: Seamark, scratch: Path, *, share: float = 1.0) -
     Args:
         share: The fraction of the rows and files to write; less than 1 for a short run.
     """
-    scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
+    scale, files = max(0.01, SCALE_FACTOR * share), max(8, round(FACT_FILES * share))
     star, tpch = generate_ssb(CACHE / "ssb", scale), scratch / "tpch"
     argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]
     subprocess.run(argv, check=True)

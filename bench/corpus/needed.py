@@ -113,5 +113,5 @@ def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[in
             file_paths -= set(file_range)
         elif len(file_range) > 1:
             size = len(file_range) // 2 if len(file_range) > _SMALL else 1
-            ranges_left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
+            ranges_left += [file_range[start : start + size] for start in range(0, len(file_range), size)][::-1]
     return file_paths

@@ -1,12 +1,12 @@
 """Which of 119 queries, and of the 99 queries of TPC-DS, read fewer files in DuckDB with Seamark?
 
-Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query,
-and both must return the same rows. The benchmark compares the numbers of data files that DuckDB's profile reports
-as read. DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all
-files" counts the files of the tables of a query, once for each reference. "needed" is the smallest number of
-files that any reader must read (`needed.py`). For each query that does not gain, and for each table of which all
-files are read, `explain` and `seamark.duckdb.rewrite_query` must state a reason. The benchmark measures no times.
-`--share` sets the share of the rows and files to write; results are saved only with the default.
+Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query, and both
+must return the same rows. The benchmark compares the numbers of data files that DuckDB's profile reports as read.
+DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all files" counts the
+files of the tables of a query, once for each reference. "needed" is the smallest number of files that any reader must
+read (`needed.py`). For each query that does not gain, and for each table of which all files are read, `explain` and
+`seamark.duckdb.rewrite_query` must state a reason. The benchmark measures no times. `--share` sets the share of the
+rows and files to write; results are saved only with the default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.services.seamark import Seamark
 PEER = "duckdb"
 ALL_FILES = "all files"
 NEEDED_FILES = "needed"
-SHARE = 0.3
+SAMPLE_SHARE = 0.3
 QUICK_SHARE = 0.03
 ANALYSIS_MS = 50.0
 _TPCH = Path(__file__).parents[2] / "tests" / "deploy" / "tpch.sql"
@@ -82,29 +82,29 @@ class CorpusMeasurement:
     """The numbers of files that a query reads: all files, with DuckDB alone, with Seamark, and the needed files."""
 
     query: CorpusQuery
-    every: int
+    all_files: int
     duckdb: int
-    ours: int
-    needed: int | None
-    planning: str
+    kept_files: int
+    needed_files: int | None
+    outcome: str
     """The result of the planning, and the conditions and joins of the tables."""
     facts: tuple[int, int] = (0, 0)
     """The references to fact tables of TPC-DS: the number with a condition or a join, and the number of all."""
 
     @property
     def row(self) -> Row:
-        values = {OURS: float(self.ours), PEER: float(self.duckdb), ALL_FILES: float(self.every)}
-        if self.needed is not None:
-            values[NEEDED_FILES] = float(self.needed)
+        values = {OURS: float(self.kept_files), PEER: float(self.duckdb), ALL_FILES: float(self.all_files)}
+        if self.needed_files is not None:
+            values[NEEDED_FILES] = float(self.needed_files)
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
-async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Report:
+async def run(folder: Path, *, quick: bool = False, share: float = SAMPLE_SHARE) -> Report:
     share = QUICK_SHARE if quick else share
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
     generator = None if quick else tpcds.open_generator()
-    of_tpcds: list[CorpusMeasurement] = []
+    tpcds_results: list[CorpusMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         create_star_schemas(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
@@ -117,35 +117,38 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
                 query_queries = [
                     CorpusQuery(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()
                 ]
-                of_tpcds = [_measure_query(con, client, query) for query in query_queries]
+                tpcds_results = [_measure_query(con, client, query) for query in query_queries]
     parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
     for name, part in {"all": results, **parts}.items():
         report.rows += _sum_rows(f"{name}: {len(part)} queries", part)
     if generator is not None:
-        report.rows += _list_tpcds_rows(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
+        report.rows += _list_tpcds_rows(f"tpcds: {len(tpcds_results)} queries", tpcds_results, generator)
         generator.close()
-    measured = [*results, *of_tpcds]
-    report.rows += [item.row for item in measured]
+    bench_results = [*results, *tpcds_results]
+    report.rows += [item.row for item in bench_results]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{item.query.title}: {item.planning}" for item in measured if item.ours >= item.duckdb]
+    report.notes += [f"{item.query.title}: {item.outcome}" for item in bench_results if item.kept_files >= item.duckdb]
     return report
 
 
 def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
     """Yield the rows with the totals of the queries in `part`."""
-    pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
-    pruned_by_duckdb = sum(item.duckdb < item.every for item in part)
-    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: pruned_by_duckdb}, False, PEER)
-    yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
-    sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
-    sums[ALL_FILES] = sum(item.every for item in part)
-    if any(item.needed is None for item in part):
+    pruned_count, fewer_count = (
+        sum(item.kept_files < item.all_files for item in part),
+        sum(item.kept_files < item.duckdb for item in part),
+    )
+    pruned_by_duckdb = sum(item.duckdb < item.all_files for item in part)
+    yield Row(case, "read fewer than all files", "queries", {OURS: pruned_count, PEER: pruned_by_duckdb}, False, PEER)
+    yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer_count}, False, PEER)
+    sums = {OURS: sum(item.kept_files for item in part), PEER: sum(item.duckdb for item in part)}
+    sums[ALL_FILES] = sum(item.all_files for item in part)
+    if any(item.needed_files is None for item in part):
         yield Row(case, "files read", "files", sums, peer=PEER)
         return
-    sums[NEEDED_FILES] = sum(item.needed or 0 for item in part)
+    sums[NEEDED_FILES] = sum(item.needed_files or 0 for item in part)
     yield Row(case, "files read", "files", sums, peer=PEER)
-    fewest = {OURS: sum(item.ours <= (item.needed or 0) for item in part)}
-    fewest[PEER] = sum(item.duckdb <= (item.needed or 0) for item in part)
+    fewest = {OURS: sum(item.kept_files <= (item.needed_files or 0) for item in part)}
+    fewest[PEER] = sum(item.duckdb <= (item.needed_files or 0) for item in part)
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 
@@ -154,8 +157,8 @@ def _list_tpcds_rows(
 ) -> Iterator[Row]:
     """Yield the rows of the report for the queries of TPC-DS."""
     yield from _sum_rows(case, part)
-    filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
-    yield Row(case, "references to facts with a filter", "references", {OURS: filtered, ALL_FILES: facts}, False)
+    filtered_count, facts = (sum(item.facts[index] for item in part) for index in (0, 1))
+    yield Row(case, "references to facts with a filter", "references", {OURS: filtered_count, ALL_FILES: facts}, False)
     slowest = max(tpcds.measure_analysis_ms(generator, item.query.text) for item in part)
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 
@@ -165,32 +168,40 @@ def _measure_query(
 ) -> CorpusMeasurement:
     """Run the query with and without Seamark, and compare the files read.
 
-    If `held_rows` is given, its copies of the rows give the number of needed files.
+    If `copies` is given, its copies of the rows give the number of needed files.
     """
     con.execute(f"USE sea.{query.schema}")
-    rows, expected_rows = _answer_query(con, query.text)
+    rows, duckdb_files = _answer_query(con, query.text)
     query_files = None if copies is None else copies.count_needed_files(query.schema, query.text, rows)
     needed_files = None if query_files is None else sum(query_files)
     rewrite = seamark.duckdb.rewrite_query(con, query.text)
-    ours, outcome = expected_rows, rewrite.summary.removeprefix("unchanged; ")
+    kept_files, outcome = duckdb_files, rewrite.summary.removeprefix("unchanged; ")
     if rewrite.statement is not None:
-        our_rows, ours = _answer_query(con, rewrite.statement)
+        our_rows, kept_files = _answer_query(con, rewrite.statement)
         if our_rows != rows:
             raise AnswersDiffer(f"{query.title}: {query.text}\nbecame\n{rewrite.statement}")
         outcome = "DuckDB leaves the same files out by column bounds"
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except InvalidRequest as error:
-        return CorpusMeasurement(query, expected_rows, expected_rows, ours, needed_files, f"{error.message}; {outcome}")
+        return CorpusMeasurement(
+            query, duckdb_files, duckdb_files, kept_files, needed_files, f"{error.message}; {outcome}"
+        )
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
     candidate_count = sum(_count_considered(table.plan) for table in tables)
-    known_tables = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
+    descriptions = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
-    filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
+    filtered_count = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
     return CorpusMeasurement(
-        query, candidate_count, expected_rows, ours, needed_files, f"{outcome} ({known_tables})", (filtered, len(facts))
+        query,
+        candidate_count,
+        duckdb_files,
+        kept_files,
+        needed_files,
+        f"{outcome} ({descriptions})",
+        (filtered_count, len(facts)),
     )
 
 
@@ -218,14 +229,14 @@ def _count_files_read(node: dict[str, Any]) -> int:
 
 def main() -> None:
     parser = choose_names("bench.corpus.run", __doc__, {"corpus": run})
-    parser.add_argument("--share", type=float, default=SHARE, help="share of the rows and files to write")
+    parser.add_argument("--share", type=float, default=SAMPLE_SHARE, help="share of the rows and files to write")
     arguments = parser.parse_args()
     benches = {"corpus": run}
     run_benches(
         benches,
         build_parser(parser, arguments, benches),
         quick=arguments.quick,
-        save=arguments.share == SHARE,
+        save=arguments.share == SAMPLE_SHARE,
         options=lambda _: {"share": arguments.share},
     )
 

@@ -25,7 +25,7 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 NAMESPACE = "tpcds"
-SCALE = 0.1
+SCALE_FACTOR = 0.1
 _SCALE_MIN = 0.01
 """The smallest scale. With 0.005 the generator of DuckDB 1.5.5 does not end."""
 _ROUNDS = 5
@@ -77,7 +77,7 @@ def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
 
 def create_tpcds_tables(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
     """Generate the tables of TPC-DS, and write them to the server."""
-    con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE * share):g})")
+    con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE_FACTOR * share):g})")
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
@@ -110,8 +110,8 @@ def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
         find_scans(
             marked_text,
-            columns_of=lambda names, at=marks, columns_by_name=columns_by_table: columns_by_name.get(
-                at.get(names[2], -1)
+            columns_of=lambda names, offset=marks, columns_by_name=columns_by_table: columns_by_name.get(
+                offset.get(names[2], -1)
             ),
         )
         best = min(best, time.thread_time() - begin)

@@ -77,31 +77,33 @@ def run(options: Options, console: Console) -> list[Comparison]:
         ):
             progress.advance(steps)
             # The tables are written while Spark starts, and the answers are computed while Spark clusters.
-            written = meanwhile.submit(_generate_and_write, server.base_url, options, progress)
-            oracle_future = meanwhile.submit(lambda: _compute_answers(written.result()))
+            write_future = meanwhile.submit(_generate_and_write, server.base_url, options, progress)
+            oracle_future = meanwhile.submit(lambda: _compute_answers(write_future.result()))
             with (
                 lake.open_demo_session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
             ):
                 progress.advance(steps)
-                data = written.result()
+                data = write_future.result()
                 lake.cluster_facts(spark, client, options, progress)
                 written_paths, clustered_paths = (
                     list_data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED)
                 )
                 bounds_future = meanwhile.submit(count_files_with_rows, clustered_paths, data)
-                asks, oracle = build_spark_runners(spark), oracle_future.result()
-                warm_up("Spark", asks, oracle, progress)  # The server builds indexes meanwhile.
+                query_runners, oracle = build_spark_runners(spark), oracle_future.result()
+                warm_up("Spark", query_runners, oracle, progress)  # The server builds indexes meanwhile.
                 # One process builds the rest of the indexes, and Trino starts on the other core.
                 trino_future = meanwhile.submit(_start_trino, options, server, folder, progress, engines)
                 lake.wait_for_indexes(client, progress)
-                trino_asks, bounds = trino_future.result(), bounds_future.result()
-                comparisons = [compare_columns("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
+                trino_runners, bounds = trino_future.result(), bounds_future.result()
+                comparisons = [compare_columns("Spark", query_runners, oracle, bounds, progress, rounds=options.rounds)]
             layouts = [meanwhile.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
-            if trino_asks is not None:  # Two cores are not enough for queries in both engines at a time.
-                warm_up("Trino", trino_asks, oracle, progress)
+            if trino_runners is not None:  # Two cores are not enough for queries in both engines at a time.
+                warm_up("Trino", trino_runners, oracle, progress)
                 wait(layouts)
-                comparisons.append(compare_columns("Trino", trino_asks, oracle, bounds, progress, rounds=TRINO_ROUNDS))
+                comparisons.append(
+                    compare_columns("Trino", trino_runners, oracle, bounds, progress, rounds=TRINO_ROUNDS)
+                )
             oracle.close()
             page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
@@ -139,9 +141,9 @@ def _start_trino(
     if not (options.trino and trino.is_installed()):
         return None
     task = progress.add_task("Trino and the proxy start", total=1)
-    asks = engines.enter_context(trino.open_query_runners(folder, server.base_url))
+    query_runners = engines.enter_context(trino.open_query_runners(folder, server.base_url))
     progress.update(task, completed=1)
-    return asks
+    return query_runners
 
 
 def _generate(options: Options, progress: Progress) -> Path:

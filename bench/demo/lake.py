@@ -50,7 +50,7 @@ JOINS = {
     "supplier": JoinedTable((NAMESPACE, "supplier"), {"lo_suppkey": "s_suppkey"}),
     "part": JoinedTable((NAMESPACE, "part"), {"lo_partkey": "p_partkey"}),
 }
-CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
+CLUSTERING_COLUMNS = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
 """The settings with which Spark plans queries itself, as it does with any other catalog."""
 STALLED_S_MAX = 300.0
@@ -90,23 +90,22 @@ def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
 def _redirect_stderr(path: Path) -> Iterator[None]:
     """Make processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
-    saved = os.dup(2)
+    stderr_copy = os.dup(2)
     with path.open("ab") as log:
         os.dup2(log.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
 
 
 def write_demo_tables(uri: str, data: Path, options: Options, progress: Progress) -> None:
     """Write the tables with PyIceberg, the facts in the order of the source, which is by date.
 
     The two other fact tables begin as copies of the source file. The server builds the indexes of a table as soon as
-    the
-    table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before the
-    server reaches the table.
+    the table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before
+    the server reaches the table.
     """
     facts = get_table_path(data, FACT)
     task = progress.add_task("PyIceberg writes the tables", total=len(TABLES) + 2)
@@ -178,7 +177,7 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
     """Rewrite the second fact table into Seamark's layout, and make `ssb` the namespace of the session."""
     spark.sql(f"USE {connect.CATALOG}.{NAMESPACE}")
     task = progress.add_task("Seamark clusters the facts", total=1)
-    cluster(spark, CLUSTERED, CLUSTERED_BY, joins=JOINS, files=options.fact_files, client=client)
+    cluster(spark, CLUSTERED, CLUSTERING_COLUMNS, joins=JOINS, files=options.fact_files, client=client)
     progress.update(task, completed=1)
 
 
@@ -199,10 +198,10 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
         progress.update(task, completed=indexed_files, total=sum(item.files_total for item in summaries.values()))
         if indexed_files > maximum:
             maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
-        unfinished = [index for index, item in summaries.items() if item.files < item.files_total]
+        unfinished_indexes = [index for index, item in summaries.items() if item.files < item.files_total]
         # At a small scale, a cube that does not shrink the facts has no entry.
         idle_polls = idle_polls + 1 if _is_idle(client, CUBED) else 0
-        if not unfinished or (idle_polls >= _IDLE_POLLS and not set(unfinished) & set(bitmaps)):
+        if not unfinished_indexes or (idle_polls >= _IDLE_POLLS and not set(unfinished_indexes) & set(bitmaps)):
             progress.update(task, completed=indexed_files, total=indexed_files)
             return
         time.sleep(0.5)

@@ -126,7 +126,7 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], DemoMeasurement]:
             answer = run_spark_query(run, text)
-            facts = answer.read.get(FACT, NOTHING_READ)
+            facts = answer.read_files.get(FACT, NOTHING_READ)
             return answer.rows, DemoMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark
@@ -139,7 +139,9 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     }
 
 
-def warm_up(engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, progress: Progress, *, repeats: int = 1) -> None:
+def warm_up(
+    engine: str, query_runners: Mapping[str, RunQuery], oracle: Oracle, progress: Progress, *, repeats: int = 1
+) -> None:
     """Run one query of each flight `repeats` times, so that the engine has compiled and cached its code.
 
     The columns alternate. The times are not counted.
@@ -148,13 +150,13 @@ def warm_up(engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, progress:
     """
     names = FLIGHTS * repeats
     for place, name in enumerate(progress.track(names, description=f"{engine} warms up")):
-        _run_and_check(engine, asks, oracle, name, COLUMNS[place % len(COLUMNS)])
+        _run_and_check(engine, query_runners, oracle, name, COLUMNS[place % len(COLUMNS)])
 
 
 def _run_and_check(
-    engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
+    engine: str, query_runners: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
 ) -> DemoMeasurement:
-    rows, measurement = asks[column](QUERIES[name])
+    rows, measurement = query_runners[column](QUERIES[name])
     if difference := oracle.describe_difference(QUERIES[name], rows):
         raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
     return measurement
@@ -162,7 +164,7 @@ def _run_and_check(
 
 def compare_columns(
     engine: str,
-    asks: Mapping[str, RunQuery],
+    query_runners: Mapping[str, RunQuery],
     oracle: Oracle,
     bounds: Mapping[str, int],
     progress: Progress,
@@ -185,6 +187,6 @@ def compare_columns(
     for number in range(rounds):
         for query in queries:
             for column in COLUMNS if number % 2 else COLUMNS[::-1]:
-                query.answers[column].append(_run_and_check(engine, asks, oracle, query.name, column))
+                query.answers[column].append(_run_and_check(engine, query_runners, oracle, query.name, column))
                 progress.advance(task)
     return Comparison(engine, queries)

@@ -44,11 +44,12 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
     """Return the range of each file for each attribute, in ranks between 0 and 1, sorted by the smallest rank."""
     results = {}
     with closing(open_facts(paths, data)) as db:
-        for name, (table, column, on) in ATTRIBUTES.items():
+        for name, (table, column, key_column) in ATTRIBUTES.items():
             ranks = f'(SELECT *, percent_rank() OVER (ORDER BY {column}) AS rank FROM "{table}")'
-            on = on if "=" in on else f"{on} = {column}"
+            join_condition = key_column if "=" in key_column else f"{key_column} = {column}"
             rows = db.execute(
-                f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {on} GROUP BY filename ORDER BY 1, 2"
+                f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {join_condition}"
+                " GROUP BY filename ORDER BY 1, 2"
             ).fetchall()
             results[name] = [(float(low), float(high)) for low, high in rows]
     return results
@@ -118,8 +119,10 @@ def _format_bars(comparison: Comparison) -> str:
 
 
 def _format_table(comparison: Comparison) -> str:
-    columns_of = {"files": FILE_COLUMNS, "MiB": FILE_COLUMNS, "s": COLUMNS}
-    heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in columns_of for column in columns_of[what]]
+    columns_by_unit = {"files": FILE_COLUMNS, "MiB": FILE_COLUMNS, "s": COLUMNS}
+    heads = [
+        f"{unit}, {html.escape(LAYOUT_TITLES[column])}" for unit in columns_by_unit for column in columns_by_unit[unit]
+    ]
     heads.insert(len(FILE_COLUMNS), "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"
@@ -136,9 +139,9 @@ def _format_table(comparison: Comparison) -> str:
 def _format_layout(attribute: str, layout: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
     step = WIDTH / max(1, len(bars))
     parts = [
-        f'<rect x="{at * step:.2f}" y="{(1 - high) * HEIGHT:.1f}" width="{max(0.6, step * 0.85):.2f}" '
+        f'<rect x="{index * step:.2f}" y="{(1 - high) * HEIGHT:.1f}" width="{max(0.6, step * 0.85):.2f}" '
         f'height="{max(1.0, (high - low) * HEIGHT):.1f}" fill="{colour}"/>'
-        for at, (low, high) in enumerate(bars)
+        for index, (low, high) in enumerate(bars)
     ]
     width = sum(high - low for low, high in bars) / max(1, len(bars))
     caption = f"{attribute}, {layout}: a file covers {width:.0%} of the values on average"

@@ -4,8 +4,8 @@ The hashing is the server's own. The hit rates come from a simulation of least-r
 files and caches have a hundredth of their size; the tables are requested with a Zipf distribution. All random numbers
 come from one seed, so the figures are the same everywhere.
 
-    python -m bench.fleet.arithmetic            # prints the figures
-    python -m bench.fleet.arithmetic --write    # writes them into docs/explanation/fleet.md
+    python -m bench.fleet.arithmetic            # prints the figures python -m bench.fleet.arithmetic --write    #
+    writes them into docs/explanation/fleet.md
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class FleetSize:
     replicas: int = 100
     entries: int = 1000
     """The number of files in a manifest."""
-    manifest_bytes_each: int = 407
+    bytes_per_manifest: int = 407
     """The bytes of a manifest for each file of 20 columns, from `bench/results/planning_memory.md`."""
-    block_bytes_each: int = 444
+    bytes_per_block: int = 444
     """The bytes of a decoded manifest for each file, from `bench/results/planning_memory.md`."""
     plans_each_s: int = 200
     """The number of plans per second at each replica."""
@@ -52,8 +52,8 @@ class FleetSize:
 class Shares:
     """The shares of the keys that the replicas own, relative to the mean."""
 
-    least: float
-    most: float
+    least_share: float
+    largest_share: float
     moved_by_join: float
     """The share of all keys that move to another replica after one replica joins."""
     moved_by_leave: float
@@ -63,17 +63,17 @@ def compute_shares(fleet: FleetSize, keys: int) -> Shares:
     names = [f"10.0.{number // 250}.{number % 250}:8183" for number in range(fleet.replicas + 1)]
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
-    located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
+    locations = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
     old_ring, new_ring = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
-    owners = [old_ring.rank(key, 1)[0] for key in located]
-    owned = Counter(owners)
-    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    owners = [old_ring.rank(key, 1)[0] for key in locations]
+    owned_counts = Counter(owners)
+    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(locations, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
-        least=min(owned.values()) / mean,
-        most=max(owned.values()) / mean,
+        least_share=min(owned_counts.values()) / mean,
+        largest_share=max(owned_counts.values()) / mean,
         moved_by_join=moved_keys / keys,
-        moved_by_leave=owned[names[0]] / keys,
+        moved_by_leave=owned_counts[names[0]] / keys,
     )
 
 
@@ -83,7 +83,7 @@ class Lru:
     def __init__(self, budget_bytes: float) -> None:
         self._budget = budget_bytes
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        self._used = 0
+        self._used_bytes = 0
 
     def has(self, key: int, size_bytes: int) -> bool:
         """Return whether the cache has the key, and add the key if it fits the budget."""
@@ -92,9 +92,9 @@ class Lru:
             return True
         if size_bytes <= self._budget:
             self._sizes[key] = size_bytes
-            self._used += size_bytes
-            while self._used > self._budget:
-                self._used -= self._sizes.popitem(last=False)[1]
+            self._used_bytes += size_bytes
+            while self._used_bytes > self._budget:
+                self._used_bytes -= self._sizes.popitem(last=False)[1]
         return False
 
 
@@ -102,7 +102,7 @@ class Lru:
 class HitRates:
     """The share of manifests that plans find in each cache, if their replica has not used them recently."""
 
-    own: float
+    own_cache: float
     peers: float
     storage: float
     new_reads: float
@@ -122,7 +122,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
     popularity = list(accumulate(weights))
     sizes = _draw_table_sizes(rng, tables, fleet.files // scale)
     own_caches = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
-    shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
+    shared_cache = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
     counts: Counter[str] = Counter()
     versions: Counter[int] = Counter()
     read_counts: list[dict[int, int]] = [{} for _ in range(replicas)]
@@ -136,10 +136,10 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
             versions[draw()] += 1
             counts["commits"] += 1
         table, replica = draw(), rng.randrange(replicas)
-        if own_caches[replica].has(table, sizes[table] * fleet.block_bytes_each):
+        if own_caches[replica].has(table, sizes[table] * fleet.bytes_per_block):
             source = "own"
         else:
-            source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
+            source = "peers" if shared_cache.has(table, sizes[table] * fleet.bytes_per_manifest) else "storage"
         if number >= requests // 2:  # The first half of the requests fills the caches.
             counts[source] += 1
         version = versions[table]
@@ -149,7 +149,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
             read_counts[replica][table] = version
     total, commits = requests - requests // 2, counts["commits"]
     return HitRates(
-        own=counts["own"] / total,
+        own_cache=counts["own"] / total,
         peers=counts["peers"] / total,
         storage=counts["storage"] / total,
         new_reads=counts["new"] / commits,
@@ -168,8 +168,8 @@ def format_figures() -> str:
     """Return the table of figures for the documentation page."""
     fleet, settings = FleetSize(), Settings()
     ring, rates = compute_shares(fleet, keys=20_000), simulate_hit_rates(fleet, settings, scale=100, requests=60_000)
-    missed = rates.peers + rates.storage
-    raw, blocks = fleet.files * fleet.manifest_bytes_each, fleet.files * fleet.block_bytes_each
+    misses = rates.peers + rates.storage
+    raw, blocks = fleet.files * fleet.bytes_per_manifest, fleet.files * fleet.bytes_per_block
     plans_s = fleet.plans_each_s * fleet.replicas
     renewals_s = fleet.replicas / (settings.peer_lease_s / 3)
     rows = [
@@ -179,13 +179,13 @@ def format_figures() -> str:
         ("default budget of a replica for it (`peer_disk_bytes`)", _format_size(settings.peer_disk_bytes)),
         ("decoded manifests, 444 bytes a file", _format_size(blocks)),
         ("part of them in the budget of one replica (`plan_disk_bytes`)", f"{settings.plan_disk_bytes / blocks:.1%}"),
-        ("files that one of 100 replicas owns", f"{ring.least:.2f} to {ring.most:.2f} of the mean"),
+        ("files that one of 100 replicas owns", f"{ring.least_share:.2f} to {ring.largest_share:.2f} of the mean"),
         ("files that move when a replica joins", f"{ring.moved_by_join:.2%}, ideal {1 / (fleet.replicas + 1):.2%}"),
         ("files that move when a replica leaves", f"{ring.moved_by_leave:.2%}, ideal {1 / fleet.replicas:.2%}"),
-        ("plans that find their manifests decoded on their replica", f"{rates.own:.1%}"),
+        ("plans that find their manifests decoded on their replica", f"{rates.own_cache:.1%}"),
         ("plans that find them on other replicas", f"{rates.peers:.1%}"),
         ("plans that read them from the storage", f"{rates.storage:.1%}"),
-        ("… without other replicas", f"{missed:.1%}"),
+        ("… without other replicas", f"{misses:.1%}"),
         ("reads of the storage for the manifest of a commit", f"{rates.new_reads:.2f}"),
         ("… without other replicas, with 10 that plan", f"{rates.new_reads_without_peers:.2f}"),
         ("pointers read a second, at 200 plans a second and replica", f"{plans_s:,}"),

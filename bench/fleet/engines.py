@@ -42,9 +42,9 @@ from tests.services.trino import trino_server
 SCALE, FACT_FILES = 0.5, 60
 WARM_SCALE, WARM_FILES = 0.01, 2
 ROUNDS = 3
-DIRECT = "direct"
+DIRECT_SERVER = "direct"
 LAKE, WARM = "ssb", "warm"
-_SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+_SPARK_OPTIONS = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
 """PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads."""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
@@ -58,31 +58,33 @@ class ServersOnSlowStore:
     store: S3
     gateway_url: str
     gateway: Seamark
-    direct: Seamark
+    direct_server: Seamark
 
 
 @contextmanager
 def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
     """Generate the SSB data, and start a server with a gateway and a server without one over a delayed store."""
     with ExitStack() as stack:
-        near = stack.enter_context(run_s3(folder, keep_alive=True))
-        slow_servers = replace(near, endpoint=stack.enter_context(run_delaying_store(near.endpoint, 1)))
-        warehouse, port = f"s3://{near.create_bucket()}/wh", choose_free_port()
+        near_store = stack.enter_context(run_s3(folder, keep_alive=True))
+        slow_servers = replace(near_store, endpoint=stack.enter_context(run_delaying_store(near_store.endpoint, 1)))
+        warehouse, port = f"s3://{near_store.create_bucket()}/wh", choose_free_port()
         env = {**slow_servers.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
-        direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
+        direct_server = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
-        for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
-            _write(generate_ssb(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
-        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct)
+        for namespace, size, files_per_table in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
+            _write(generate_ssb(CACHE / "ssb", size), near_store, direct_server, gateway, namespace, files_per_table)
+        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct_server)
 
 
-def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
+def _write(data: Path, near_store: S3, direct_server: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
     """Create the tables through the direct server, without the delay, and register them with the other server."""
-    with closing(RestCatalog("near", uri=direct.base_url, **near.build_client_properties(), **_FSSPEC)) as catalog:
+    with closing(
+        RestCatalog("near", uri=direct_server.base_url, **near_store.build_client_properties(), **_FSSPEC)
+    ) as catalog:
         catalog.create_namespace(namespace)
-        registered = RestCatalog("gateway", uri=gateway.base_url)
-        registered.create_namespace(namespace)
+        gateway_catalog = RestCatalog("gateway", uri=gateway.base_url)
+        gateway_catalog.create_namespace(namespace)
         for name in TABLES:
             rows = _to_iceberg_types(pq.read_table(get_table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
@@ -91,7 +93,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
             with table.transaction() as transaction:
                 for start in range(0, len(rows), step):
                     transaction.append(rows.slice(start, step))
-            registered.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
+            gateway_catalog.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
 
 
 def _to_iceberg_types(rows: pa.Table) -> pa.Table:
@@ -121,25 +123,25 @@ def compare_servers(report: Report, engine: str, ways: Mapping[str, Ask], oracle
 
     def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
         values = {way: value(durations) for way, durations in times.items()}
-        report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
+        report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT_SERVER))
 
     add_row("first round", lambda durations: sum(durations[0]))
     add_row("later rounds, median", lambda durations: statistics.median(map(sum, durations[1:])))
     for number, name in enumerate(QUERIES):
         values = {way: statistics.median(durations[number] for durations in time[1:]) for way, time in times.items()}
-        report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
+        report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT_SERVER))
 
 
 def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
-    at_gateway = replace(
+    gateway_s3 = replace(
         slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
     )
-    vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
+    vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
-            (OURS, slow_servers.gateway, at_gateway, vended),
-            (DIRECT, slow_servers.direct, slow_servers.store, {}),
+            (OURS, slow_servers.gateway, gateway_s3, vended_properties),
+            (DIRECT_SERVER, slow_servers.direct_server, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(
                 folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
@@ -152,13 +154,15 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
 
 def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": slow_servers.store.region}
-    with spark_session(folder / "spark", _SPARK) as session:
+    with spark_session(folder / "spark", _SPARK_OPTIONS) as session:
         ways = {
             OURS: _build_spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
-            DIRECT: _build_spark_ask(
+            DIRECT_SERVER: _build_spark_ask(
                 session,
                 new_catalog(
-                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.build_client_properties()
+                    session,
+                    slow_servers.direct_server.base_url,
+                    extra=s3_io | slow_servers.store.build_client_properties(),
                 ),
             ),
         }

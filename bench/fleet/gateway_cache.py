@@ -1,11 +1,11 @@
 """How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind
-a proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
-each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of
-the same ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also
-compared with a process that sends files by sendfile, which is the limit of the loopback interface. The client
-is a plain socket, because a Python client library takes longer than the server.
+Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind a
+proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
+each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of the same
+ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also compared with a
+process that sends files by sendfile, which is the limit of the loopback interface. The client is a plain socket,
+because a Python client library takes longer than the server.
 
     python -m bench.fleet.gateway_cache
 """
@@ -153,7 +153,7 @@ def compare_ranges(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> t
 def measure_tier(
     report: Report,
     rig: GatewayRig,
-    near: S3,
+    near_store: S3,
     slow_store: S3,
     tier: str,
     factor: float,
@@ -168,7 +168,7 @@ def measure_tier(
             returns the seconds.
     """
     for seed, case in enumerate(CASES):
-        with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+        with open_pairs(rig, near_store, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
             first = compare_ranges(seamark_ranges, peer_ranges, count)
             if tier == "memory":
@@ -180,35 +180,35 @@ def measure_tier(
             )
 
 
-def measure_first(report: Report, rig: GatewayRig, near: S3, slow_store: S3, rounds: int) -> None:
+def measure_first(report: Report, rig: GatewayRig, near_store: S3, slow_store: S3, rounds: int) -> None:
     """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
-        with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+        with open_pairs(rig, near_store, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             first = compare_ranges(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
             add_rows(report, f"first read, {case[0]}, {S3_RATE / 1e6:.0f} MB/s", *first, 1 / 1.05)
 
 
 @contextmanager
 def open_pairs(
-    rig: GatewayRig, near: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
+    rig: GatewayRig, near_store: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
-    keys, store_keys, names = upload_objects(rig, near, objects)
+    keys, store_keys, names = upload_objects(rig, near_store, objects)
     with (
         closing(keys.make_client()) as client,
-        closing(replace(store_keys, endpoint=slow_store.endpoint).make_client()) as direct,
+        closing(replace(store_keys, endpoint=slow_store.endpoint).make_client()) as direct_client,
     ):
         seamark_ranges = Ranges([build_reader(client, keys, size, name) for name in names], size, step, seed)
-        peer_ranges = Ranges([build_reader(direct, store_keys, size, name) for name in names], size, step, seed)
+        peer_ranges = Ranges([build_reader(direct_client, store_keys, size, name) for name in names], size, step, seed)
         for item in (seamark_ranges, peer_ranges):
             item.read(len(item) - 1)
         yield seamark_ranges, peer_ranges
 
 
-def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_store: S3) -> None:
+def measure_sequential_reads(report: Report, rig: GatewayRig, near_store: S3, slow_store: S3) -> None:
     """Measure reads of a whole object in successive requests of 1 MiB."""
-    keys, store_keys, names = upload_objects(rig, near, 3)
+    keys, store_keys, names = upload_objects(rig, near_store, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, tested_keys in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
@@ -401,13 +401,13 @@ def main() -> None:
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
-        slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
-        slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        slow_store_process = stack.enter_context(run_delaying_store(s3.endpoint, 1))
+        slow_store = S3(slow_store_process, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         sent_path = Path(folder) / "sent"
         sent_path.write_bytes(os.urandom(OBJECT_BYTES))
         port = stack.enter_context(run_sendfile_server(str(sent_path)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
-        with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
+        with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow_store_process, **memory) as rig:
             measure_tier(
                 report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port)
             )
@@ -417,7 +417,7 @@ def main() -> None:
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
             measure_first(report, rig, s3, replace(slow_store, endpoint=limited), arguments.rounds)
         with open_rig(
-            Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
+            Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow_store_process, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
             measure_tier(report, rig, s3, slow_store, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
         raise_descriptor_limit()

@@ -1,10 +1,10 @@
 """How much memory and planning time does a table of up to ten million files need on one machine?
 
-The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them. Two
-processes plan the table one after another with the same folder on the local disk. The first process decodes
-every manifest. The second process starts like a server after a restart. Each process plans with every filter
-of `bench.planning.filters` in turn. Then another manifest is committed. The benchmark plans the new snapshot
-at once, and again after the server has prepared it.
+The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them. Two processes
+plan the table one after another with the same folder on the local disk. The first process decodes every manifest. The
+second process starts like a server after a restart. Each process plans with every filter of `bench.planning.filters` in
+turn. Then another manifest is committed. The benchmark plans the new snapshot at once, and again after the server has
+prepared it.
 
 Memory is measured in two ways: the growth of the resident memory of the process, without memory that the
 allocator has freed, and the value that the planner reports in /metrics.
@@ -59,9 +59,9 @@ class ProcessMeasurement:
     first_ms: float
     resident: dict[str, float] = field(default_factory=dict)
     """The growth of the resident memory, by the name of the moment."""
-    private: float = 0.0
+    private_bytes: float = 0.0
     """The part of the last value in `resident` without pages of files."""
-    reported: float = 0.0
+    reported_bytes: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
     retained_bytes: dict[str, int] = field(default_factory=dict)
@@ -94,9 +94,9 @@ async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
         measurement.resident["after ten filters"] = (_read_resident_bytes() - bytes_before) / table.files
-        measurement.private = (_read_resident_bytes(private=True) - private_bytes_before) / table.files
+        measurement.private_bytes = (_read_resident_bytes(private=True) - private_bytes_before) / table.files
         stats = seamark_planner.planner.read_stats()
-        measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
+        measurement.reported_bytes = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
         measurement.commit_ms = await _measure_commits(seamark_planner, table, 0, prepare=False)
         measurement.prepared_ms = await _measure_commits(seamark_planner, table, COMMITS, prepare=True)
@@ -106,8 +106,8 @@ async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -
 async def _wait_until_settled() -> None:
     """Wait until the processor is idle; then the decoded manifests are on the disk."""
     process, previous_s = psutil.Process(), 0.0
-    while (spent := sum(process.cpu_times()[:2])) - previous_s > 0.02:
-        previous_s = spent
+    while (cpu_s := sum(process.cpu_times()[:2])) - previous_s > 0.02:
+        previous_s = cpu_s
         await asyncio.sleep(0.5)
 
 
@@ -124,20 +124,20 @@ async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, f
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
-    more = []
+    added_counts = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
         known_files, _ = await seamark_planner.scan(expected.build_expression(table, 500 + number))
         metadata = _commit_file(table, seamark_planner.metadata, number)
-        parsed = parse_expression(expected.build_expression(table, 600 + number))
+        parsed_expression = parse_expression(expected.build_expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started_s = time.perf_counter()
-        await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started_s) * 1000 - known_files)
+        await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed_expression))
+        added_counts.append((time.perf_counter() - started_s) * 1000 - known_files)
         seamark_planner.metadata = metadata
-    return statistics.median(more)
+    return statistics.median(added_counts)
 
 
 def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) -> TableMetadata:
@@ -184,8 +184,10 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure_process, generated_table, folder / f"home-{files}", memory_bytes)
-                results.append(measuring.result())
+                measurement_future = pool.submit(
+                    measure_process, generated_table, folder / f"home-{files}", memory_bytes
+                )
+                results.append(measurement_future.result())
         shutil.rmtree(folder / f"home-{files}")
         shutil.rmtree(generated_table.folder / "commits")
         _add_rows(report, files, *results)
@@ -209,8 +211,8 @@ def _add_rows(report: Report, files: int, first_run: ProcessMeasurement, second_
         add_row(
             f"resident, {moment}", "B/file", second_run.resident[moment], first_run.resident[moment], GOALS["bytes"]
         )
-    add_row("resident, without files", "B/file", second_run.private, first_run.private)
-    add_row("reported by the planner", "B/file", second_run.reported, first_run.reported)
+    add_row("resident, without files", "B/file", second_run.private_bytes, first_run.private_bytes)
+    add_row("reported by the planner", "B/file", second_run.reported_bytes, first_run.reported_bytes)
     for name in FILTERS:
         goal = GOALS["ordered"] if name == ORDERED_COLUMN else GOALS["range"] if name in RANGES else None
         add_row(f"plan, {name}", "ms", second_run.plans_ms[name], first_run.plans_ms[name], goal)

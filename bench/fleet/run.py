@@ -1,9 +1,8 @@
 """Measure what a fleet of replicas costs and saves.
 
-The benchmark compares reads through a peer with reads of the storage. It also measures planning with a
-storage that is sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy
-that delays each request as a store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile.
-The two kinds of reads alternate.
+The benchmark compares reads through a peer with reads of the storage. It also measures planning with a storage that is
+sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy that delays each request as a
+store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile. The two kinds of reads alternate.
 
     python -m bench.fleet.run
 """
@@ -48,8 +47,8 @@ def set_heavy_tailed_delay(proxy: FaultProxy, seed: int) -> None:
 
 
 def compute_percentile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+    sorted_values = sorted(values)
+    return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * part))]
 
 
 async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: str, folder: Path, rounds: int) -> None:
@@ -72,7 +71,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
-                pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
+                pair = [(seamark_ms, node.read), (peer_ms, node.stored_objects.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _measure_read_s(read, location, size))
             counts_after = node.peers.counts()
@@ -84,8 +83,8 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
                 STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
             }
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
-            hedged, failed = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
-            report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
+            hedged_count, failed_count = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
+            report.notes.append(f"{label}: of {rounds} reads {hedged_count} were hedged, {failed_count} failed over.")
 
 
 async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
@@ -94,15 +93,15 @@ async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: ran
     while len(locations) < FILES:
         location = f"{warehouse}/bench/{UUID(int=rng.getrandbits(128), version=4)}.avro"
         if not node.owns(location):
-            await node.stored.create(location, rng.randbytes(size))
+            await node.stored_objects.create(location, rng.randbytes(size))
             locations.append(location)
     return locations
 
 
 async def _measure_read_s(read: Callable[[str], Awaitable[bytes]], location: str, size: int) -> float:
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     content = await read(location)
-    elapsed = time.perf_counter() - began
+    elapsed = time.perf_counter() - began_s
     assert len(content) == size
     return elapsed
 
@@ -121,13 +120,13 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
     Each plan has a new filter: the view of the table is cached, but no answer is.
     """
     times: dict[str, dict[str, list[float]]] = {}
-    busy: dict[str, dict[str, list[float]]] = {}
+    load_by_server: dict[str, dict[str, list[float]]] = {}
     connections = {}
     for name, fleet in ((OURS, jittery), (STEADY, steady)):
         fleet.write(APPENDS)
         connections[name] = http.client.HTTPConnection(urlsplit(fleet.replicas[0].base_url).netloc, timeout=60)
         times[name] = {"plan": [], "loadTable": []}
-        busy[name] = {"plan": [], "loadTable": []}
+        load_by_server[name] = {"plan": [], "loadTable": []}
     pids = {OURS: jittery.replicas[0].pid, STEADY: steady.replicas[0].pid}
     requests_before = jittery.storage.requests.total()
     end, number = time.monotonic() + seconds, 0
@@ -141,18 +140,18 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
                 ("loadTable", "GET", PLAN.removesuffix("/plan"), None),
             ):
                 busy_before = read_event_loop_s(pids[name])
-                began = time.perf_counter()
+                began_s = time.perf_counter()
                 connection.request(method, path, body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 data = answer.read()
-                elapsed = time.perf_counter() - began
+                elapsed = time.perf_counter() - began_s
                 busy_s = read_event_loop_s(pids[name]) - busy_before
                 assert answer.status == 200, data
                 if operation == "plan":
                     assert len(json.loads(data)["file-scan-tasks"]) == APPENDS
                 if number > 10:
                     times[name][operation].append(elapsed)
-                    busy[name][operation].append(busy_s)
+                    load_by_server[name][operation].append(busy_s)
         time.sleep(0.004)
     for operation in ("plan", "loadTable"):
         for measure, part in (("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
@@ -166,7 +165,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
         ratios = {
             name: compute_percentile(cpu_times[operation], 0.999) / compute_percentile(cpu_times[operation], 0.5)
-            for name, cpu_times in busy.items()
+            for name, cpu_times in load_by_server.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
     request_count = jittery.storage.requests.total() - requests_before
@@ -198,9 +197,9 @@ async def measure_pointers(report: Report, postgres: Postgres, seconds: float) -
         replicas = [Replica(f"10.0.0.{number}:8183", 1, "1", 1, 0) for number in range(100)]
         times = []
         for replica in replicas * 3:
-            began = time.perf_counter()
+            began_s = time.perf_counter()
             await store.transact([RenewReplica(replica, 60_000)])
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - began_s)
         median_ms = statistics.median(times[len(replicas) :]) * 1000
         report.bounds["a renewal that lists 100 replicas, median"] = f"{median_ms:.1f} ms"
 

@@ -76,8 +76,8 @@ async def measure_database(report: Report, folder: Path, statements: int = STATE
 
 def _record(history: QueryHistory, uuid: str, shape: QueryShape, rng: random.Random) -> None:
     files = rng.randrange(1, 1000)
-    read = StatementRead(uuid, shape, 1000, files, 10**10, files * 10**7, rng.randrange(50))
-    samplers = history.add(read, None, 0.001)
+    statement_read = StatementRead(uuid, shape, 1000, files, 10**10, files * 10**7, rng.randrange(50))
+    samplers = history.add(statement_read, None, 0.001)
     if samplers is not None:
         samplers.append(partial(_sample, shape, rng.random()))
 
@@ -98,8 +98,8 @@ def _make_shape(rng: random.Random) -> QueryShape:
 
 
 def _sample(shape: QueryShape, share: float) -> StatementSample:
-    ranged = [term.column_id for (term,) in shape.conjuncts if term.op in _RANGES]
-    widths = (RangeWidth(column, (LOW, HIGH, BOTH)[column % 3], round_share(share)) for column in ranged)
+    range_columns = [term.column_id for (term,) in shape.conjuncts if term.op in _RANGES]
+    widths = (RangeWidth(column, (LOW, HIGH, BOTH)[column % 3], round_share(share)) for column in range_columns)
     return StatementSample(FilterSample(tuple(widths)), -1, -1)
 
 
@@ -109,8 +109,8 @@ async def _merge_hours(store: PointerStore, hour: int) -> None:
     The server's housekeeping is not used, because it does not trust a clock that jumps.
     """
     for period_hours, age_hours in MERGED_PERIODS:
-        before_hour = (hour - age_hours) // period_hours * period_hours
-        while await store.merge_query_hours(before_hour, 1000, period_hours):
+        hour_limit = (hour - age_hours) // period_hours * period_hours
+        while await store.merge_query_hours(hour_limit, 1000, period_hours):
             pass
 
 

@@ -23,12 +23,12 @@ from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import Request
 from tests.services.seamark import Seamark
 
-WITHOUT = "without the history"
+WITHOUT_HISTORY = "without the history"
 COST_GOAL_PERCENT = 2.0
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    report = Report("planning_history", "What does the query history cost a plan?", peer=WITHOUT)
+    report = Report("planning_history", "What does the query history cost a plan?", peer=WITHOUT_HISTORY)
     await _compare_plans(report, folder, generate_table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
     return report
 
@@ -42,7 +42,7 @@ async def _compare_plans(
     )
     with ExitStack() as stack:
         history_server = stack.enter_context(_run_server(folder, OURS, {}))
-        plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+        plain_server = stack.enter_context(_run_server(folder, WITHOUT_HISTORY, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
             await register_generated_table(target, planned_table)
@@ -55,11 +55,11 @@ async def _compare_plans(
             return await drive_workers(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
-        await warm_up(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
-        for case, piece in kinds.items():
-            samples = await run_alternately(targets, rounds, piece)
-            report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT)
-            report.add(case, "p50", "ms", samples, lambda sample: sample.compute_quantile(0.5), peer=WITHOUT)
+        await warm_up(targets, [functools.partial(send_plans, seconds=1.0) for send_plans in kinds.values()], 1)
+        for case, send_plans in kinds.items():
+            samples = await run_alternately(targets, rounds, send_plans)
+            report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT_HISTORY)
+            report.add(case, "p50", "ms", samples, lambda sample: sample.compute_quantile(0.5), peer=WITHOUT_HISTORY)
             report.add_failures(case, samples)
     report.notes.append(f"The goal: the history costs less than {COST_GOAL_PERCENT:g} % of a plan.")
 

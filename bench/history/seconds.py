@@ -35,21 +35,21 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_advisor_seconds", "How near are the predicted seconds of the advisor?", peer="no peer")
     ratios = []
     for case in range(QUICK_CASES if quick else CASES):
-        title, seconds_before, predicted, recorded = await asyncio.to_thread(
+        title, seconds_before, predicted_s, recorded_seconds = await asyncio.to_thread(
             _apply_first, folder / str(case), SEED + case
         )
-        ratios.append(predicted / recorded)
+        ratios.append(predicted_s / recorded_seconds)
         report.notes.append(
-            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before, {predicted * 1000:.1f} ms predicted, "
-            f"{recorded * 1000:.1f} ms recorded"
+            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before,"
+            f" {predicted_s * 1000:.1f} ms predicted, {recorded_seconds * 1000:.1f} ms recorded"
         )
-    near = sum(1 / FACTOR_MAX <= ratio <= FACTOR_MAX for ratio in ratios)
+    near_count = sum(1 / FACTOR_MAX <= ratio <= FACTOR_MAX for ratio in ratios)
     report.rows.append(
         Row(
             f"{len(ratios)} skewed workloads",
             "predicted seconds within 2x of the recorded seconds",
             "%",
-            {OURS: 100 * near / len(ratios)},
+            {OURS: 100 * near_count / len(ratios)},
             lower_is_better=False,
             goal=GOAL_PERCENT,
         )
@@ -62,8 +62,7 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
 
     Returns:
         The title of the proposal, and the seconds of an average statement: before the change, as predicted, and as
-        recorded
-        after the change.
+        recorded after the change.
     """
     home.mkdir(parents=True)
     clock = OffsetClock()
@@ -80,8 +79,8 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
             apply_proposal(client, TABLE, best, wait_s=10)
             clock.ahead_ms += _LATER_MS
             _run_statements(server.url, wheres)
-            recorded = load_advice(client, TABLE)["applied"][0]["recorded"]
-            return best["title"], best["before"]["seconds"], best["predicted"]["seconds"], recorded["seconds"]
+            recorded_advice = load_advice(client, TABLE)["applied"][0]["recorded"]
+            return best["title"], best["before"]["seconds"], best["predicted"]["seconds"], recorded_advice["seconds"]
     finally:
         server.stop()
 

@@ -37,7 +37,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     files, rows, customers = (QUICK_FILES, QUICK_ROWS, QUICK_CUSTOMERS) if quick else (FILES, ROWS, CUSTOMERS)
     sizes: dict[str, float] = {}
     first: dict[str, list[float]] = {label: [] for label in TABLES}
-    later: dict[str, list[float]] = {label: [] for label in TABLES}
+    later_seconds: dict[str, list[float]] = {label: [] for label in TABLES}
     with run_seamark(folder, _SETTINGS) as server, closing(IndexClient(server.base_url)) as client:
         _append(server.base_url, files, rows, customers)
         sizes[KEYS] = _build(client, TABLES[KEYS], "customer")
@@ -55,10 +55,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             counts = {}
             for label, table in TABLES.items():
                 elapsed_ms, counts[label] = _plan(client, table, city_number)
-                later[label].append(elapsed_ms)
+                later_seconds[label].append(elapsed_ms)
             if len(set(counts.values())) > 1:
                 raise AnswersDiffer(f"city {city_number}: {counts}")
-    for case, took in (("first plan of a server", first), ("plan with another city", later)):
+    for case, took in (("first plan of a server", first), ("plan with another city", later_seconds)):
         medians = {label: statistics.median(times) for label, times in took.items()}
         report.rows.append(Row(case, "a request", "ms", medians, peer=KEYS))
     megabytes = {label: size / 1e6 for label, size in sizes.items()}

@@ -5,8 +5,7 @@
 The table has a million rows, and two columns of the same cardinality in random order. Every system returns the
 ascending positions of the matching rows, and all results must be equal. Seamark probes an open index. The Parquet
 readers have the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices
-of
-ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
+of ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Question:
-    """A condition on each of `columns`: values less than `below`, or values in `among`."""
+    """A condition on each of `columns`: values less than `upper_bound`, or values in `among`."""
 
     name: str
     columns: tuple[str, ...]
-    below: int | None = None
+    upper_bound: int | None = None
     among: tuple[int, ...] = ()
 
 
@@ -74,19 +73,19 @@ class SeamarkBitmap:
             name: b"".join(bitmap.encode_bitmaps([bitmap.build_bitmap(_build_keys(column))]))
             for name, column in columns.items()
         }
-        self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
+        self.bitmaps = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
         """Open the index again, as if none of its parts had been read or verified."""
-        self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
+        self.bitmaps = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def compute_bits(self, question: Question) -> npt.NDArray[np.uint64]:
         """Return the bits of the matching rows, 64 rows in each word."""
-        if question.below is not None:
-            ranges = KeyRanges("long", (KeyRange(None, _encode_value(question.below), False, True),))
+        if question.upper_bound is not None:
+            ranges = KeyRanges("long", (KeyRange(None, _encode_value(question.upper_bound), False, True),))
         else:
             ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode_value, question.among)))
-        return reduce(np.bitwise_and, (self.opened[name].find_rows(0, ranges) for name in question.columns))
+        return reduce(np.bitwise_and, (self.bitmaps[name].find_rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
         return list_positions(self.compute_bits(question))
@@ -110,8 +109,8 @@ class PyArrowRanges:
 
 
 def _compute_mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    if question.below is not None:
-        mask = pc.less(column, question.below)
+    if question.upper_bound is not None:
+        mask = pc.less(column, question.upper_bound)
     elif len(question.among) == 1:
         mask = pc.equal(column, question.among[0])
     else:
@@ -128,7 +127,9 @@ class DuckDBRanges:
 
     def answer(self, question: Question) -> Positions:
         condition = (
-            f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
+            f"< {question.upper_bound}"
+            if question.upper_bound is not None
+            else f"IN ({', '.join(map(str, question.among))})"
         )
         where = " AND ".join(f"{name} {condition}" for name in question.columns)
         result = self._connection.execute(
@@ -164,24 +165,26 @@ class Roaring:
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
-        combined = reduce(
+        combined_rows = reduce(
             pyroaring.BitMap.intersection, (self._find_rows(question, self._slices[name]) for name in question.columns)
         )
-        return np.asarray(combined.to_array()).astype(np.int64)
+        return np.asarray(combined_rows.to_array()).astype(np.int64)
 
     def _find_rows(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
-        if question.below is None:
+        if question.upper_bound is None:
             return pyroaring.BitMap.union(*(self._find_equal(slices, value) for value in question.among))
         all_rows = pyroaring.BitMap(range(self._rows))
-        less = pyroaring.BitMap()
+        smaller_rows = pyroaring.BitMap()
         for i, bits in enumerate(slices):
-            less = (all_rows - bits) | less if question.below >> i & 1 else less - bits
-        return less
+            smaller_rows = (all_rows - bits) | smaller_rows if question.upper_bound >> i & 1 else smaller_rows - bits
+        return smaller_rows
 
     def _find_equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
-        inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
+        selected_slices = [bits for i, bits in enumerate(slices) if rank >> i & 1]
         outside_slices = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
-        result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
+        result = (
+            pyroaring.BitMap.intersection(*selected_slices) if selected_slices else pyroaring.BitMap(range(self._rows))
+        )
         return result.difference(*outside_slices) if outside_slices else result
 
 
@@ -230,7 +233,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
         report.rows.append(
             Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
         )
-    conjunction = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
+    conjunction = Question("AND", COLUMNS, upper_bound=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
     bits_ms = (
         statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * rounds))
@@ -260,9 +263,9 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
     ten = tuple(sorted(rng.choice(cardinality, 10, replace=False).tolist()))
     return [
         Question("=", ("a",), among=(middle,)),
-        Question("<", ("a",), below=third),
+        Question("<", ("a",), upper_bound=third),
         Question("IN (10)", ("a",), among=ten),
-        Question("two-column AND", COLUMNS, below=third),
+        Question("two-column AND", COLUMNS, upper_bound=third),
     ]
 
 
@@ -312,7 +315,7 @@ def _measure_building(report: Report, case: str, values: Values, rounds: int) ->
 def _measure_size(
     report: Report, case: str, seamark_bitmap: SeamarkBitmap, roaring: Roaring, path: Path, rows: int
 ) -> None:
-    section = seamark_bitmap.opened["a"].open_section(0)
+    section = seamark_bitmap.bitmaps["a"].open_section(0)
     bits = compute_slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
     group = pq.ParquetFile(path).metadata

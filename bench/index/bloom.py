@@ -5,9 +5,8 @@
 Seamark probes one merged blob, once in memory and once in a file, of which it reads only the ranges that a probe needs.
 A reader of Parquet without an index must open every file, because the position of the Bloom filter is in the footer.
 The benchmark measures this reader on a sample of real files with the same keys, and multiplies the time by the number
-of
-files per sampled file. Both run alternately with keys that were not probed before, and both must find the file with the
-key.
+of files per sampled file. Both run alternately with keys that were not probed before, and both must find the file with
+the key.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ The keys are drawn from 2^62 values, so the minimum and maximum of a file exclud
 """
 SAMPLE, QUICK_SAMPLE = 500, 50
 ROUNDS = 5
-PROBES_A_ROUND = 200
+PROBES_PER_ROUND = 200
 FOOTERS, DUCKDB = "parquet footers", "duckdb"
 GOAL_MS, GOAL_READS, GOAL_TIMES, GOAL_BUILD, GOAL_FPP = 0.2, 7, 50, 10, 1.5
 
@@ -104,13 +103,13 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     """
     tenth = -(-len(entries) // 10)
     started_s = time.thread_time()
-    parts = [Bloom(b"".join(encode_filters(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
-    encoded = time.thread_time() - started_s
+    parts = [Bloom(b"".join(encode_filters(entries[start : start + tenth]))) for start in range(0, len(entries), tenth)]
+    encode_s = time.thread_time() - started_s
     started_s = time.thread_time()
     blob = b"".join(merge_filters([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merge_s = time.thread_time() - started_s
     assert blob == b"".join(encode_filters(entries))
-    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merge_s)):
+    for name, elapsed in (("encode ten blobs", encode_s), ("merge them into one", merge_s)):
         report.rows.append(
             Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),
         )
@@ -150,7 +149,7 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
 
     scale = files / len(paths)
     for round_number in range(ROUNDS):
-        for _ in range(PROBES_A_ROUND):
+        for _ in range(PROBES_PER_ROUND):
             file = int(rng.integers(files))
             hashes = _compute_hash(int(draw_values(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
@@ -177,9 +176,9 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
     report.rows.append(
         Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
     )
-    ordered = sorted(durations["warm"])
-    p99 = ordered[len(ordered) * 99 // 100]
-    report.notes.append(f"Warm: median of {len(ordered):,} keys, each of one file at least; p99 {p99:.3f} ms.")
+    sorted_durations = sorted(durations["warm"])
+    p99 = sorted_durations[len(sorted_durations) * 99 // 100]
+    report.notes.append(f"Warm: median of {len(sorted_durations):,} keys, each of one file at least; p99 {p99:.3f} ms.")
 
 
 def _check_answers(report: Report, blob: bytes, files: int) -> None:
@@ -189,7 +188,7 @@ def _check_answers(report: Report, blob: bytes, files: int) -> None:
     share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
-        lists = [np.concatenate(absent_hashes[at : at + count]) for at in range(0, 500, count)]
+        lists = [np.concatenate(absent_hashes[start : start + count]) for start in range(0, 500, count)]
         elapsed = statistics.median(_measure_ms(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
         report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: elapsed}))
 

@@ -29,17 +29,21 @@ from seamark.connector.sql.session import SqlSession
 FILES, ROWS = 10, 1_000_000
 QUICK_FILES, QUICK_ROWS = 2, 100_000
 NAMESPACE, TABLE = "bench", "sales"
-WITHOUT = "without the cube"
+WITHOUT_CUBE = "without the cube"
 SPEEDUP_GOAL, SHARE_GOAL_PERCENT, REFRESH_GOAL_PERCENT = 20, 2.0, 3.0
 P99_GOAL_MS, RATE_GOAL = 50.0, 200.0
 _DAYS = 7 * 365
-_FROM = f"FROM {NAMESPACE}.{TABLE}"
+_FROM_CLAUSE = f"FROM {NAMESPACE}.{TABLE}"
 QUERIES = {
-    "revenue of a year by category": f"SELECT category, sum(revenue) {_FROM} WHERE year(day) = 1993 GROUP BY category",
-    "profit by month and region": f"SELECT date_trunc('month', day), region, sum(revenue - cost) {_FROM} GROUP BY 1, 2",
-    "best categories of a region": f"SELECT category, avg(revenue) a, count(*) {_FROM} WHERE region = 'ASIA' "
+    "revenue of a year by category": (
+        f"SELECT category, sum(revenue) {_FROM_CLAUSE} WHERE year(day) = 1993 GROUP BY category"
+    ),
+    "profit by month and region": (
+        f"SELECT date_trunc('month', day), region, sum(revenue - cost) {_FROM_CLAUSE} GROUP BY 1, 2"
+    ),
+    "best categories of a region": f"SELECT category, avg(revenue) a, count(*) {_FROM_CLAUSE} WHERE region = 'ASIA' "
     "GROUP BY category HAVING count(*) > 10 ORDER BY a DESC, category LIMIT 5",
-    "total": f"SELECT sum(price * discount), count(*) {_FROM} WHERE day >= DATE '1994-01-01'",
+    "total": f"SELECT sum(price * discount), count(*) {_FROM_CLAUSE} WHERE day >= DATE '1994-01-01'",
 }
 _TILE = {
     "namespace": [NAMESPACE],
@@ -115,10 +119,10 @@ def _compare_queries(url: str, *, repeats: int, case: str = "") -> list[Row]:
     rows = []
     with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain_session:
         for name, text in QUERIES.items():
-            took: dict[str, list[float]] = {OURS: [], WITHOUT: []}
+            took: dict[str, list[float]] = {OURS: [], WITHOUT_CUBE: []}
             answers = []
             for round_number in range(repeats + 1):
-                for label, cube_session in ((OURS, session), (WITHOUT, plain_session)):
+                for label, cube_session in ((OURS, session), (WITHOUT_CUBE, plain_session)):
                     begun_s = time.perf_counter()
                     result = cube_session.sql(text)
                     answer_rows = sorted(map(str, result.to_arrow().to_pylist()))
@@ -130,8 +134,8 @@ def _compare_queries(url: str, *, repeats: int, case: str = "") -> list[Row]:
             if any(other_rows != answers[0] for other_rows in answers):
                 raise AnswersDiffer(f"{text}: {answers}")
             medians = {label: statistics.median(times) for label, times in took.items()}
-            goal = medians[WITHOUT] / SPEEDUP_GOAL
-            rows.append(Row(name + case, "a statement", "ms", medians, peer=WITHOUT, goal=goal))
+            goal = medians[WITHOUT_CUBE] / SPEEDUP_GOAL
+            rows.append(Row(name + case, "a statement", "ms", medians, peer=WITHOUT_CUBE, goal=goal))
     return rows
 
 

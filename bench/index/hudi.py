@@ -144,11 +144,11 @@ def _measure_lookups(
     case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
     lookup_ms = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
     readers = {name: ms[name] for name in (READER, OPENED)}
-    quicker = min(readers, key=lambda name: readers[name])
+    fastest_reader = min(readers, key=lambda name: readers[name])
     report.rows += [
         Row(case, f"{HTTP}; by SQL", "ms", lookup_ms, peer=SQL),
-        Row(case, f"{HTTP}; by the reader", "ms", {**readers, OURS: ms[HTTP]}, peer=quicker),
-        Row(case, f"{DIRECT}; by the reader", "ms", {**readers, OURS: ms[DIRECT]}, peer=quicker),
+        Row(case, f"{HTTP}; by the reader", "ms", {**readers, OURS: ms[HTTP]}, peer=fastest_reader),
+        Row(case, f"{DIRECT}; by the reader", "ms", {**readers, OURS: ms[DIRECT]}, peer=fastest_reader),
         Row(case, "data files read by SQL", "", {SQL: statistics.median(lookups)}, peer=SQL),
     ]
 

@@ -42,7 +42,7 @@ class HudiIndexPeer:
         self._spark = spark
         self._jvm: Any = spark.sparkContext._jvm
         self._location = f"{folder.as_uri()}/t"
-        self._given = folder / "keys"
+        self._keys_folder = folder / "keys"
 
     def create(self, rows: str, files: int) -> dict[str, Any]:
         options = {
@@ -56,11 +56,11 @@ class HudiIndexPeer:
         started_s = time.perf_counter()
         rows_frame = self._spark.read.parquet(rows).repartition(files)
         rows_frame.write.format("hudi").options(**options).mode("overwrite").save(self._location)
-        wrote = time.perf_counter() - started_s
+        write_s = time.perf_counter() - started_s
         self._spark.sql(f"CREATE TABLE t USING hudi LOCATION '{self._location}'")
         started_s = time.perf_counter()
         self._spark.sql("CREATE INDEX record_index ON t (k)")
-        indexed = time.perf_counter() - started_s
+        index_s = time.perf_counter() - started_s
         index = Path(self._location.removeprefix("file://")) / ".hoodie" / "metadata" / "record_index"
         paths = [
             path
@@ -69,7 +69,7 @@ class HudiIndexPeer:
         ]
         sizes = [path.stat().st_size for path in paths]
         self.opened = self._open_reader()
-        return {"seconds": indexed, "write_seconds": wrote, "index_bytes": sum(sizes), "index_files": len(sizes)}
+        return {"seconds": index_s, "write_seconds": write_s, "index_bytes": sum(sizes), "index_files": len(sizes)}
 
     def answer(self, way: str, keys: list[str]) -> dict[str, Any]:
         if way == "job":
@@ -103,8 +103,8 @@ class HudiIndexPeer:
 
         They are passed in a file, because the gateway would send them one by one.
         """
-        self._given.write_text("\n".join(keys))
-        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
+        self._keys_folder.write_text("\n".join(keys))
+        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._keys_folder)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
 
     def _open_reader(self) -> Any:

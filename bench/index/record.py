@@ -36,7 +36,7 @@ from seamark.formats.index.kinds.record import Fences, RecordBlob, build_records
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
 FILES = 10
-BATCH = 100_000
+BATCH_KEYS = 100_000
 ONE_GOAL_US, BATCH_GOAL, READS_GOAL, BYTES_GOAL = 10.0, 1.0, 2, 30
 ONE_GOAL, MANY_GOAL = 500, 10
 """The goals: how many times faster than the fastest reader of Parquet, for one key and for many keys."""
@@ -147,7 +147,7 @@ def _sort_places(query: Any, file: Any, position: Any) -> Places:
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_record", "Which row has a key?", peer="the fastest reader of Parquet sorted by key")
-    rows, batch, rounds = (QUICK_KEYS, 10_000, 2) if quick else (KEYS, BATCH, 20)
+    rows, batch, rounds = (QUICK_KEYS, 10_000, 2) if quick else (KEYS, BATCH_KEYS, 20)
     keys = np.unique(np.random.default_rng(7).integers(-(1 << 63), 1 << 63, rows + rows // 100))
     keys = np.random.default_rng(8).permutation(keys)[:rows]
     blob = _build_index(report, folder, keys)
@@ -213,8 +213,7 @@ def _write_parquet(path: Path, keys: Values) -> Path:
     """Write the keys to a Parquet file.
 
     The keys are sorted, so only one row group and one page can contain a key. The file is uncompressed, because readers
-    are
-    fastest without compression.
+    are fastest without compression.
     """
     order = np.argsort(keys)
     sizes = [len(part) for part in np.array_split(keys, FILES)]
@@ -268,7 +267,7 @@ def _find_best(answerers: list[KeyAnswerer], values: dict[str, float]) -> str:
 
 def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values, batch: int, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
-    worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    worked_seconds: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
     for round_number in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
@@ -276,12 +275,12 @@ def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values,
         for item in answerers if round_number % 2 else reversed(answerers):
             started_s, cpu_s_before = time.perf_counter(), time.process_time()
             result = item.look_up_many(wanted_keys)
-            worked[item.name].append((time.process_time() - cpu_s_before) * 1000)
+            worked_seconds[item.name].append((time.process_time() - cpu_s_before) * 1000)
             durations[item.name].append((time.perf_counter() - started_s) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
-    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked)):
+    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked_seconds)):
         values = {name: statistics.median(time) for name, time in times.items()}
         best = _find_best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))

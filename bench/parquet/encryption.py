@@ -1,11 +1,10 @@
 """How much faster is a merge of encrypted Parquet files, with new keys, than one that decodes them?
 
 The files are those of `copies.py`, encrypted by pyarrow with a key for each column. The peer is pyarrow, which
-decrypts,
-decodes, encodes and encrypts, on one core like Seamark; the goal is 5 times its speed. There are two lower bounds. In
-the first, the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page by page.
-The second also writes the bytes to a file and makes it durable, as Seamark does. Times are CPU seconds of the process.
-All files are in the page cache.
+decrypts, decodes, encodes and encrypts, on one core like Seamark; the goal is 5 times its speed. There are two lower
+bounds. In the first, the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page
+by page. The second also writes the bytes to a file and makes it durable, as Seamark does. Times are CPU seconds of the
+process. All files are in the page cache.
 """
 
 from __future__ import annotations
@@ -119,18 +118,18 @@ def _decode_and_rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> Non
 def _encrypt_in_memory(total: int, page: bytes) -> None:
     """Decrypt and encrypt `page` until `total` bytes are processed."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
-    sealed = aes.encrypt(nonce, page, b"")
+    sealed_page = aes.encrypt(nonce, page, b"")
     for _ in range(total // len(page)):
-        aes.decrypt(nonce, sealed, b"")
+        aes.decrypt(nonce, sealed_page, b"")
         aes.encrypt(nonce, page, b"")
 
 
 def _encrypt_to_file(total: int, page: bytes, out: Path) -> None:
     """Decrypt and encrypt `page` until `total` bytes are processed, and write them to a durable file."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
-    sealed = aes.encrypt(nonce, page, b"")
+    sealed_page = aes.encrypt(nonce, page, b"")
     with out.open("wb", buffering=0) as sink:
         for _ in range(total // len(page)):
-            aes.decrypt(nonce, sealed, b"")
+            aes.decrypt(nonce, sealed_page, b"")
             sink.write(aes.encrypt(nonce, page, b""))
         os.fsync(sink.fileno())

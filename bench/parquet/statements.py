@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             operations = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
                 IN_PROCESS: lambda text=statement: _run_statement(client, text.format(tables[IN_PROCESS])),
-                IN_SPARK: lambda theirs=expected_status: theirs(spark, tables[IN_SPARK]),
+                IN_SPARK: lambda run_statement=expected_status: run_statement(spark, tables[IN_SPARK]),
             }
             seconds = _measure_s(spark, tables, operations, rounds)
             for target in (OURS, IN_PROCESS):

@@ -51,11 +51,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         files: dict[str, int] = {}
         for number in range(rounds + 1):
             results = set()
-            for place, (name, how) in enumerate(ways.items() if number % 2 else reversed(ways.items())):
+            for place, (name, write_options) in enumerate(ways.items() if number % 2 else reversed(ways.items())):
                 table = f"bench.t{number}_{place}"
                 spark.sql(f"CREATE TABLE {CATALOG}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (part)")
                 started_s = time.perf_counter()
-                report_of_write = write(frame, table, client=client, **how)
+                report_of_write = write(frame, table, client=client, **write_options)
                 seconds[name].append(time.perf_counter() - started_s)
                 files[name] = report_of_write.files
                 results.add(_read_sums(spark, table))

@@ -114,10 +114,10 @@ def build_columns(count: int) -> tuple[StatisticsColumn, ...]:
 
     The 21st and later columns repeat the third to twentieth with a suffix.
     """
-    fixed = len(_KINDS)
+    fixed_columns = len(_KINDS)
     results = []
     for number in range(count):
-        group, position = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        group, position = (0, number) if number < fixed_columns else divmod(number - 2, fixed_columns - 2)
         name, type_, make = _KINDS[position if group == 0 else position + 2]
         results.append(
             StatisticsColumn(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2)

@@ -25,7 +25,7 @@ HOUR_US = 3_600_000_000
 @dataclass(frozen=True)
 class Filter:
     name: str
-    about: str
+    description: str
     make: Callable[[GeneratedTable, int], Any]
     columns: tuple[tuple[str, str], ...] = ()
     """For RANGES: (column, "lower" or "upper"), the bounds with which the filter is compared."""
@@ -70,8 +70,7 @@ def _build_day_filter(table: GeneratedTable, round_number: int) -> Any:
     """Return a filter for one day.
 
     The filter also names a second day, later than every file, which depends on the round. It makes each filter
-    different
-    and matches no file.
+    different and matches no file.
     """
     days = [format_day(_compute_middle_us(table) // DAY_US), format_day(START_DAY + 100_000 + round_number)]
     return {"type": "in", "term": "day", "values": days}

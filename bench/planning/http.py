@@ -105,10 +105,10 @@ def _report_rows(report: Report, case: str, samples: dict[str, list[Sample]], *,
     report.add_generator(case, samples)
     if is_alone:
         bare_cpu_us = compute_median(samples[BARE], lambda s: s.server_cpu_us)
-        scaled = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
+        scaled_cpu_us = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
             f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
-        ] = f"{scaled:.0f} µs"
+        ] = f"{scaled_cpu_us:.0f} µs"
 
 
 def _format_count(count: int, unit: str) -> str:
@@ -135,7 +135,7 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
         async with run_seamark_here(folder, CACHE) as target:
             await register_generated_table(target, table)
             await _build_client(target, table)  # loads the blocks
-            async with _watch_pauses() as idle:
+            async with _watch_pauses() as idle_pauses:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
                 page_counts, pauses = [], []
@@ -149,9 +149,9 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
                     raise LoadError(f"{table.files} files were asked for, {page_counts[0]['files']} came")
                 _report_pages(report, table, coding, page_counts, pauses)
     report.notes.append(
-        "Pauses are how late a timer of 1 ms fires on the server's loop; with nothing to do the longest was"
-        f" {idle.late_ms:.1f} ms. What other processes take from the core counts; not so in the server's own part: the"
-        " CPU time that all its threads used meanwhile."
+        "A pause is the time by which a timer of 1 ms fires late on the server's loop. The longest pause of an idle"
+        f" server was {idle_pauses.late_ms:.1f} ms. A pause includes the time that other processes take from the core."
+        " The server's own part does not: it is the CPU time of all its threads during the pause."
     )
 
 

@@ -16,15 +16,15 @@ PROBE_BYTES = 512 << 20
 class Bandwidth:
     """The speed of memory: gigabytes (10⁹) per second that one core reads, and copies (each byte counted once)."""
 
-    read: float
-    copied: float
+    read_rate: float
+    copy_rate: float
 
     def compute_floor_ms(self, size: int) -> float:
         """Return the minimum milliseconds to read `size` bytes from memory."""
-        return size / self.read / 1e6
+        return size / self.read_rate / 1e6
 
     def write_text(self) -> str:
-        return f"reads {self.read:.1f} GB/s, copies {self.copied:.1f} GB/s"
+        return f"reads {self.read_rate:.1f} GB/s, copies {self.copy_rate:.1f} GB/s"
 
 
 def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
@@ -35,8 +35,8 @@ def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)
     read_s = min(_measure_s(source.sum) for _ in range(times))
-    copied = min(_measure_s(lambda: np.copyto(target, source)) for _ in range(times))
-    return Bandwidth(size / read_s / 1e9, size / copied / 1e9)
+    copy_s = min(_measure_s(lambda: np.copyto(target, source)) for _ in range(times))
+    return Bandwidth(size / read_s / 1e9, size / copy_s / 1e9)
 
 
 def _measure_s(work: Callable[[], object]) -> float:

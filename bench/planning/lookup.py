@@ -49,11 +49,11 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 
 COLUMN = "quantity"
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
-READ = (*COUNTS, "lower", "upper")
+READ_COLUMNS = (*COUNTS, "lower", "upper")
 FIELDS = ("value-count", "null-value-count", "nan-value-count", "lower-bound", "upper-bound")
 GOAL, HTTP_GOAL = 100, 20
 """The goals: how many times faster than the best peer, before encoding and over HTTP."""
-OURS_A_ROUND = 20
+PLANS_PER_ROUND = 20
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -64,19 +64,23 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         else generate_table(100_000, column_count=100, files_per_day=10_000)
     )
     object_stores = create_stores(generated_table)
-    indexed: list[LookupPeer] = [DataFusionLookup(object_stores), DuckDBLookup(object_stores), Lmdb(object_stores)]
+    indexed_peers: list[LookupPeer] = [
+        DataFusionLookup(object_stores),
+        DuckDBLookup(object_stores),
+        Lmdb(object_stores),
+    ]
     async with open_our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
         for names in (False, True):
             await _measure_before_encoding(
-                report, generated_table, seamark_planner, indexed, names=names, rounds=rounds
+                report, generated_table, seamark_planner, indexed_peers, names=names, rounds=rounds
             )
     with run_seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
         await register_generated_table(target, generated_table)
         for row in tuple(report.rows):
             await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
     _add_avro_lookup(report, generated_table, Avro(object_stores))
-    for peer in indexed:
+    for peer in indexed_peers:
         peer.close()
     report.notes.append(
         f"{generated_table.files * generated_table.columns:,} entries, {generated_table.files_per_day:,} match; "
@@ -108,18 +112,18 @@ async def _measure_before_encoding(
         )
         return _read_statistics(lookup_result, column, names=names)
 
-    repeated: list[float] = []
+    repeated_seconds: list[float] = []
 
     for number in range(rounds):
         day = days[number % len(days)]
         expected = compute_facts(look_up(day))
-        for second_number in range(OURS_A_ROUND):
-            day_again = days[(number + second_number) % len(days)]
-            question_number = number * OURS_A_ROUND + second_number
+        for second_number in range(PLANS_PER_ROUND):
+            second_day = days[(number + second_number) % len(days)]
+            question_number = number * PLANS_PER_ROUND + second_number
             durations[OURS].append(
-                _measure_ms(partial(look_up, slashes=1 + question_number // len(days)), day_again)[0]
+                _measure_ms(partial(look_up, slashes=1 + question_number // len(days)), second_day)[0]
             )
-            repeated.append(_measure_ms(look_up, day_again)[0])
+            repeated_seconds.append(_measure_ms(look_up, second_day)[0])
         for peer in peers if number % 2 else reversed(peers):
             ms, answer = _measure_ms(partial(peer.lookup, column_id, names=names), day)
             durations[peer.name].append(ms)
@@ -134,7 +138,7 @@ async def _measure_before_encoding(
         f"{case}: the fastest peer is {best}; best single times "
         + _format_best(durations)
         + "; ours of prefixes that were asked"
-        f" before {statistics.median(repeated):.3g} ms, at best {min(repeated):.3g} ms."
+        f" before {statistics.median(repeated_seconds):.3g} ms, at best {min(repeated_seconds):.3g} ms."
     )
 
 
@@ -169,7 +173,7 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
 def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return all statistics of the column in the files found, as arrays by name."""
     stats = found_files.find_statistics(column)
-    answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
+    answer: dict[str, Any] = dict(zip(READ_COLUMNS, stats.read(READ_COLUMNS), strict=True))
     answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
     return answer
 

@@ -174,8 +174,8 @@ def _build_binary_array(part: Cells, kind: pa.DataType, presence: Any = None) ->
     data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    valid = None if presence is None else pa.array(presence, pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
+    validity = None if presence is None else pa.array(presence, pa.bool_()).buffers()[1]
+    return pa.Array.from_buffers(kind, len(lengths), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _build_record_batch(entries: Entries) -> pa.RecordBatch:

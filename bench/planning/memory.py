@@ -30,8 +30,8 @@ MANIFESTS = "manifests"
 class MemoryMeasurement:
     """The bytes that the planner reports, and the bytes by which the process grew."""
 
-    accounted: int
-    grown: int
+    accounted_bytes: int
+    growth_bytes: int
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
@@ -41,9 +41,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         generated_table = generate_table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             result = pool.submit(measure_planner_memory, generated_table, folder / f"home-{files}").result()
-        on_disk = generated_table.metadata_bytes / files
-        for case, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
-            values = {OURS: size / files, MANIFESTS: on_disk}
+        disk_bytes = generated_table.metadata_bytes / files
+        for case, size in (
+            ("blocks and views", result.accounted_bytes),
+            ("growth of a fresh process", result.growth_bytes),
+        ):
+            values = {OURS: size / files, MANIFESTS: disk_bytes}
             goal = GOAL_BYTES if case == "blocks and views" or files >= 100_000 else None
             report.rows.append(Row(f"{files:,} files", case, "B/file", values, peer=MANIFESTS, goal=goal))
     report.notes += [

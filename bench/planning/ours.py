@@ -45,9 +45,9 @@ class OurPlanner:
         elapsed_ms, scan = await self.scan(expression)
         paths, size = [], 0
         for row in scan.entry_ids.tolist():
-            block, local = scan.view.locate(row)
-            paths.append(block.get_raw("file_path", local) or b"")
-            size += block.read_long("file_size_in_bytes", local) or 0
+            block, row_in_block = scan.view.locate(row)
+            paths.append(block.get_raw("file_path", row_in_block) or b"")
+            size += block.read_long("file_size_in_bytes", row_in_block) or 0
         return KeptFiles(elapsed_ms, len(paths), size, compute_fingerprint(paths))
 
 

@@ -18,13 +18,13 @@ from bench.wire import Connection, LoadError, Response, build_request
 FILE = b'"data-file":'
 
 
-async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
+async def fetch_all(port: int, table: str, *, is_packed: bool) -> dict[str, float]:
     """Request a plan of all files, and then each plan task.
 
     Raises:
         LoadError: The server answered with an error.
     """
-    headers = {"Accept-Encoding": "gzip"} if packed else {}
+    headers = {"Accept-Encoding": "gzip"} if is_packed else {}
     connection = await Connection.open(port)
     durations: list[float] = []
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("table", help="path of the table, /v1/namespaces/…/tables/…")
     parser.add_argument("--gzip", action="store_true")
     arguments = parser.parse_args()
-    print(json.dumps(uvloop.run(fetch_all(arguments.port, arguments.table, packed=arguments.gzip))))
+    print(json.dumps(uvloop.run(fetch_all(arguments.port, arguments.table, is_packed=arguments.gzip))))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ class KeptFiles:
     def answer(self) -> tuple[int, int, int]:
         return self.files, self.bytes, self.paths
 
-    def check_same(self, other: KeptFiles, note: str) -> None:
+    def check_same(self, other_files: KeptFiles, note: str) -> None:
         """Check that both planners kept the same files.
 
         Raises:
             PlansDiffer: The planners kept different files. The message contains `note`.
         """
-        if self.answer != other.answer:
-            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, the other planner {other.files}")
+        if self.answer != other_files.answer:
+            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, the other planner {other_files.files}")
 
 
 def compute_fingerprint(paths: Iterable[bytes]) -> int:

@@ -27,20 +27,20 @@ class Cells:
     """
 
     matrix: Bytes
-    used: Mask | None = None
+    used_mask: Mask | None = None
 
     def mask(self) -> Mask:
-        return np.ones(self.matrix.shape, np.bool_) if self.used is None else self.used
+        return np.ones(self.matrix.shape, np.bool_) if self.used_mask is None else self.used_mask
 
     def list_lengths(self) -> Ints:
         rows, width = self.matrix.shape
-        return np.full(rows, width, np.int64) if self.used is None else self.used.sum(axis=1, dtype=np.int64)
+        return np.full(rows, width, np.int64) if self.used_mask is None else self.used_mask.sum(axis=1, dtype=np.int64)
 
 
 def join_cells(*parts: Cells) -> Cells:
     """Return the concatenation of the parts in each row."""
     matrix = np.hstack([part.matrix for part in parts])
-    if all(part.used is None for part in parts):
+    if all(part.used_mask is None for part in parts):
         return Cells(matrix)
     return Cells(matrix, np.hstack([part.mask() for part in parts]))
 
@@ -65,11 +65,11 @@ def encode_varints(values: Ints) -> Cells:
     """Encode Avro's int and long: zigzag, then seven bits per byte, the lowest first."""
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
-    shifted = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
-    has_carry = np.zeros(shifted.shape, np.bool_)
-    has_carry[:, :-1] = shifted[:, 1:] > 0
-    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | has_carry.astype(np.uint8) * np.uint8(0x80)
-    mask = shifted > 0
+    shifted_values = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
+    has_carry = np.zeros(shifted_values.shape, np.bool_)
+    has_carry[:, :-1] = shifted_values[:, 1:] > 0
+    matrix = (shifted_values & np.uint64(0x7F)).astype(np.uint8) | has_carry.astype(np.uint8) * np.uint8(0x80)
+    mask = shifted_values > 0
     mask[:, 0] = True
     return Cells(matrix, mask)
 
@@ -85,8 +85,8 @@ def encode_unscaled_decimal(values: Ints) -> Cells:
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
     mask = np.ones(matrix.shape, np.bool_)
-    for dropped in range(7):  # The byte is redundant if the bytes after it hold the value and the sign.
-        mask[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
+    for dropped_bytes in range(7):  # The byte is redundant if the bytes after it hold the value and the sign.
+        mask[:, dropped_bytes] = magnitude >= 1 << (8 * (7 - dropped_bytes) - 1)
     return Cells(matrix, mask)
 
 
@@ -120,7 +120,7 @@ def choose_words(words: list[bytes], index: Ints) -> Cells:
 
 def add_lengths(part: Cells) -> Cells:
     """Encode Avro's bytes and string: the length as a varint, then the bytes."""
-    if part.used is None:
+    if part.used_mask is None:
         rows, width = part.matrix.shape
         return join_cells(fill_cells(encode_varint(width), rows), part)
     return join_cells(encode_varints(part.list_lengths()), part)

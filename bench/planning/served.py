@@ -81,7 +81,9 @@ async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Bench
 async def register_generated_table(target: BenchTarget, table: GeneratedTable) -> None:
     """Register the table in the server under its name."""
     await target.call(
-        build_request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
+        build_request(
+            "POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted_statuses=(200, 409), label="namespace"
+        )
     )
     body = {"name": build_name(table), "metadata-location": table.metadata_location}
     await target.call(build_request("POST", f"/v1/namespaces/{NAMESPACE}/register", body, label="register"))

@@ -59,7 +59,7 @@ BLOCK_BYTES = 64_000
 DEFLATE_LEVEL = 9
 FILES_PER_DAY = 1600
 SYNC = bytes(range(16))
-ROW_GROUP = 128 << 20
+ROW_GROUP_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ def generate_table(
         plan = _Plan(
             str(building), f"file://{folder}", files, column_count, files_per_day, manifest_entries, deflate_level
         )
-        written = _write_table(plan, workers, progress)
-        marker_text = json.dumps({**expected, "metadata_bytes": written})
+        written_rows = _write_table(plan, workers, progress)
+        marker_text = json.dumps({**expected, "metadata_bytes": written_rows})
         (building / marker.name).write_text(marker_text)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return GeneratedTable(folder, files, column_count, files_per_day, written, manifest_entries)
+    return GeneratedTable(folder, files, column_count, files_per_day, written_rows, manifest_entries)
 
 
 @dataclass(frozen=True)
@@ -306,8 +306,8 @@ def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
     while start < len(ends) - 1:
         stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
         packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-        packed = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
-        yield encode_varint(stop - start) + encode_varint(len(packed)) + packed + SYNC
+        packed_bytes = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
+        yield encode_varint(stop - start) + encode_varint(len(packed_bytes)) + packed_bytes + SYNC
         start = stop
 
 
@@ -319,11 +319,11 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
     manifest = plan.find_manifest(batch.number)
-    status_added, inherited = b"\x02", b"\x00\x00"
+    status_bytes, inherited_bytes = b"\x02", b"\x00\x00"
     return [
-        fill_cells(status_added + b"\x02", rows),
+        fill_cells(status_bytes + b"\x02", rows),
         encode_varints(layout.compute_snapshot_id(0) + manifest * 7919),
-        fill_cells(inherited + b"\x00", rows),  # Both sequence numbers, and content 0 (data).
+        fill_cells(inherited_bytes + b"\x00", rows),  # Both sequence numbers, and content 0 (data).
         add_lengths(_build_paths(plan, batch)),
         fill_cells(b"\x0ePARQUET\x02", rows),
         encode_varints(batch.day),
@@ -409,9 +409,9 @@ def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], va
 
 def _split_offsets(size: Ints) -> list[Cells]:
     """Return one offset for each row group of 128 MB. The first offset is after the magic bytes."""
-    groups = -(-size // ROW_GROUP)
+    groups = -(-size // ROW_GROUP_BYTES)
     offsets = (
-        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
+        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP_BYTES)), groups > group)
         for group in range(int(groups.max()))
     )
     return [encode_varints(groups), *offsets, fill_cells(b"\x00", len(size))]

@@ -26,33 +26,35 @@ ORDERED_GOAL_MS = {1_000_000: 0.1}
 """The goal in ms for one range of an ordered column, by the number of files."""
 GROWTH_GOAL = 2.0
 """The largest factor by which the time may grow from 100,000 to 1,000,000 files, for an ordered column."""
-OURS_A_TURN = 40
+PLANS_PER_TURN = 40
 SIZES = (10_000, 100_000, 1_000_000)
-BYTE_OF_MASK = 1
+MASK_BYTES_PER_FILE = 1
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
     report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.read_version()}, warm")
     memory = measure_bandwidth(*((1 << 26,) if quick else ()))
     report.bounds = {"memory of this machine, one core": memory.write_text()}
-    ordered: dict[int, dict[str, float]] = {}
+    figures_by_size: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
         async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
-            with run_java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
+            with run_java_planner(generated_table.metadata_location, files, folder / "java.log") as java_planner:
                 rounds = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
-                    java.plan(True)
+                    java_planner.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, rounds)
+                    filter_row = await _measure_filter(
+                        report, generated_table, expected, seamark_planner, java_planner, rounds
+                    )
                     if expected.name == ORDERED_COLUMN:
-                        ordered[files] = filter_row
+                        figures_by_size[files] = filter_row
             if files <= 100_000:
                 _add_pyiceberg_plan(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
                 await _compare_with_memory(report, generated_table, seamark_planner, memory)
-    _report_growth(report, ordered)
-    report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
+    _report_growth(report, figures_by_size)
+    report.notes += [f"{item.name}: {item.description}." for item in FILTERS.values()]
     report.notes.append(
         f"Java {java_peer.read_version()} and PyIceberg {pyiceberg_peer.get_version()} decode the"
         f" manifests for every plan, from"
@@ -66,7 +68,7 @@ async def _measure_filter(
     table: GeneratedTable,
     query_filter: Filter,
     seamark_planner: OurPlanner,
-    java: TimedJavaPlanner,
+    java_planner: TimedJavaPlanner,
     rounds: int,
 ) -> dict[str, float]:
     """Measure a filter with each planner. Add a row to the report, and return the median times in ms by planner."""
@@ -75,14 +77,14 @@ async def _measure_filter(
     )  # The planner combines the summaries of the column here.
     seamark_ms, java_ms = [], []
     for round_number in range(1, rounds + 1):
-        plan = java.plan(query_filter.build_expression(table, round_number))
+        plan = java_planner.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
         plan.check_same(
             await seamark_planner.plan(query_filter.build_expression(table, round_number)), query_filter.name
         )
-        for number in range(OURS_A_TURN):
+        for number in range(PLANS_PER_TURN):
             elapsed_ms, _ = await seamark_planner.scan(
-                query_filter.build_expression(table, 100 + round_number * OURS_A_TURN + number)
+                query_filter.build_expression(table, 100 + round_number * PLANS_PER_TURN + number)
             )
             seamark_ms.append(elapsed_ms)
     results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
@@ -124,28 +126,30 @@ async def _compare_with_memory(
     schema = seamark_planner.metadata.current_schema
     for name in RANGES:
         expected = FILTERS[name]
-        spent = []
-        for round_number in range(OURS_A_TURN):
+        spent_seconds = []
+        for round_number in range(PLANS_PER_TURN):
             _, scan = await seamark_planner.scan(expected.build_expression(table, 5000 + round_number))
-            spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
-        touched = table.files * BYTE_OF_MASK
+            spent_seconds.append(
+                next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000
+            )
+        touched_bytes = table.files * MASK_BYTES_PER_FILE
         for column_name, side in expected.columns:
             column = schema.column(schema.index.by_name[column_name])
             assert column is not None
             assert isinstance(column.type, str)
             stats = scan.view.find_statistics(column.id, column.type)
-            for packed in getattr(stats, side)[0].packed:
-                touched += packed.width * table.files // len(scan.view.blocks)
-        elapsed_ms, floor = statistics.median(spent), memory.compute_floor_ms(touched)
-        report.bounds[f"{_format_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
+            for packed_column in getattr(stats, side)[0].packed:
+                touched_bytes += packed_column.width * table.files // len(scan.view.blocks)
+        elapsed_ms, floor = statistics.median(spent_seconds), memory.compute_floor_ms(touched_bytes)
+        report.bounds[f"{_format_case(table, name)}: {touched_bytes / 1e6:.1f} MB of bounds"] = (
             f"{floor:.3f} ms at that speed; the scan took {elapsed_ms:.3f} ms, {elapsed_ms / floor:.1f} times as long"
         )
 
 
-def _report_growth(report: Report, ordered: dict[int, dict[str, float]]) -> None:
-    if not {100_000, 1_000_000} <= ordered.keys():
+def _report_growth(report: Report, figures_by_size: dict[int, dict[str, float]]) -> None:
+    if not {100_000, 1_000_000} <= figures_by_size.keys():
         return
-    small_results, large_results = ordered[100_000], ordered[1_000_000]
+    small_results, large_results = figures_by_size[100_000], figures_by_size[1_000_000]
     values = {name: large_results[name] / small_results[name] for name in (OURS, JAVA)}
     case = "1,000,000 over 100,000 files, ordered column"
     report.rows.append(Row(case, "growth", "×", values, peer=JAVA, goal=GROWTH_GOAL))

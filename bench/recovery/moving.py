@@ -30,12 +30,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     write_tables(home / "warehouse", count)
     rebuilt = run_seamark("rebuild", "--home", str(home), timeout_s=_TIMEOUT_S)
     assert rebuilt.returncode == 0, rebuilt.stderr
-    allowed = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
+    server_env = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
     with (
         Seamark(home) as origin,
-        Seamark(folder / "target", env=allowed) as target,
-        Seamark(folder / "peer", env=allowed) as peer,
-        Seamark(folder / "hadoop", env=allowed) as hadoop,
+        Seamark(folder / "target", env=server_env) as target,
+        Seamark(folder / "peer", env=server_env) as peer,
+        Seamark(folder / "hadoop", env=server_env) as hadoop,
     ):
         source, destination = (load_catalog("peer", type="rest", uri=server.base_url) for server in (origin, peer))
         cases: tuple[tuple[str, dict[str, Callable[[], None]]], ...] = (
@@ -68,9 +68,9 @@ def _measure_s(work: Callable[[], None]) -> float:
 
 
 def _import(source: str, target: Seamark, expected: str) -> None:
-    completed = run_seamark("import", source, "--url", target.base_url, timeout_s=_TIMEOUT_S)
-    assert completed.returncode == 0, completed.stderr
-    assert expected in completed.stdout, completed.stdout
+    result = run_seamark("import", source, "--url", target.base_url, timeout_s=_TIMEOUT_S)
+    assert result.returncode == 0, result.stderr
+    assert expected in result.stdout, result.stdout
 
 
 def _register_all(source: Catalog, target: Catalog) -> None:

@@ -32,11 +32,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     for case, arguments, goal in commands:
         begun_s = time.perf_counter()
-        completed = run_seamark(*arguments, "--home", str(home), timeout_s=_TIMEOUT_S)
+        result = run_seamark(*arguments, "--home", str(home), timeout_s=_TIMEOUT_S)
         rate = count / (time.perf_counter() - begun_s)
-        assert completed.returncode == 0, completed.stderr
+        assert result.returncode == 0, result.stderr
         if arguments[0] == "rebuild":
-            assert len(json.loads(completed.stdout)["registered"]) == count
+            assert len(json.loads(result.stdout)["registered"]) == count
         report.rows.append(
             Row(case, "rate", "tables/s", {OURS: rate}, lower_is_better=False, goal=None if quick else goal)
         )

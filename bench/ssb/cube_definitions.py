@@ -40,8 +40,8 @@ def define_cubes(client: IndexClient, facts: Name, dimension_namespace: str) -> 
     """Define all cubes of a fact table whose dimension tables are in `dimension_namespace`."""
     for name, (columns, measure) in CUBES.items():
         terms = [_format_dimension(column, dimension_namespace) for column in columns]
-        pinned = pin_attributes(client, terms)
-        client.put_index(facts, name, kind="cube", columns=pinned, measures=[measure], shrink=SHRINK)
+        pinned_terms = pin_attributes(client, terms)
+        client.put_index(facts, name, kind="cube", columns=pinned_terms, measures=[measure], shrink=SHRINK)
 
 
 def _format_dimension(column: str, dimension_namespace: str) -> str:

@@ -91,9 +91,9 @@ def generate_ssb(cache: Path, scale: float, progress: Callable[[str, int, int], 
 def _generate_tpch(scale: float, folder: Path) -> None:
     program = Path(sys.executable).parent / "tpchgen-cli"
     argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", ",".join(SOURCES), "-o", str(folder), "--quiet"]
-    completed = subprocess.run(argv, capture_output=True, text=True)
-    if completed.returncode:
-        raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {completed.stderr.strip()}")
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {result.stderr.strip()}")
 
 
 def _define_views(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:

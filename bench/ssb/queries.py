@@ -99,7 +99,7 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         self._db = duckdb.connect()
-        self._right: dict[str, list[tuple[str, ...]]] = {}
+        self._expected_answers: dict[str, list[tuple[str, ...]]] = {}
         for table in TABLES:
             self._db.execute(f"CREATE VIEW \"{table}\" AS FROM '{get_table_path(folder, table)}'")
 
@@ -115,14 +115,12 @@ class Oracle:
             self._answer(sql)
 
     def _answer(self, sql: str) -> list[tuple[str, ...]]:
-        if sql not in self._right:  # The files do not change, and a benchmark checks each query many times.
-            self._right[sql] = sorted(map(_to_comparable, self.read_rows(sql)))
-        return self._right[sql]
+        if sql not in self._expected_answers:  # The files do not change, and a benchmark checks each query many times.
+            self._expected_answers[sql] = sorted(map(_to_comparable, self.read_rows(sql)))
+        return self._expected_answers[sql]
 
     def describe_difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
-        """Return a description of how `answer` differs from the correct rows, in any order, or an empty text if it does
-        not.
-        """
+        """Return how the rows of `answer`, in any order, differ from the correct rows, or an empty string."""
         expected_answer = self._answer(sql)
         actual = sorted(map(_to_comparable, answer))
         if actual == expected_answer:

@@ -40,12 +40,12 @@ class SparkAnswer:
     Attributes:
         rows: The rows of the result.
         seconds: The time of planning, reading and fetching.
-        read: The files that were read, by table name.
+        read_files: The files that were read, by table name.
     """
 
     rows: list[tuple[Any, ...]]
     seconds: float
-    read: dict[str, FilesRead]
+    read_files: dict[str, FilesRead]
 
 
 def write_table(
@@ -98,9 +98,8 @@ def _find_scans(plan: Any) -> Iterator[Any]:
     """Yield every BatchScanExec of a plan.
 
     Of an adaptive plan, this is the initial plan. The final plan leaves out scans whose rows turned out not to matter,
-    for
-    example because the other side of a join was empty, even if they had read files. A scan that never ran has 0 in its
-    metrics.
+    for example because the other side of a join was empty, even if they had read files. A scan that never ran has 0 in
+    its metrics.
     """
     kind = plan.getClass().getSimpleName()
     if kind == "BatchScanExec":
@@ -124,8 +123,7 @@ def _count_files(node: Any) -> FilesRead:
     The metric `resultDataFiles` is 0 if a server planned the scan.
 
     A call into the JVM is slow, and there are thousands of files. So one call reads the text of a whole group of tasks.
-    The
-    locations come from that text if it has one for each task, and the bytes from the group.
+    The locations come from that text if it has one for each task, and the bytes from the group.
     """
     partitions = node.inputPartitions()
     locations: set[str] = set()

@@ -43,10 +43,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with run_kafka_broker(folder / "broker") as kafka:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
-                raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)
+                raw_appends = await measure_producer(kafka, rows, row_bytes, writers, seconds)
                 measurements = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
                 _add_rows(
-                    report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, raw
+                    report,
+                    f"{rows:,} rows of {row_bytes:,} B, {writers} writers",
+                    rows,
+                    row_bytes,
+                    measurements,
+                    raw_appends,
                 )
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
@@ -59,19 +64,33 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _add_rows(
-    report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, raw: AppendMeasurements
+    report: Report,
+    case: str,
+    rows: int,
+    row_bytes: int,
+    measurements: AppendMeasurements,
+    raw_appends: AppendMeasurements,
 ) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
-    add(Row(case, "acknowledged", "rows/s", {OURS: measurements.rate * rows, RAW: raw.rate * rows}, False, RAW))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, RAW: raw.rate * mib}, False, RAW))
+    add(Row(case, "acknowledged", "rows/s", {OURS: measurements.rate * rows, RAW: raw_appends.rate * rows}, False, RAW))
+    add(
+        Row(
+            case,
+            "acknowledged bytes",
+            "MiB/s",
+            {OURS: measurements.rate * mib, RAW: raw_appends.rate * mib},
+            False,
+            RAW,
+        )
+    )
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         add(
             Row(
                 case,
                 name,
                 "ms",
-                {OURS: measurements.compute_quantile_ms(share), RAW: raw.compute_quantile_ms(share)},
+                {OURS: measurements.compute_quantile_ms(share), RAW: raw_appends.compute_quantile_ms(share)},
                 peer=RAW,
             )
         )
@@ -134,8 +153,8 @@ async def measure_producer(
     loop = asyncio.get_running_loop()
     producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
     is_ending = threading.Event()
-    polling = threading.Thread(target=_poll, args=(producer, is_ending))
-    polling.start()
+    poll_thread = threading.Thread(target=_poll, args=(producer, is_ending))
+    poll_thread.start()
     latencies: list[float] = []
 
     async def produce(partition: int) -> None:
@@ -155,7 +174,7 @@ async def measure_producer(
         return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         is_ending.set()
-        await asyncio.to_thread(polling.join)
+        await asyncio.to_thread(poll_thread.join)
 
 
 def _poll(producer: Producer, is_ending: threading.Event) -> None:

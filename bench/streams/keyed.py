@@ -1,9 +1,8 @@
 """How fast are updates, deletes and batch corrections of a keyed stream table, and do readers see the right rows?
 
 A writer sends Arrow batches with change kinds, a batch writer corrects rows by upserts, and PyIceberg, without
-Seamark's
-code, reads at the same time. The model is an array with the last value of each key. In the end PyIceberg, DuckDB over
-the files of the last flush, and the model must agree; otherwise the run fails.
+Seamark's code, reads at the same time. The model is an array with the last value of each key. In the end PyIceberg,
+DuckDB over the files of the last flush, and the model must agree; otherwise the run fails.
 """
 
 from __future__ import annotations
@@ -61,16 +60,16 @@ def send_changes(url: str, rows: int, seed: int) -> Values:
             count = min(BATCH_ROWS, rows - number)
             ids = rng.integers(0, keys, count)
             is_deleted = rng.random(count) < DELETED_FRACTION
-            new = np.arange(number, number + count)
-            writer.write(pa.table({"id": ids, "value": new, "_op": kinds[is_deleted.astype(int)]}))
+            new_ids = np.arange(number, number + count)
+            writer.write(pa.table({"id": ids, "value": new_ids, "_op": kinds[is_deleted.astype(int)]}))
             # numpy assigns repeated indexes in order, so the last change of a key stays.
-            values[ids] = np.where(is_deleted, ABSENT, new)
+            values[ids] = np.where(is_deleted, ABSENT, new_ids)
             if number // BATCH_ROWS % BATCHES_PER_CORRECTION == BATCHES_PER_CORRECTION - 1:
                 writer.flush()
-                corrected = np.unique(rng.integers(0, keys, CORRECTED_ROWS))
-                amended = -2 - corrected
-                seamark.upsert(client, TABLE, pa.table({"id": corrected, "value": amended}), keys=["id"])
-                values[corrected] = amended
+                corrected_keys = np.unique(rng.integers(0, keys, CORRECTED_ROWS))
+                amended_keys = -2 - corrected_keys
+                seamark.upsert(client, TABLE, pa.table({"id": corrected_keys, "value": amended_keys}), keys=["id"])
+                values[corrected_keys] = amended_keys
     return values
 
 
@@ -99,10 +98,10 @@ def to_values(rows: pa.Table) -> Values:
     Raises:
         AssertionError: A key has several rows.
     """
-    ordered = rows.sort_by("id")
-    ids = ordered.column("id").to_numpy()
+    sorted_rows = rows.sort_by("id")
+    ids = sorted_rows.column("id").to_numpy()
     assert (np.diff(ids) > 0).all(), "a key has several rows"
-    return np.stack([ids, ordered.column("value").to_numpy()])
+    return np.stack([ids, sorted_rows.column("value").to_numpy()])
 
 
 def create_keyed_table(catalog: Catalog, version: int) -> None:

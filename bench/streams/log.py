@@ -54,8 +54,8 @@ class AppendMeasurements:
 
     def compute_quantile_ms(self, share: float) -> float:
         """Return the latency in ms that a fraction `share` of the batches does not exceed."""
-        ordered = sorted(self.latencies_s)
-        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        sorted_latencies_s = sorted(self.latencies_s)
+        return 1000 * sorted_latencies_s[min(len(sorted_latencies_s) - 1, int(share * len(sorted_latencies_s)))]
 
     @property
     def rate(self) -> float:
@@ -157,9 +157,9 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
                 latencies.append(time.perf_counter() - call_began_s)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
-        measured = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)
+        appends = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)
     shutil.rmtree(folder / "log")
-    return measured
+    return appends
 
 
 async def _measure_small_batches(report: Report, folder: Path, rows: int) -> None:
@@ -188,11 +188,11 @@ async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int)
 async def _measure_recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
     """Measure the time to open a log whose process was killed."""
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
-    filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    assert filling.stdout is not None
-    stored_count = int(filling.stdout.readline())
-    filling.send_signal(signal.SIGKILL)
-    filling.communicate()
+    filler = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert filler.stdout is not None
+    stored_count = int(filler.stdout.readline())
+    filler.send_signal(signal.SIGKILL)
+    filler.communicate()
     started_s = time.perf_counter()
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
         shard = Shard("table-0", 0)

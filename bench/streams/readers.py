@@ -28,7 +28,7 @@ from tests.services.kafka import run_kafka_broker
 from tests.services.postgres import postgres_server
 from tests.services.seamark import Seamark
 
-ALONE = "without readers"
+WITHOUT_READERS = "without readers"
 RATE, BATCH_ROWS, WRITERS = 10_000, 100, 4
 SECONDS, QUICK_SECONDS = 15.0, 1.0
 READERS = (1, 2)
@@ -54,7 +54,7 @@ class Servers:
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
-    report = Report("streams_readers", "How much do readers slow writers?", peer=ALONE)
+    report = Report("streams_readers", "How much do readers slow writers?", peer=WITHOUT_READERS)
     with Seamark(folder / "home") as server:
         RestCatalog("bench", uri=server.base_url).create_namespace("bench")
         await _add_cases(report, [Servers("log in files", server.base_url, server.base_url, "f")], seconds)
@@ -84,14 +84,17 @@ async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -
     without_readers, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
-            beside, scans = await _measure_readers(servers, readers, seconds)
+            with_readers, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
-            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: without_readers.rate * BATCH_ROWS}
-            goal = GOAL_SHARE * rates[ALONE]
-            report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
+            rates = {OURS: with_readers.rate * BATCH_ROWS, WITHOUT_READERS: without_readers.rate * BATCH_ROWS}
+            goal = GOAL_SHARE * rates[WITHOUT_READERS]
+            report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, WITHOUT_READERS, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside.compute_quantile_ms(share), ALONE: without_readers.compute_quantile_ms(share)}
-                report.rows.append(Row(case, name, "ms", values, peer=ALONE))
+                values = {
+                    OURS: with_readers.compute_quantile_ms(share),
+                    WITHOUT_READERS: without_readers.compute_quantile_ms(share),
+                }
+                report.rows.append(Row(case, name, "ms", values, peer=WITHOUT_READERS))
             report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
 
 
@@ -112,8 +115,8 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
         if readers:
             await asyncio.to_thread(is_ready.wait)
         scans_before = scans.value
-        measured = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
-        return measured, scans.value - scans_before
+        write_rate = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
+        return write_rate, scans.value - scans_before
     finally:
         is_ending.set()
         for process in processes:

@@ -71,17 +71,23 @@ def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
         catalog.create_namespace("bench")
         name = new_catalog(spark, server.base_url)
         # The first scans compile the code of Spark.
-        read = partial(_read_by_spark, spark, name)
-        _measure_stream(server, catalog, "warm", min(rate, 1_000), min(seconds / 2, WARM_S_MAX), read)
-        by_spark = _measure_stream(server, catalog, "s", rate, seconds, read)
-        by_pyiceberg = _measure_stream(server, catalog, "p", rate, seconds, None)
+        read_rows = partial(_read_by_spark, spark, name)
+        _measure_stream(server, catalog, "warm", min(rate, 1_000), min(seconds / 2, WARM_S_MAX), read_rows)
+        spark_report = _measure_stream(server, catalog, "s", rate, seconds, read_rows)
+        pyiceberg_report = _measure_stream(server, catalog, "p", rate, seconds, None)
         job = _measure_job(server, catalog, spark, name, folder, rate, seconds)
     case = f"{rate:,} rows/s, read by"
-    add_delays(report, f"{case} Spark", by_spark.delays, {}, "", goal_ms=GOAL_MS)
-    add_delays(report, f"{case} PyIceberg", by_pyiceberg.delays, {PEER: job.delays}, PEER, goal_ms=GOAL_MS)
+    add_delays(report, f"{case} Spark", spark_report.delays, {}, "", goal_ms=GOAL_MS)
+    add_delays(report, f"{case} PyIceberg", pyiceberg_report.delays, {PEER: job.delays}, PEER, goal_ms=GOAL_MS)
     report.rows += [
-        Row(f"{rate:,} rows/s", "data files", "files", {OURS: by_pyiceberg.files, PEER: job.files}, peer=PEER),
-        Row(f"{rate:,} rows/s", "CPU for 1,000,000 rows", "s", {OURS: by_pyiceberg.cpu_s, PEER: job.cpu_s}, peer=PEER),
+        Row(f"{rate:,} rows/s", "data files", "files", {OURS: pyiceberg_report.files, PEER: job.files}, peer=PEER),
+        Row(
+            f"{rate:,} rows/s",
+            "CPU for 1,000,000 rows",
+            "s",
+            {OURS: pyiceberg_report.cpu_s, PEER: job.cpu_s},
+            peer=PEER,
+        ),
     ]
     report.notes += [
         f"{seconds:g} s a part. The stream table is flushed every {FLUSH_S} s, and in the end. The job has the trigger "

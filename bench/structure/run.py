@@ -2,8 +2,7 @@
 
 A server and a Trino proxy run in this process over SQLite and local files; Trino is replaced by a program that only
 answers. `sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the
-event
-loop and in its threads. The benchmark counts the functions that run in each of several equal requests with pauses
+event loop and in its threads. The benchmark counts the functions that run in each of several equal requests with pauses
 between them, so background work does not count. Comprehensions and generator expressions are functions in Python 3.11
 and are counted; a separate row has their number. Compiled kernels are not counted. `--list` prints the functions in the
 order of their first call.
@@ -156,8 +155,8 @@ async def count_functions(server: RunningServer, proxy: ProxyRig, recorder: Call
         for number in range(ROUNDS, 2 * ROUNDS):
             await asyncio.sleep(PAUSE_S)
             rounds.append(await recorder.record(partial(send, number)))
-        in_each = set.intersection(*map(set, rounds))
-        functions_by_name[title] = [function for function in rounds[-1] if function in in_each]
+        function_names = set.intersection(*map(set, rounds))
+        functions_by_name[title] = [function for function in rounds[-1] if function in function_names]
     # The server answers the proxy's requests in this process as well.
     functions_by_name[STATEMENT] = [
         function for function in functions_by_name[STATEMENT] if function.path.startswith("connector/")
@@ -169,7 +168,8 @@ def _describe_layers(functions: Sequence[Function]) -> str:
     """Return a text with the number of files and functions of each layer."""
     layers = [(layer, [function for function in functions if function.layer == layer]) for layer in LAYERS]
     return "; ".join(
-        f"{layer}: {len({item.path for item in within})} files, {len(within)} functions" for layer, within in layers
+        f"{layer}: {len({item.path for item in layer_files})} files, {len(layer_files)} functions"
+        for layer, layer_files in layers
     )
 
 

@@ -165,7 +165,7 @@ def _append_manifests(names: list[str]) -> Worker:
     """Append a file to each table in turn, with a manifest and a manifest list as engines write them."""
     (name,) = names
     path = bodies.build_table_path(NAMESPACE, name)
-    metadata = (yield build_request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]
+    metadata = (yield build_request("GET", path, counted_statuses=(), tolerated_statuses=(200,))).json()["metadata"]
     for number in itertools.count():
         requirements, updates = EngineAppender(metadata).commit({f"{metadata['location']}/data/{number}.parquet": 1})
         answer = yield build_request("POST", path, {"requirements": requirements, "updates": updates}, label="append")

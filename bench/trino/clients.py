@@ -25,7 +25,7 @@ class StatementMeasurement:
     requests: int
     body_bytes: int
     plan: str
-    last: bytes
+    last_page: bytes
     """The last page with rows, as JSON, or empty if no page had rows."""
 
 
@@ -33,18 +33,18 @@ def build_statement(sql: str, **headers: str) -> Request:
     return build_request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 
-async def run_statement_to_end(connection: Connection, posted: Request) -> StatementMeasurement:
+async def run_statement_to_end(connection: Connection, statement_request: Request) -> StatementMeasurement:
     """Post a statement, and follow its pages to the end.
 
     Raises:
         LoadError: The statement failed. The message contains Trino's message.
     """
     started_s = time.perf_counter()
-    answer = await connection.ask(posted)
+    answer = await connection.ask(statement_request)
     plan, requests, size, last_size = answer.get_field("X-Seamark-Plan"), 1, len(answer.body), b""
     while True:
         if answer.status != 200 or _ERROR in answer.body[-1_000_000:]:
-            raise LoadError(f"{posted.label}: {answer.status} {answer.body[-2000:]!r}")
+            raise LoadError(f"{statement_request.label}: {answer.status} {answer.body[-2000:]!r}")
         if b'"data":' in answer.body[:100_000]:
             last_size = answer.body
         offset = answer.body.find(_NEXT_URI_MARK, 0, 10_000)

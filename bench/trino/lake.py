@@ -44,25 +44,25 @@ JOINS = {
     "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
     "part": JoinedTable((BASE, "part"), {"lo_partkey": "p_partkey"}),
 }
-SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+SPARK_OPTIONS = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 
 
 @dataclass(frozen=True)
 class FactLayout:
     """The layout of the facts in the namespace `name`.
 
-    The facts have the same files as the layout `of`, or are clustered by the columns `by`.
+    The facts have the same files as the layout `base_layout`, or are clustered by the columns `cluster_columns`.
     """
 
     name: str
     index: str | None
-    by: tuple[str, ...] = ()
+    cluster_columns: tuple[str, ...] = ()
     curve: str = "hilbert"
-    of: str | None = None
+    base_layout: str | None = None
 
     @property
     def label(self) -> str:
-        files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
+        files = next(item for item in LAYOUTS if item.name == (self.base_layout or self.name))
         return f"{_LAYOUT_LABELS[files.name]}, {'min/max' if self.index is None else self.index}"
 
 
@@ -76,8 +76,8 @@ LAYOUTS = (
     FactLayout("written", "bitmap", ("lo_orderkey",)),
     FactLayout("dated", "bitmap", ("lo_orderdate",)),
     FactLayout("zorder", None, ("lo_orderdate", "lo_discount", "lo_quantity"), "zorder"),
-    FactLayout("zorder_bloom", "bloom", of="zorder"),
-    FactLayout("zorder_bitmap", "bitmap", of="zorder"),
+    FactLayout("zorder_bloom", "bloom", base_layout="zorder"),
+    FactLayout("zorder_bitmap", "bitmap", base_layout="zorder"),
     FactLayout("hilbert", "bitmap", ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")),
 )
 
@@ -115,7 +115,7 @@ def _build_server(home: Path, folder: Path) -> Seamark:
 def _create_lake(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[FactLayout]) -> None:
     with (
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
-        spark_session(scratch / "spark", SPARK) as spark,
+        spark_session(scratch / "spark", SPARK_OPTIONS) as spark,
     ):
         connect(spark, "sea", server.base_url)
         spark.sql(f"CREATE NAMESPACE sea.{BASE}")
@@ -125,7 +125,9 @@ def _create_lake(server: Seamark, scratch: Path, data: Path, files: int, layouts
             body = json.dumps({"namespace": [layout.name]}).encode()
             client._request("POST", "/v1/namespaces", {}, body)
             for table in TABLES:
-                _clone_table(client, (layout.of or BASE if table == FACT else BASE, table), (layout.name, table))
+                _clone_table(
+                    client, (layout.base_layout or BASE if table == FACT else BASE, table), (layout.name, table)
+                )
             _write_layout(client, spark, layout, files)
 
 
@@ -153,8 +155,8 @@ def _write_layout(client: IndexClient, spark: SparkSession, layout: FactLayout, 
     names = [f"of_{column}" for column in INDEXED_COLUMNS] if layout.index else []
     for name, column in zip(names, INDEXED_COLUMNS, strict=False):
         client.put_index(fact, name, kind=layout.index, columns=[column])
-    if layout.by:
-        cluster(spark, fact, layout.by, joins=JOINS, curve=layout.curve, files=files, client=client)
+    if layout.cluster_columns:
+        cluster(spark, fact, layout.cluster_columns, joins=JOINS, curve=layout.curve, files=files, client=client)
     for name in names:
         report = build(client, fact, name, SparkWorkers(spark))
         if report.files_not_indexed:

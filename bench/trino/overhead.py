@@ -30,7 +30,7 @@ GOAL_MS, GOAL_SHARE = 5.0, 1.03
 MEMORY_RATIO_MAX = 1.03
 """The maximum memory at the end, relative to the memory after half of the statements."""
 FILES, RUNS, CLIENTS = 20, 250, 1000
-WARM = 30
+WARM_REQUESTS = 30
 CASES = {
     "SELECT 1": "SELECT 1",
     "a table, no condition": "SELECT count(*), max(price) FROM points",
@@ -53,8 +53,8 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
         await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
-        f"{runs} runs of each statement in turns, after {WARM}, over a table of {FILES} files; coordinator, worker,"
-        " adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
+        f"{runs} runs of each statement in turns, after {WARM_REQUESTS}, over a table of {FILES} files; coordinator,"
+        " worker, adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
     )
     return report
 
@@ -67,11 +67,11 @@ async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequ
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
-    posted, cpu_s = build_statement(sql), 0.0
-    for number in range(-min(WARM, runs), runs):
+    statement_request, cpu_s = build_statement(sql), 0.0
+    for number in range(-min(WARM_REQUESTS, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = seamark_target.read_cpu_s()
-            measurement = await run_statement_to_end(connections[target.name], posted)
+            measurement = await run_statement_to_end(connections[target.name], statement_request)
             if number >= 0:
                 cpu_s += seamark_target.read_cpu_s() - before_s
                 results[target.name].append(measurement)
@@ -136,7 +136,7 @@ async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) 
 
 
 async def _measure_repeats(
-    report: Report, behind: str, seamark_target: BenchTarget, statements: int, clients: int
+    report: Report, background: str, seamark_target: BenchTarget, statements: int, clients: int
 ) -> float:
     """Measure the proxy's memory over many statements, and return the statements per second."""
     remaining_statements, resident = iter(range(statements)), []
@@ -154,7 +154,7 @@ async def _measure_repeats(
     started_s = asyncio.get_running_loop().time()
     await asyncio.gather(*(client() for _ in range(clients)))
     took_s = asyncio.get_running_loop().time() - started_s
-    case = f"{statements:,} statements, {behind} behind"
+    case = f"{statements:,} statements, {background} behind"
     half_mb = resident[len(resident) // 2]
     report.rows.append(Row(case, "memory after a tenth", "MB", {OURS: resident[1]}))
     report.rows.append(Row(case, "memory after half", "MB", {OURS: half_mb}))
@@ -186,15 +186,15 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
 
 
 async def _report_per_request(report: Report, targets: Sequence[BenchTarget], runs: int) -> None:
-    case, posted = "SELECT 1, a talker behind", build_statement("SELECT 1")
+    case, statement_request = "SELECT 1, a talker behind", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
     for target in targets:
         connection = await Connection.open(target.port)
         for _ in range(runs // 10):
-            await run_statement_to_end(connection, posted)
+            await run_statement_to_end(connection, statement_request)
         before_s = target.read_cpu_s()
-        results = [await run_statement_to_end(connection, posted) for _ in range(runs)]
+        results = [await run_statement_to_end(connection, statement_request) for _ in range(runs)]
         requests = sum(result.requests for result in results)
         values[target.name] = 1000 * sum(result.ms for result in results) / requests
         cpu_us = 1e6 * (target.read_cpu_s() - before_s) / requests
@@ -265,8 +265,8 @@ async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], floa
             peak = max(peak, target.read_rss_mb())
             await asyncio.sleep(0.01)
 
-    watching = asyncio.create_task(watch())
+    watch_task = asyncio.create_task(watch())
     try:
         yield lambda: peak - first_mb
     finally:
-        watching.cancel()
+        watch_task.cancel()

@@ -19,16 +19,25 @@ import numpy as np
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.targets import BenchTarget
 from bench.trino.clients import StatementMeasurement, build_statement, run_statement_to_end
-from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
+from bench.trino.points import (
+    ALONE,
+    INDEX_KIND_BY_COLUMN,
+    NAMESPACE,
+    ORDERED_NAMESPACE,
+    ROWS,
+    TABLE,
+    compute_key,
+    run_points,
+)
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, build_request
 
 FILES, KEYS, PLANS = 10_000, 12, 200
-WARM = 3
+WARM_QUERIES = 3
 GOAL, PLAN_GOAL_MS = 20, 10.0
 COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
-    ORDERED: "by min and max, in order",
+    ORDERED_NAMESPACE: "by min and max, in order",
 }
 
 
@@ -45,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 f"{await _measure_without_proxy(targets[0], keys):.0f} ms"
             )
     report.notes += [
-        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
+        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM_QUERIES}.",
         "By min and max Trino leaves out the same files; what it saves there is reading the manifests of all.",
     ]
     return report
@@ -56,20 +65,22 @@ async def _measure_lookup(
 ) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
-    numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
+    numbers = (
+        np.random.default_rng([len(case), files]).choice(files * ROWS, WARM_QUERIES + keys, replace=False).tolist()
+    )
     for round_number, number in enumerate(numbers):
-        sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
+        sql = f"SELECT {ORDERED_NAMESPACE}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
             measurement = await run_statement_to_end(connections[target.name], build_statement(sql))
-            rows = json.loads(measurement.last)["data"] if measurement.last else []
+            rows = json.loads(measurement.last_page)["data"] if measurement.last_page else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
-            if round_number >= WARM:
+            if round_number >= WARM_QUERIES:
                 results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     values = {name: statistics.median(item.ms for item in result) for name, result in results.items()}
-    goal = values[TRINO] / GOAL if column != ORDERED else None
+    goal = values[TRINO] / GOAL if column != ORDERED_NAMESPACE else None
     report.rows.append(Row(case, "a statement", "ms", values, peer=TRINO, goal=goal))
     plans = [result.plan for result in results[OURS] if not result.plan.startswith("rewritten")]
     if plans:
@@ -78,10 +89,13 @@ async def _measure_lookup(
 
 async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
     connection = await Connection.open(trino.port)
-    sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
+    sqls = [
+        f"SELECT {ORDERED_NAMESPACE}, note FROM {ALONE} WHERE {ORDERED_NAMESPACE} = {number}"
+        for number in range(WARM_QUERIES + keys)
+    ]
     results = [await run_statement_to_end(connection, build_statement(sql)) for sql in sqls]
     connection.close()
-    return statistics.median(result.ms for result in results[WARM:])
+    return statistics.median(result.ms for result in results[WARM_QUERIES:])
 
 
 async def _measure_plan(report: Report, case: str, column: str, files: int, target: BenchTarget, plans: int) -> None:

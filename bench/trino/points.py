@@ -2,8 +2,7 @@
 
 Each row has its number in four columns. In `in_record`, `in_bloom` and `in_bitmap`, every file spans nearly all values,
 so that statistics exclude no file. Each of these columns has an index of the kind in its name. `in_order` increases
-from
-file to file. A commit adds a thousand files in one manifest.
+from file to file. A commit adds a thousand files in one manifest.
 
 Each run writes the files again with Seamark's writer, into a folder in memory if the system has one. Readers would find
 the files in the page cache in any case, and syncing ten thousand files to a disk would take longer than all
@@ -35,13 +34,13 @@ NAMESPACE, TABLE, ALONE = "bench", "points", "one"
 """`ALONE` is a table with the rows of the first file only."""
 ROWS = 100
 """The number of rows in each file."""
-FILES_A_COMMIT = 1000
+FILES_PER_COMMIT = 1000
 INDEX_KIND_BY_COLUMN = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
-ORDERED = "in_order"
+ORDERED_NAMESPACE = "in_order"
 FPP = 1e-6
 """The false positive rate, so low that none of 10,000 files is a false positive."""
 _FIELDS = {
-    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED), "long"),
+    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED_NAMESPACE), "long"),
     "city": "string",
     "price": "double",
     "note": "string",
@@ -53,7 +52,7 @@ _STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), stric
 
 def compute_key(column: str, number: int, files: int) -> int:
     """Return the value of a column in row `number`. The values of all rows are different."""
-    return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
+    return number if column == ORDERED_NAMESPACE else number * _STEPS[column] % (files * ROWS)
 
 
 def build_rows(file: int, files: int) -> pa.RecordBatch:
@@ -93,7 +92,7 @@ def _fill_table(server: Seamark, files: int) -> None:
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
         destination = open_destination(client, (NAMESPACE, TABLE))
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            starts = range(0, files, FILES_A_COMMIT)
+            starts = range(0, files, FILES_PER_COMMIT)
             for written_files in pool.map(partial(_write_files, destination.target, files), starts):
                 destination.commit(client, written_files)
 
@@ -110,5 +109,5 @@ def _create_table(client: IndexClient, table: str) -> None:
 
 def _write_files(target: WriteTarget, files: int, start: int) -> WrittenFiles:
     return write_batches(
-        target, (build_rows(number, files) for number in range(start, min(start + FILES_A_COMMIT, files)))
+        target, (build_rows(number, files) for number in range(start, min(start + FILES_PER_COMMIT, files)))
     )

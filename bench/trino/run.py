@@ -27,10 +27,14 @@ def main() -> None:
     parser.add_argument("--files", type=int, help="files of the facts of `ssb`; default: 1,000")
     parser.add_argument("--rounds", type=int, help="rounds of `ssb` and `ssb_large`; default: 3 and 5")
     arguments = parser.parse_args()
-    accepted = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
+    options_by_bench = {
+        "overhead": ("statements", "talked"),
+        "ssb": ("scale", "files", "rounds"),
+        "ssb_large": ("rounds",),
+    }
     options = {
         bench: {name: value for name in names if (value := getattr(arguments, name)) is not None}
-        for bench, names in accepted.items()
+        for bench, names in options_by_bench.items()
     }
     run_benches(
         BENCHES,

@@ -28,7 +28,7 @@ DIRECT, BOUND = "direct", "bound"
 OVER_BOUND_MAX = 1.05
 WALL_BETTER_MIN = 5.0
 SLOWER_MAX, SLOWER_MS_MAX = 1.05, 20.0
-CLUSTERED = "hilbert"
+CLUSTERED_LAYOUT = "hilbert"
 LARGE = (5.0, 5000)
 """The scale and the number of files: 30 M facts. The files are as large as those of scale 1 in 1,000 files."""
 LARGE_BUDGET_MS = 2000
@@ -82,8 +82,8 @@ class LayoutMeasurement:
     @property
     def slower_ms(self) -> float:
         """Return the milliseconds by which the query is slower than tolerated."""
-        direct = self.compute_median(DIRECT, "wall_ms")
-        return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
+        direct_ms = self.compute_median(DIRECT, "wall_ms")
+        return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct_ms * SLOWER_MAX, direct_ms + SLOWER_MS_MAX))
 
 
 async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
@@ -97,7 +97,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     scale, files = LARGE
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
-    layouts = [item for item in LAYOUTS if item.name == CLUSTERED]
+    layouts = [item for item in LAYOUTS if item.name == CLUSTERED_LAYOUT]
     report = _run_queries("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
     report.notes.append(
         f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
@@ -120,10 +120,10 @@ def _run_queries(
             name: stack.enter_context(closing(TrinoConnection(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
+        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.base_layout is None}
         cases = []
-        for layout in (layout for layout in layouts if layout.of is None):
-            similar_layouts = [item for item in layouts if layout.name in (item.name, item.of)]
+        for layout in (layout for layout in layouts if layout.base_layout is None):
+            similar_layouts = [item for item in layouts if layout.name in (item.name, item.base_layout)]
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
@@ -204,7 +204,7 @@ def _summarize(layout: FactLayout, cases: Sequence[LayoutMeasurement]) -> list[R
     worst = max(cases, key=lambda case: case.over_bound)
     slowest = max(cases, key=lambda case: case.slower_ms)
     bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
-    wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
+    wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED_LAYOUT else None
     return [
         Row(layout.label, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
         Row(layout.label, "files over the bound, mean", "×", {OURS: compute_mean([case.over_bound for case in cases])}),
@@ -250,7 +250,11 @@ def _list_rows(case: LayoutMeasurement) -> list[Row]:
     ):
         rows.append(
             Row(
-                name, measure, unit, {who: case.compute_median(who, description) for who in (OURS, DIRECT)}, peer=DIRECT
+                name,
+                measure,
+                unit,
+                {contender: case.compute_median(contender, description) for contender in (OURS, DIRECT)},
+                peer=DIRECT,
             )
         )
     return rows
@@ -265,4 +269,7 @@ def _list_unchanged_queries(cases: Sequence[LayoutMeasurement]) -> list[str]:
         )
         if reason is not None:
             document.setdefault((case.layout.label, reason), []).append(case.query)
-    return [f"As it came, {layout}: {', '.join(which)} ({reason})" for (layout, reason), which in document.items()]
+    return [
+        f"As it came, {layout}: {', '.join(query_names)} ({reason})"
+        for (layout, reason), query_names in document.items()
+    ]

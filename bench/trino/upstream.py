@@ -20,24 +20,24 @@ import uvloop
 from bench.targets import BenchTarget
 from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
-_SIZED = re.compile(rb"(\d+) (\d+)")
+_SIZE_PATTERN = re.compile(rb"(\d+) (\d+)")
 _SLUG = b"y89bc636fe67d4d541faf0383e57b2a5c88fe2427"
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nVary: Accept-Encoding\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 _COLUMNS = b'"columns":[{"name":"x","type":"varchar","typeSignature":{"rawType":"varchar","arguments":[]}}],'
 _FIGURES = b",".join(b'"figureOfAStatement%02d":%d' % (number, 1000 * number) for number in range(22))
-_PIECE = 1 << 18
+_PIECE_BYTES = 1 << 18
 
 
 class _Exchange(asyncio.Protocol):
     """One connection, which answers one request at a time."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._received_bytes = b""
         self._writable = asyncio.Event()
         self._writable.set()
-        self._talking: asyncio.Task[None] | None = None
+        self._request_task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # The class of uvloop's transport is not a subclass of asyncio.Transport.
@@ -50,34 +50,34 @@ class _Exchange(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._talking is not None:
-            self._talking.cancel()
+        if self._request_task is not None:
+            self._request_task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        head, ended, body = self._held.partition(b"\r\n\r\n")
-        if not ended:
+        self._received_bytes += data
+        head, reply_end, body = self._received_bytes.partition(b"\r\n\r\n")
+        if not reply_end:
             return
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(fields.get(b"content-length", b"0"))
         if len(body) < length:
             return
-        self._held = body[length:]
+        self._received_bytes = body[length:]
         path = head.split(b" ", 2)[1]
         base = b"http://" + fields.get(b"x-forwarded-host", fields[b"host"])
         if not path.startswith(b"/v1/statement"):
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
             return
         if path == b"/v1/statement":
-            sized = _SIZED.fullmatch(body[:length])
-            id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
+            size_match = _SIZE_PATTERN.fullmatch(body[:length])
+            id_, step = b"%s_%s" % (size_match.groups() if size_match else (b"1", b"1")), 0
         else:
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
         page_head, tail = _encode_page(base, id_, step, pages)
-        if 2 <= step < 2 + pages and size > _PIECE:
-            self._talking = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
+        if 2 <= step < 2 + pages and size > _PIECE_BYTES:
+            self._request_task = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
             self._transport.write(_HEAD + _encode_chunk(page_head + rows + tail)[:-2])
@@ -85,8 +85,8 @@ class _Exchange(asyncio.Protocol):
 
     async def _write_rows(self, head: bytes, size: int, tail: bytes) -> None:
         self._transport.write(_HEAD + _encode_chunk(head))
-        piece = _encode_chunk(b"x" * _PIECE)
-        for _ in range(size // _PIECE):
+        piece = _encode_chunk(b"x" * _PIECE_BYTES)
+        for _ in range(size // _PIECE_BYTES):
             self._transport.write(piece)
             await self._writable.wait()
         self._transport.write(_encode_chunk(tail) + b"0\r\n\r\n")

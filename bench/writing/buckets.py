@@ -108,8 +108,8 @@ def _measure_s(frame: DataFrame) -> tuple[float, Sequence[Any]]:
 
 def _count_exchanges(frame: DataFrame) -> int:
     """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate."""
-    final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
-    return len(re.findall(r"\bExchange (?!SinglePartition)", final))
+    final_plan = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
+    return len(re.findall(r"\bExchange (?!SinglePartition)", final_plan))
 
 
 def _count_files(frame: DataFrame) -> int:

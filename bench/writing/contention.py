@@ -74,10 +74,10 @@ class ContentionOutcome:
     """
 
     began: float
-    ended: float
-    committed: int
+    end_s: float
+    commits: int
     """The number of commits after the first commit, which is not counted."""
-    failed: int
+    failures: int
     attempts: int
     rows: int
     """The number of rows of all commits."""
@@ -87,7 +87,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_contention", "Eight writers at one table", peer="PyIceberg, trying again")
     writers, times = (QUICK_WRITERS, QUICK_TIMES) if quick else (WRITERS, CHANGES_PER_WRITER)
     rates: dict[str, float] = {}
-    failed: dict[str, float] = {}
+    failed_counts: dict[str, float] = {}
     attempts = 0.0
     with (
         run_bench_server(folder) as server,
@@ -97,28 +97,28 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     ):
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
-            jobs, stored = _prepare(client, kind, name, writers, times + 1)
+            jobs, stored_rows = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
-            committed = sum(item.committed for item in outcomes)
-            _check_rows(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
-            rates[kind] = committed / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
-            failed[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
+            commit_count = sum(item.commits for item in outcomes)
+            _check_rows(client, name, stored_rows + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began for item in outcomes))
+            failed_counts[kind] = 100 * sum(item.failures for item in outcomes) / (writers * times)
             if kind == UPSERTS:
-                attempts = sum(item.attempts for item in outcomes) / max(1, committed)
+                attempts = sum(item.attempts for item in outcomes) / max(1, commit_count)
     case = f"{writers} writers × {times} commits"
     for measured_writers, label in (
         (UPSERTS, "upserts"),
         (APPENDS, "appends"),
         (REBASED, "PyIceberg's appends, rebased"),
     ):
-        beside = {OURS: rates[measured_writers], RETRYING: rates[RETRYING]}
+        baseline_rates = {OURS: rates[measured_writers], RETRYING: rates[RETRYING]}
         report.rows += [
-            Row(case, f"{label}, commits", "/s", beside, lower_is_better=False, peer=RETRYING),
+            Row(case, f"{label}, commits", "/s", baseline_rates, lower_is_better=False, peer=RETRYING),
             Row(
                 case,
                 f"{label}, failed",
                 "%",
-                {OURS: failed[measured_writers], RETRYING: failed[RETRYING]},
+                {OURS: failed_counts[measured_writers], RETRYING: failed_counts[RETRYING]},
                 peer=RETRYING,
                 goal=0.0,
             ),
@@ -176,11 +176,11 @@ def _run_job(barrier: Barrier, job: Job) -> ContentionOutcome:
         first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
-        began = time.monotonic()
+        began_s = time.monotonic()
         tries = [_try_commit(item) for item in other_writes]
-        committed = sum(item > 0 for item in tries)
-        rows += ROWS * committed
-        return ContentionOutcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
+        commit_count = sum(item > 0 for item in tries)
+        rows += ROWS * commit_count
+        return ContentionOutcome(began_s, time.monotonic(), commit_count, len(tries) - commit_count, sum(tries), rows)
 
 
 def _try_commit(commit: Callable[[], int]) -> int:

@@ -1,9 +1,8 @@
 """Does a server keep a table in shape by the table's policy alone, while many small commits fill it?
 
 PyIceberg appends 500 small files to an unpartitioned table. As the table's properties request, the server clusters it
-by
-two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets
-the same commits, but has no table services. After every 25 commits the benchmark measures both tables: their files, the
+by two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets the
+same commits, but has no table services. After every 25 commits the benchmark measures both tables: their files, the
 number of files that may contain a row (the depth of the clustering), manifests and metadata, and the time of a plan. In
 the end it reads both tables: the rows must be the appended rows.
 """
@@ -78,21 +77,21 @@ class TableMeasurement:
 
     Attributes:
         depth: The number of files that may contain a row with the customer and the item of a given row.
-        opened: The bytes of the files in the plan of a condition, in percent of the table, by the kind of the
+        opened_percent: The bytes of the files in the plan of a condition, in percent of the table, by the kind of the
             condition.
     """
 
     commits: int
     files: int
     median_bytes: float
-    full: float
+    full_percent: float
     """The part of the table's bytes, in percent, that is in files of at least half the target size."""
     manifests: int
     metadata_bytes: int
     metadata_files: int
     snapshots: int
     depth: float = 0.0
-    opened: dict[str, float] = field(default_factory=dict)
+    opened_percent: dict[str, float] = field(default_factory=dict)
     plan_ms: dict[str, list[float]] = field(default_factory=dict)
     pyiceberg_ms: float = 0.0
 
@@ -131,7 +130,7 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, query_every, plans = (
+    commits, query_interval, plans = (
         (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_MEASUREMENT, PLANS)
     )
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
@@ -156,7 +155,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             batch = feed.append_batch()
             for name, table in tables.items():
                 append_s[name].append(_measure_s(partial(_append_batch, table, batch, failures)))
-            if number % query_every == 0:
+            if number % query_interval == 0:
                 _measure_tables(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
@@ -246,7 +245,7 @@ def _measure_tables(
         table = catalog.load_table(TABLES[name])
         measurement.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
         measurement.depth = statistics.fmean(depths[name])
-        measurement.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
+        measurement.opened_percent = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
         measurements_by_table[name].append(measurement)
 
 
@@ -286,12 +285,12 @@ def _sum_data_bytes(client: IndexClient, table: str) -> int:
 
 def _count_matches(rows: pa.Table, where: str) -> int:
     """Count the rows that meet a condition of two ranges, with NumPy."""
-    matching = np.ones(rows.num_rows, dtype=np.bool_)
+    row_mask = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
     for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
         values = rows[words[place - 1]].to_numpy()
-        matching &= (values >= int(words[place + 1])) & (values <= int(words[place + 3]))
-    return int(matching.sum())
+        row_mask &= (values >= int(words[place + 1])) & (values <= int(words[place + 3]))
+    return int(row_mask.sum())
 
 
 def _check_rows(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
@@ -340,14 +339,14 @@ def _fill_report(
         "ms",
         {name: measurement.pyiceberg_ms for name, measurement in last_measurements.items()},
     )
-    full = {name: measurement.full for name, measurement in last_measurements.items()}
-    add("in the end", "bytes in files of half the target size or more", "%", full, lower_is_better=False)
+    full_percent = {name: measurement.full_percent for name, measurement in last_measurements.items()}
+    add("in the end", "bytes in files of half the target size or more", "%", full_percent, lower_is_better=False)
     for kind in ("point", "range"):
         add(
             "in the end",
             f"bytes opened, {kind}",
             "%",
-            {name: measurement.opened[kind] for name, measurement in last_measurements.items()},
+            {name: measurement.opened_percent[kind] for name, measurement in last_measurements.items()},
         )
     for kind in ("point", "range"):
         for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
@@ -379,7 +378,9 @@ def _add_notes(
         "Median file, in percent of the target": lambda measurement: (
             f"{100 * measurement.median_bytes / TARGET_BYTES:.0f}"
         ),
-        "Percent of the bytes in files of half the target size or more": lambda measurement: f"{measurement.full:.0f}",
+        "Percent of the bytes in files of half the target size or more": lambda measurement: (
+            f"{measurement.full_percent:.0f}"
+        ),
         "Manifests": lambda measurement: f"{measurement.manifests}",
         "Snapshots": lambda measurement: f"{measurement.snapshots}",
         "Metadata file in kB": lambda measurement: f"{measurement.metadata_bytes / 1000:.0f}",

@@ -16,7 +16,7 @@ from bench.hudi import HudiSession
 from bench.writing.tables import BASES, Base, RowBatch
 from bench.writing.writers import COPY_ON_WRITE, DDL
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 class HudiWriter:
@@ -35,7 +35,7 @@ class HudiWriter:
     def _copy_base(self, base: Base, bases: Path) -> Path:
         base_folder = bases / f"{base.rows}-hudi-{self._kind.lower()}"
         marker = base_folder.with_suffix(".json")
-        expected = json.dumps({"format": FORMAT, "of": base.metadata["table-uuid"]})
+        expected = json.dumps({"format": FORMAT_VERSION, "of": base.metadata["table-uuid"]})
         if not (marker.exists() and marker.read_text() == expected):
             shutil.rmtree(base_folder, ignore_errors=True)
             files = [str(path) for path in (bases / f"{base.rows}-{base.layout}").rglob("*.parquet")]

@@ -1,10 +1,9 @@
 """How many bytes do queries open after Seamark clusters a table, and after Iceberg's `rewrite_data_files`?
 
 There are four sets of rows, each in several tables with the same files. Seamark's table service clusters one table
-along
-its curve, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server plans
-the same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two columns.
-All tables must keep their rows.
+along its curve, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server
+plans the same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two
+columns. All tables must keep their rows.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ def _draw_strings(rng: Rng, rows: int) -> dict[str, Any]:
 
 
 def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
-    ordered = rng.integers(0, 1000, rows)
+    sorted_numbers = rng.integers(0, 1000, rows)
     return {
-        "a": ordered,
-        "b": ordered + rng.integers(1, 30, rows),
+        "a": sorted_numbers,
+        "b": sorted_numbers + rng.integers(1, 30, rows),
         "c": rng.integers(0, 500, rows),
         "d": rng.integers(0, 500, rows),
     }
@@ -89,8 +88,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rows = QUICK_ROWS if quick else ROWS
     with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
-        for number, column_set in enumerate(SETS):
-            _measure_layout(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)
+        for number, column_names in enumerate(SETS):
+            _measure_layout(report, new_lake.client, new_lake.spark, column_names, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",

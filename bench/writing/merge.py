@@ -55,14 +55,14 @@ TUNINGS = (
 
 class MergeWriter:
     def __init__(self, tuning: Tuning, base: Base, spark: SparkSession, warehouse: Path, name: str) -> None:
-        self.name, self.tuning = name, tuning
+        self.name, self.tuning_options = name, tuning
         self.folder = warehouse / NAMESPACE / name
         self._spark = spark
         self._table = f"{CATALOG}.{NAMESPACE}.{name}"
         clone_table(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
     def upsert(self, batch: RowBatch) -> None:
-        with configure_session(self._spark, self.tuning.conf):
+        with configure_session(self._spark, self.tuning_options.conf):
             build_frame(self._spark, batch).createOrReplaceTempView("batch")
             self._spark.sql(
                 f"MERGE INTO {self._table} t USING batch s ON t.{KEY} = s.{KEY}"
@@ -73,9 +73,9 @@ class MergeWriter:
         return count_versions(self._spark.table(self._table))
 
     def tidy(self) -> None:
-        if self.tuning.mode == COPY_ON_WRITE:
-            live = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
-            delete_unused_files(self.folder, {row[0] for row in live})
+        if self.tuning_options.mode == COPY_ON_WRITE:
+            live_files = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
+            delete_unused_files(self.folder, {row[0] for row in live_files})
 
 
 def add_hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:

@@ -92,9 +92,9 @@ PAGES = 100_000
 """The number of values of a key for a query that selects few pages, near the point of equal speed."""
 CLUSTERED_FILES = 100
 """The number of values of the key by which the rows of each file are sorted."""
-READ = ("id", "price", "quantity", "name")
+READ_COLUMNS = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
-_CHUNK = 1 << 18
+_CHUNK_ROWS = 1 << 18
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -131,11 +131,13 @@ def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
 
     The fraction counts the rows on pages that contain a selected row.
     """
-    slower = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
-    faster = max((fraction for fraction, ratio in measurements if ratio >= 1 and fraction < slower), default=0.0)
+    smallest_loss = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
+    largest_win = max(
+        (fraction for fraction, ratio in measurements if ratio >= 1 and fraction < smallest_loss), default=0.0
+    )
     return (
-        f"Seamark is faster if at most {faster:.0%} of the rows of the remaining files are on pages with a selected "
-        f"row. It is slower from {slower:.0%}."
+        f"Seamark is faster if at most {largest_win:.0%} of the rows of the remaining files are on pages with a"
+        f" selected row. It is slower from {smallest_loss:.0%}."
     )
 
 
@@ -174,8 +176,8 @@ def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
     clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
-    for start in range(0, rows, _CHUNK):
-        count = min(_CHUNK, rows - start)
+    for start in range(0, rows, _CHUNK_ROWS):
+        count = min(_CHUNK_ROWS, rows - start)
         columns = {
             "id": np.arange(start, start + count) * size.files + number,
             **{f"k{share}": draw.integers(0, share, count, dtype=np.int32) for share in size.shares},
@@ -196,7 +198,7 @@ def _compare_readers(
     ways: dict[str, Callable[[], DataFrame]] = {
         OURS: partial(_read_with_seamark, lake, table, where),
         ICEBERG: partial(_read_natively, lake, table, where),
-        CHOSEN: partial(read, lake.spark, f"{CATALOG}.{table}", where, columns=READ),
+        CHOSEN: partial(read, lake.spark, f"{CATALOG}.{table}", where, columns=READ_COLUMNS),
     }
     durations: dict[str, list[float]] = {name: [] for name in ways}
     actual: dict[str, list[float]] = {name: [] for name in ways}
@@ -205,7 +207,7 @@ def _compare_readers(
     for round_number in range(size.rounds + 1):
         for name in ways if round_number % 2 else reversed(ways):
             bytes_before, started_s = count_read_bytes(), time.perf_counter()
-            answers.add(_collect_answer(ways[name]().select(*READ)))
+            answers.add(_collect_answer(ways[name]().select(*READ_COLUMNS)))
             seconds, bytes_read = time.perf_counter() - started_s, sum_bytes_read_since(bytes_before)
             if round_number:
                 durations[name].append(seconds)
@@ -234,7 +236,7 @@ def _find_rows(client: SeamarkClient, table: str, where: str | None) -> Remainin
 
 
 def _read_with_seamark(lake: WritingLake, table: str, where: str | None) -> DataFrame:
-    options = {"uri": lake.server.base_url, "table": table, "columns": ",".join(READ)}
+    options = {"uri": lake.server.base_url, "table": table, "columns": ",".join(READ_COLUMNS)}
     options |= {} if where is None else {"where": where}
     return lake.spark.read.format("seamark").options(**options).load()
 

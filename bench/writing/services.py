@@ -50,16 +50,16 @@ class KeyReader:
     client: IndexClient
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    appended: int = 0
+    appended_rows: int = 0
     """The number of committed batches."""
-    _ended: threading.Event = field(default_factory=threading.Event)
+    _end_event: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         rng = np.random.default_rng(1)
-        while not self._ended.wait(PAUSE_S):
-            if not self.appended:
+        while not self._end_event.wait(PAUSE_S):
+            if not self.appended_rows:
                 continue
-            key = int(rng.integers(self.appended * ROWS))
+            key = int(rng.integers(self.appended_rows * ROWS))
             began_s = time.perf_counter()
             try:
                 rows = scan(self.client, TABLE, ["id"], f"id = {key}").to_arrow()["id"].to_pylist()
@@ -71,7 +71,7 @@ class KeyReader:
                 self.errors.append(f"id = {key} has the rows {rows}")
 
     def end(self) -> None:
-        self._ended.set()
+        self._end_event.set()
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
                     failures += 1
                     reader.errors.append(f"append {number}: {error}")
                 took_s.append(time.perf_counter() - began_s)
-                reader.appended = number + 1
+                reader.appended_rows = number + 1
             settled_s = _wait_until_maintained(client) if workers != "0" else 0.0
         finally:
             reader.end()

@@ -1,9 +1,8 @@
 """What do MERGE, UPDATE and DELETE of 10,000 keys cost through `seamark.spark.sql`, and as Iceberg's own statements?
 
 Both run the same text in the same session, on two tables with the same data files; Seamark's table has a record index
-on
-the key. They run alternately, and the order is reversed each time. Iceberg's join may make a hash table of the keys. In
-the end both tables must have the same rows.
+on the key. They run alternately, and the order is reversed each time. Iceberg's join may make a hash table of the keys.
+In the end both tables must have the same rows.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from seamark.spark import execute
 ROWS, QUICK_ROWS = 10_000_000, 40_000
 ROUNDS, WARM = 2, 1
 ICEBERG = "iceberg"
-GOAL = 8.0
-_ON = "MERGE INTO {t} t USING batch s ON t.{k} = s.{k} WHEN MATCHED"
+RATIO_GOAL = 8.0
+_MERGE_TEMPLATE = "MERGE INTO {t} t USING batch s ON t.{k} = s.{k} WHEN MATCHED"
 STATEMENTS = {
-    "MERGE": f"{_ON} THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
-    "MERGE with a condition": f"{_ON} AND s.quantity > t.quantity THEN UPDATE SET quantity = s.quantity, "
+    "MERGE": f"{_MERGE_TEMPLATE} THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+    "MERGE with a condition": f"{_MERGE_TEMPLATE} AND s.quantity > t.quantity THEN UPDATE SET quantity = s.quantity, "
     "version = s.version",
     "UPDATE": "UPDATE {t} SET status = 'paid', version = version + 1 WHERE {k} IN (SELECT {k} FROM batch)",
     "DELETE": "DELETE FROM {t} WHERE {k} IN (SELECT {k} FROM batch)",
@@ -44,8 +43,8 @@ COPYING_STATEMENTS = ("MERGE", "DELETE")
 class StatementPair:
     """The names of two tables with the same rows, one for Seamark's statements and one for Iceberg's."""
 
-    ours: str
-    theirs: str
+    our_table: str
+    their_table: str
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS,)) -> Report:
@@ -59,9 +58,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
             for name, text in STATEMENTS.items():
                 if mode == MERGE_ON_READ or name in COPYING_STATEMENTS:
                     values = _measure_statements(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
-                    goal = None if quick else values[ICEBERG] / GOAL
+                    goal = None if quick else values[ICEBERG] / RATIO_GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
-            if _summarize_rows(new_lake, pair.ours) != _summarize_rows(new_lake, pair.theirs):
+            if _summarize_rows(new_lake, pair.our_table) != _summarize_rows(new_lake, pair.their_table):
                 raise AnswersDiffer(f"the tables of {mode} differ")
     report.notes = [
         f"{rows:,} rows of ten columns in 16 files; the keys of a batch are spread over all files, and nine of ten are "
@@ -87,8 +86,8 @@ def _measure_statements(
     """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
-        OURS: lambda: _check_located(lake, text.format(t=pair.ours, k=KEY)),
-        ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
+        OURS: lambda: _check_located(lake, text.format(t=pair.our_table, k=KEY)),
+        ICEBERG: lambda: lake.spark.sql(text.format(t=pair.their_table, k=KEY)),
     }
     for number in range(WARM + rounds):
         build_frame(lake.spark, batches.draw_batch()).createOrReplaceTempView("batch")
@@ -110,7 +109,7 @@ def _check_located(lake: WritingLake, text: str) -> None:
 def _summarize_rows(lake: WritingLake, table: str) -> list[tuple[int, ...]]:
     """Return the version, the number of rows and the sum of their hashes, for each version of rows."""
     frame: DataFrame = lake.spark.table(table)
-    hashed = frame.groupBy("version").agg(
+    row_hash = frame.groupBy("version").agg(
         sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")
     )
-    return sorted(tuple(row) for row in hashed.collect())
+    return sorted(tuple(row) for row in row_hash.collect())

@@ -60,7 +60,7 @@ COLUMNS = {
     "note": "string",
 }
 ARROW = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
-_CHUNK = 1 << 18
+_CHUNK_ROWS = 1 << 18
 _HEX = np.frombuffer("".join(f"{number:02x}" for number in range(256)).encode(), dtype="S2")
 _DASHES = (8, 13, 18, 23)
 _CITIES = pa.array([f"CITY OF {number:03d}" for number in range(250)])
@@ -132,32 +132,34 @@ class Batches:
     base_rows: int
     folder: Path
     batch_rows: int = BATCH_ROWS
-    drawn: int = 0
+    drawn_count: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
     def draw_batch(self) -> RowBatch:
         """Return the next batch. Its row numbers are distinct and in random order."""
-        self.drawn += 1
-        draw = np.random.default_rng([self.base_rows, self.drawn])
-        updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
+        self.drawn_count += 1
+        draw = np.random.default_rng([self.base_rows, self.drawn_count])
+        updated_rows = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
         new_numbers = (
-            self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
+            self.base_rows
+            + (self.drawn_count - 1) * (self.batch_rows - updated_rows)
+            + np.arange(self.batch_rows - updated_rows)
         )
-        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new_numbers])
-        rows = build_rows(draw.permutation(numbers), self.drawn)
-        self._versions[self.drawn] = numbers
-        path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
+        numbers = np.concatenate([draw.choice(self.base_rows, updated_rows, replace=False), new_numbers])
+        rows = build_rows(draw.permutation(numbers), self.drawn_count)
+        self._versions[self.drawn_count] = numbers
+        path = self.folder / f"batch-{self.base_rows}-{self.drawn_count}.parquet"
         pq.write_table(rows, path)
-        return RowBatch(self.drawn, numbers, rows, path)
+        return RowBatch(self.drawn_count, numbers, rows, path)
 
-    def count_expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
-        """Return the expected number of rows by version, after the batches with the numbers `applied` in this order."""
+    def count_expected_rows(self, applied_batches: Iterable[int]) -> dict[int, int]:
+        """Return the expected number of rows by version after the batches `applied_batches`, in this order."""
         last_values: dict[int, int] = {}
-        for number in applied:
+        for number in applied_batches:
             last_values |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last_values.values()], dtype=np.int64), return_counts=True)
-        untouched = self.base_rows - sum(item < self.base_rows for item in last_values)
-        expected_counts = {0: untouched} if untouched else {}
+        untouched_rows = self.base_rows - sum(item < self.base_rows for item in last_values)
+        expected_counts = {0: untouched_rows} if untouched_rows else {}
         return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
 
@@ -245,8 +247,8 @@ def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
 
 
 def _build_batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
-    for offset in range(start, end, _CHUNK):
-        yield from build_rows(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
+    for offset in range(start, end, _CHUNK_ROWS):
+        yield from build_rows(np.arange(offset, min(end, offset + _CHUNK_ROWS)), 0).to_batches()
 
 
 def create_bench_table(

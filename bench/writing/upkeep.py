@@ -53,21 +53,23 @@ def measure_upkeep(
         url: The URL of the server.
         folder: The folder for files of new processes.
     """
-    in_spark, in_trino = catalogs
+    spark_catalog, trino_catalog = catalogs
     measured: Measured = {}
 
     def build_call(procedure: str, arguments: str = "") -> Work:
-        return lambda table: spark.sql(f"CALL {in_spark}.system.{procedure}(table => '{table}'{arguments})").collect()
+        return lambda table: spark.sql(
+            f"CALL {spark_catalog}.system.{procedure}(table => '{table}'{arguments})"
+        ).collect()
 
     compactions: dict[str, Work] = {
         OURS: lambda table: compact(client, table, policy=CompactionPolicy(min_files=2)),
         IN_SPARK: build_call("rewrite_data_files", ", options => map('min-input-files', '2')"),
-        IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
+        IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=trino_catalog),
     }
-    of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
+    two_tables = {name: tables[name] for name in (OURS, IN_SPARK)}
     snapshot_ids = {
         name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
-        for name, table in of_two.items()
+        for name, table in two_tables.items()
     }
     measured["compaction (ms)"] = _measure_once(compactions, tables, small_tables)
     measured["data files after it (files)"] = files = _measure_tables(
@@ -75,9 +77,9 @@ def measure_upkeep(
     )
     measured["size of the data files (bytes)"] = _measure_tables(tables, lambda table: _measure_files(client, table)[1])
     measured["compaction with the start of its process (ms)"] = compact_with_start(
-        url, spark, of_two, snapshot_ids, folder
+        url, spark, two_tables, snapshot_ids, folder
     )
-    for name, table in of_two.items():
+    for name, table in two_tables.items():
         if _measure_files(client, table)[0] != files[name]:
             raise AnswersDiffer(
                 f"a process of {name} leaves {_measure_files(client, table)[0]} data files, not {files[name]:g}"
@@ -86,21 +88,21 @@ def measure_upkeep(
         OURS: lambda table: expire(client, table, older_than_ms=1 << 45, retain_last=1),
         IN_SPARK: build_call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
     }
-    measured["expiration of snapshots (ms)"] = _measure_once(expirations, of_two, small_tables)
-    for table in (*of_two.values(), *(small_tables[name] for name in of_two)):
+    measured["expiration of snapshots (ms)"] = _measure_once(expirations, two_tables, small_tables)
+    for table in (*two_tables.values(), *(small_tables[name] for name in two_tables)):
         _put_orphans(_find_folder(client, table))
     measured["bytes on storage after it (bytes)"] = _measure_tables(
-        of_two, lambda table: _measure_stored_bytes(_find_folder(client, table))
+        two_tables, lambda table: _measure_stored_bytes(_find_folder(client, table))
     )
     removals: dict[str, Work] = {
         OURS: lambda table: remove_orphan_files(client, table),
         IN_SPARK: build_call("remove_orphan_files"),
     }
-    measured["removal of orphan files (ms)"] = _measure_once(removals, of_two, small_tables)
-    for name, table in of_two.items():
+    measured["removal of orphan files (ms)"] = _measure_once(removals, two_tables, small_tables)
+    for name, table in two_tables.items():
         if paths := list(_find_folder(client, table).rglob("orphan-*")):
             raise AnswersDiffer(f"{name} leaves {len(paths)} of {ORPHANS} orphan files")
-    counts = {name: spark.table(f"{in_spark}.{table}").count() for name, table in tables.items()}
+    counts = {name: spark.table(f"{spark_catalog}.{table}").count() for name, table in tables.items()}
     if len(set(counts.values())) > 1:
         raise AnswersDiffer(f"the tables have different numbers of rows: {counts}")
     return measured

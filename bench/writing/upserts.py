@@ -3,12 +3,10 @@
 The tables have 1, 10 and 50 million rows. Nine of ten keys of a batch are in the table, spread over all of its files.
 Seamark writes from plain Python and through PySpark in three ways: it locates rows by a record index; it reads the
 column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi writes
-logs
-of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
-The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table with the
-same
-data files, and gets the same batches. In the end the benchmark counts the rows of each table by version: they must be
-exactly those of the batches.
+logs of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own
+session. The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table
+with the same data files, and gets the same batches. In the end the benchmark counts the rows of each table by version:
+they must be exactly those of the batches.
 
 The number of read bytes counts what system calls brought to any process, from files, sockets and pipes. The number of
 written bytes counts the new files below the table's folder.
@@ -63,7 +61,7 @@ class RunSizes:
 
     bases: Path
     rounds: int = ROUNDS
-    warm: int = WARM
+    warm_steps: int = WARM
     copied_max: int = COPIED_MAX
     hudi_max: int = HUDI_MAX
     tunings: tuple[Tuning, ...] = TUNINGS
@@ -76,15 +74,15 @@ class WriterMeasurements:
     writer: BenchWriter
     mode: str
     strategy: str
-    warm: int = WARM
+    warm_steps: int = WARM
     rounds: int = ROUNDS
-    last: float = 0.0
+    last_s: float = 0.0
     """The seconds of the last batch, whether it is counted or not."""
-    applied: list[int] = field(default_factory=list)
+    applied_batches: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
+    read_bytes: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
+    written_bytes: list[int] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -105,24 +103,24 @@ class WriterMeasurements:
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
         read_bytes = sum_bytes_read_since(read_before)
         sizes_after = list_file_sizes(self.writer.folder)
-        self.applied.append(batch.number)
-        self.last = elapsed_s
+        self.applied_batches.append(batch.number)
+        self.last_s = elapsed_s
         self.writer.tidy()
-        if len(self.applied) <= self.warm:
+        if len(self.applied_batches) <= self.warm_steps:
             if elapsed_s > VERY_SLOW_S:
-                self.warm = len(self.applied)
-            if len(self.applied) == self.warm and elapsed_s > SLOW_S:
+                self.warm_steps = len(self.applied_batches)
+            if len(self.applied_batches) == self.warm_steps and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
         new_files = sizes_after.keys() - sizes_before.keys()
         self.seconds.append(elapsed_s)
-        self.read.append(read_bytes)
+        self.read_bytes.append(read_bytes)
         self.files.append(len(new_files))
-        self.written.append(sum(sizes_after[path] for path in new_files))
+        self.written_bytes.append(sum(sizes_after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
         """Check that the table has the rows of the applied batches."""
-        versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied)
+        versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied_batches)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
@@ -137,20 +135,22 @@ async def run(
         sizes, batches = QUICK_SIZES, 4
         plan = RunSizes(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as stack:
-        lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
-        add_hadoop_catalog(lake_of_run.spark, folder / "hadoop")
+        lake_for_run = stack.enter_context(open_lake(folder, plan.bases))
+        add_hadoop_catalog(lake_for_run.spark, folder / "hadoop")
         peer = (
             stack.enter_context(hudi.open_session("bench.writing.hudi_peer", folder / "hudi"))
             if hudi.is_hudi_installed()
             else None
         )
-        tuned: dict[str, Tuning] = {}
+        tuning_by_size: dict[str, Tuning] = {}
         tables: dict[int, list[WriterMeasurements]] = {}
         drawn_batches = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_prepare_our_writers(lake_of_run, rows, plan),
-                *_measure_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
+                *_prepare_our_writers(lake_for_run, rows, plan),
+                *_measure_merge(
+                    report, lake_for_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuning_by_size
+                ),
                 *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
             ]
         _run_rounds(tables, drawn_batches)
@@ -159,12 +159,12 @@ async def run(
                 table.check(drawn_batches[rows])
             _report_rows(report, rows, tables[rows])
         _report_flatness(report, tables)
-        aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
+        aged_rows = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure_ageing(
                 report,
-                lake_of_run,
-                aged,
+                lake_for_run,
+                aged_rows,
                 batches,
                 plan.bases,
                 layout=layout,
@@ -199,16 +199,16 @@ def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterat
             (PYSPARK, MERGE_ON_READ, BUCKET),
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
-    for number, (strategy, mode, located) in enumerate(kinds):
-        base_table = open_base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
-        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=located == RECORD)
-        name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
+    for number, (strategy, mode, table_location) in enumerate(kinds):
+        base_table = open_base(rows, FLAT if table_location == RECORD else BUCKETED, bases=plan.bases)
+        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=table_location == RECORD)
+        name, blind = f"{strategy}, {table_location}", EQUALITY if table_location == BLIND else None
         writer = (
             PythonWriter(name, table, strategy=blind)
             if strategy == PYTHON
             else SparkFrameWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
         )
-        yield WriterMeasurements(writer, mode, strategy, plan.warm, plan.rounds)
+        yield WriterMeasurements(writer, mode, strategy, plan.warm_steps, plan.rounds)
 
 
 def _measure_merge(
@@ -220,35 +220,37 @@ def _measure_merge(
     """
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        tried = [tuning for tuning in plan.tunings if tuning.mode == mode]
+        tried_tunings = [tuning for tuning in plan.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
-            tried = [tuned[mode]]
+            tried_tunings = [tuned[mode]]
         writers = [
             _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
-            for number, tried_tuning in enumerate(tried)
+            for number, tried_tuning in enumerate(tried_tunings)
         ]
-        measurements = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
+        measurements = [WriterMeasurements(writer, mode, MERGE, warm_steps=1, rounds=1) for writer in writers]
         if len(measurements) > 1:
             for _ in range(2):
                 batch = batches.draw_batch()
                 for item in measurements:
                     item.take(batch)
-                if min(measurement.last for measurement in measurements) > VERY_SLOW_S:
+                if min(measurement.last_s for measurement in measurements) > VERY_SLOW_S:
                     break
             tried_times = ", ".join(
-                f"{tried_tuning.name} {measurement.last:.2f} s"
-                for tried_tuning, measurement in zip(tried, measurements, strict=True)
+                f"{tried_tuning.name} {measurement.last_s:.2f} s"
+                for tried_tuning, measurement in zip(tried_tunings, measurements, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
-            measurements.sort(key=lambda measurement: measurement.last)
+            measurements.sort(key=lambda measurement: measurement.last_s)
             for item in measurements[1:]:
                 shutil.rmtree(item.writer.folder)
         best = measurements[0]
-        tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
+        tuned[mode] = next(writer.tuning_options for writer in writers if writer is best.writer)
         # The writer keeps its table and is already warm.
-        rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
-        warm = len(best.applied) or plan.warm
-        yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
+        rounds = min(plan.rounds, SLOW_ROUNDS) if best.last_s > SLOW_S else plan.rounds
+        warm_steps = len(best.applied_batches) or plan.warm_steps
+        yield WriterMeasurements(
+            best.writer, mode, MERGE, warm_steps, rounds, last_s=best.last_s, applied_batches=best.applied_batches
+        )
 
 
 def _open_merge_writer(
@@ -264,7 +266,7 @@ def _prepare_hudi_writers(
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         base_table = open_base(rows, BUCKETED, bases=plan.bases)
         writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
-        yield WriterMeasurements(writer, mode, HUDI, plan.warm, plan.rounds)
+        yield WriterMeasurements(writer, mode, HUDI, plan.warm_steps, plan.rounds)
 
 
 # How they are measured
@@ -284,8 +286,8 @@ def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, 
 
 
 MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
-    "read": ("MB", lambda measurement: statistics.median(measurement.read) / 1e6),
-    "written": ("MB", lambda measurement: statistics.median(measurement.written) / 1e6),
+    "read": ("MB", lambda measurement: statistics.median(measurement.read_bytes) / 1e6),
+    "written": ("MB", lambda measurement: statistics.median(measurement.written_bytes) / 1e6),
     "files written": ("", lambda measurement: statistics.median(measurement.files)),
 }
 
@@ -310,14 +312,14 @@ def _report_rows(report: Report, rows: int, measurements: Sequence[WriterMeasure
 
 def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     """Return the goal: how many times faster than the peer."""
-    large = rows >= 10_000_000
+    is_large = rows >= 10_000_000
     if peer == HUDI:
         return None if strategy == PYTHON else HUDI_GOALS[mode]
     if mode == COPY_ON_WRITE:
-        return 2.0 if large else None
+        return 2.0 if is_large else None
     if strategy == PYTHON:
-        return 20.0 if large else None
-    return 8.0 if large else 2.0
+        return 20.0 if is_large else None
+    return 8.0 if is_large else 2.0
 
 
 def _report_flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:

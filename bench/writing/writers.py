@@ -116,8 +116,8 @@ class SparkFrameWriter(_SeamarkWriter):
 
     def upsert(self, batch: RowBatch) -> None:
         table, frame = self._table, build_frame(self._table.spark, batch)
-        how = {"strategy": self._strategy, "driver_rows": self._driver_rows}
-        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
+        options = {"strategy": self._strategy, "driver_rows": self._driver_rows}
+        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **options)
 
 
 # The common interface

@@ -17,7 +17,9 @@ def format_expression(expression: Any) -> str:
         return str(expression).lower()
     kind = str(expression.get("type"))
     if kind in ("and", "or"):
-        return f" {kind.upper()} ".join(_write_operand(expression[side], within=kind) for side in ("left", "right"))
+        return f" {kind.upper()} ".join(
+            _write_operand(expression[side], parent_kind=kind) for side in ("left", "right")
+        )
     if kind == "not":
         return f"NOT ({format_expression(expression['child'])})"
     if kind in ("true", "false"):
@@ -28,17 +30,17 @@ def format_expression(expression: Any) -> str:
     if kind in ("in", "not-in"):
         values = expression["values"]
         shown_values = ", ".join(map(_write_value, values[:SHOWN_VALUES_MAX]))
-        more = f", … {len(values):,} values" if len(values) > SHOWN_VALUES_MAX else ""
-        return f"{term} {kind.replace('-', ' ').upper()} ({shown_values}{more})"
+        omission = f", … {len(values):,} values" if len(values) > SHOWN_VALUES_MAX else ""
+        return f"{term} {kind.replace('-', ' ').upper()} ({shown_values}{omission})"
     if kind in _PREFIXES:
         return f"{term} {_PREFIXES[kind]} {_write_value(str(expression['value']) + '%')}"
     return f"{term} {_OPERATORS.get(kind, kind)} {_write_value(expression.get('value'))}"
 
 
-def _write_operand(operand: Any, *, within: str) -> str:
+def _write_operand(operand: Any, *, parent_kind: str) -> str:
     text = format_expression(operand)
     kind = operand.get("type") if isinstance(operand, Mapping) else None
-    return f"({text})" if kind in ("and", "or") and kind != within else text
+    return f"({text})" if kind in ("and", "or") and kind != parent_kind else text
 
 
 def _write_term(term: Any) -> str:

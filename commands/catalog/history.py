@@ -69,7 +69,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
             )
             for shown_snapshot in shown_snapshots
         ),
-        right_aligned=("rows", "files", "size"),
+        right_aligned_headers=("rows", "files", "size"),
     )
     if len(snapshots) > limit:
         say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit to show more")

@@ -17,7 +17,7 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
     Raises:
         UsageError: A property of the table services is unknown, or its value is invalid.
     """
-    wrong = check_policy({name: value for name, value in properties.items() if is_policy_property(name)})
-    if wrong is not None:
-        raise click.UsageError(wrong)
+    problems = check_policy({name: value for name, value in properties.items() if is_policy_property(name)})
+    if problems is not None:
+        raise click.UsageError(problems)
     return properties

@@ -104,7 +104,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     print_rows(
         ("id", "column", "type", "required"),
         ((str(f["id"]), f["name"], _write_type(f["type"]), "yes" if f["required"] else "") for f in fields),
-        right_aligned=("id",),
+        right_aligned_headers=("id",),
     )
     print_properties(metadata)
 
@@ -239,15 +239,15 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
             )
         entry_id = str(entry["id"])
     try:
-        restored = restore_dropped(client, entry_id, to)
+        result = restore_dropped(client, entry_id, to)
     except Refused as error:
         if error.kind != "AlreadyExistsException":
             raise
         raise click.ClickException(f"{error.message}; --to NAME restores it under another name") from None
     if as_json:
-        print_json(restored)
+        print_json(result)
         return
-    say(f"The {restored['kind']} {join_name((*restored['namespace'], restored['name']))} is restored")
+    say(f"The {result['kind']} {join_name((*result['namespace'], result['name']))} is restored")
 
 
 def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:

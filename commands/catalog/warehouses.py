@@ -99,8 +99,8 @@ def create(
 ) -> None:
     """Create the warehouse NAME. You become its admin."""
     credentials = {} if credentials_file is None else _read_credentials(credentials_file)
-    created = create_warehouse(client, name, location, parse_properties(settings, "--set"), credentials)
-    print_result(created, f"Warehouse {name} is created at {created['location']}", as_json=as_json)
+    new_warehouse = create_warehouse(client, name, location, parse_properties(settings, "--set"), credentials)
+    print_result(new_warehouse, f"Warehouse {name} is created at {new_warehouse['location']}", as_json=as_json)
 
 
 @warehouse.command()
@@ -123,8 +123,8 @@ def change(
     own_settings: dict[str, Any] = {**load_warehouse(client, name)["settings"], **parse_properties(settings, "--set")}
     own_settings = {key: value for key, value in own_settings.items() if key not in removals}
     credentials = None if credentials_file is None else _read_credentials(credentials_file)
-    changed = change_warehouse(client, name, own_settings, credentials)
-    print_result(changed, f"Warehouse {name} is changed", as_json=as_json)
+    changed_warehouse = change_warehouse(client, name, own_settings, credentials)
+    print_result(changed_warehouse, f"Warehouse {name} is changed", as_json=as_json)
 
 
 @warehouse.command()

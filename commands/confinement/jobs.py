@@ -72,10 +72,10 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     """
     tempfile.tempdir = scratch
     if request.service == ACCESS_CHECK:  # The access check has no table.
-        loaded, own_folders, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
+        loaded_table, own_folders, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
-        loaded = client.load_table((*request.namespace, request.table))
-        own_folders, other_folders = _find_folders(client, request, loaded)
+        loaded_table = client.load_table((*request.namespace, request.table))
+        own_folders, other_folders = _find_folders(client, request, loaded_table)
     for folder in own_folders:
         path = Storage().find_local_path(f"{folder}/x")
         if path is not None:
@@ -86,9 +86,9 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         confine([*own_folders, *other_folders], request.folders)
         with open_confined_folders() as readable:
             landlock.confine_files(
-                readable=[*readable, *_list_named_files(loaded)],
+                readable=[*readable, *_list_named_files(loaded_table)],
                 writable=[*writable, scratch],
-                connectable=None if os.environ.get(KMS_CLASS) else set(_list_ports(request.url, loaded)),
+                connectable=None if os.environ.get(KMS_CLASS) else set(_list_ports(request.url, loaded_table)),
             )
 
 
@@ -99,14 +99,14 @@ def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
     return EngineTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
-def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
+def _find_folders(client: SeamarkClient, request: JobRequest, loaded_table: EngineTable) -> tuple[list[str], list[str]]:
     """Return the local folders of the table, and the local folders that its jobs only read."""
-    metadata = decode_table(loaded.metadata, loaded.location)
+    metadata = decode_table(loaded_table.metadata, loaded_table.location)
     own_folders = list(list_local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     other_folders = list(list_local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
-    for joined in _load_read_tables(client, request, metadata):
-        properties = decode_table(joined.metadata, joined.location).properties
-        other_folders += list_local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
+    for joined_table in _load_read_tables(client, request, metadata):
+        properties = decode_table(joined_table.metadata, joined_table.location).properties
+        other_folders += list_local_folders([joined_table.location, *(properties.get(name, "") for name in PATHS)])
         other_folders += list_local_folders(properties.get(_ALLOWED, "").split(","))
     return own_folders, other_folders
 
@@ -147,23 +147,23 @@ def list_local_folders(locations: Iterable[str]) -> Iterator[str]:
             yield path.rstrip("/") or "/"
 
 
-def _list_named_files(loaded: EngineTable) -> Iterator[str]:
+def _list_named_files(loaded_table: EngineTable) -> Iterator[str]:
     """Yield the files that environment variables name: keys of encrypted files, and files of the storage library."""
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
             yield os.path.abspath(value)
-    storage = find_client_storage(loaded.location)
+    storage = find_client_storage(loaded_table.location)
     if storage is not None:
         yield from storage.list_configuration_files()
 
 
-def _list_ports(url: str, loaded: EngineTable) -> Iterator[int]:
+def _list_ports(url: str, loaded_table: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
     yield _DNS_PORT
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
-    storage = find_client_storage(loaded.location)
+    storage = find_client_storage(loaded_table.location)
     if storage is not None:
-        urls += storage.list_urls(loaded.storage)
+        urls += storage.list_urls(loaded_table.storage)
     for address in filter(None, urls):
         parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port or _PORTS.get(parts.scheme)

@@ -48,8 +48,8 @@ def forbid_changes() -> bool:
         False if the kernel has no Landlock.
     """
     abi = _read_abi_version()
-    handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
-    return abi > 0 and _restrict_process(handled, {})
+    handled_rights = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    return abi > 0 and _restrict_process(handled_rights, {})
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
@@ -86,12 +86,12 @@ def confine_files(
     if abi < 1:
         return False
     reads = _READ_FILE | _READ_DIR
-    handled = _CHANGES | reads | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    handled_rights = _CHANGES | reads | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
     rights = dict.fromkeys([*readable, *_list_system_paths()], reads)
     rights["/dev/null"] = reads | _WRITE_FILE
-    rights |= dict.fromkeys(writable, handled & ~_EXECUTE)
+    rights |= dict.fromkeys(writable, handled_rights & ~_EXECUTE)
     ports = None if abi < 4 or connectable is None else frozenset(connectable)
-    return _restrict_process(handled, rights, ports=ports, scoped=_SCOPED if abi >= 6 else 0)
+    return _restrict_process(handled_rights, rights, ports=ports, scopes=_SCOPED if abi >= 6 else 0)
 
 
 def _list_system_paths() -> list[str]:
@@ -112,30 +112,30 @@ def _read_abi_version() -> int:
 
 
 def _restrict_process(
-    handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0
+    handled_rights: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scopes: int = 0
 ) -> bool:
     """Restrict this process, and return True.
 
     Args:
-        handled: The accesses that are restricted.
+        handled_rights: The accesses that are restricted.
         rights: The accesses that remain allowed, by file or folder.
         ports: The TCP ports to which the process can connect, or None for all ports.
-        scoped: The scopes that are restricted.
+        scopes: The scopes that are restricted.
 
     Raises:
         OSError: The kernel refuses a rule.
     """
-    attributes = struct.pack("=Q", handled)
-    if ports is not None or scoped:
+    attributes = struct.pack("=Q", handled_rights)
+    if ports is not None or scopes:
         attributes += struct.pack("=Q", 0 if ports is None else _BIND_TCP | _CONNECT_TCP)
-        attributes += struct.pack("=Q", scoped) if scoped else b""
+        attributes += struct.pack("=Q", scopes) if scopes else b""
     ruleset = _call_kernel(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock: the kernel did not create the ruleset")
     try:
         for path, access in rights.items():
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _allow_path(ruleset, access & handled, path)
+                _allow_path(ruleset, access & handled_rights, path)
         for port in ports or ():
             _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
         if _call_kernel(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:

@@ -251,10 +251,10 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 
 def show_demo_result(result: DemoResult, console: Console) -> None:
     """Print the result as bars and a sentence."""
-    before, after = result.before, result.after
+    scan_before, scan_after = result.before, result.after
     rows = (
-        ("stock Iceberg", before.files, before.seconds),
-        (f"with {DEFINITION}", after.files, after.seconds),
+        ("stock Iceberg", scan_before.files, scan_before.seconds),
+        (f"with {DEFINITION}", scan_after.files, scan_after.seconds),
         ("files that hold a row of the answer", result.files_with_rows, None),
     )
     console.print(
@@ -262,10 +262,10 @@ def show_demo_result(result: DemoResult, console: Console) -> None:
     )
     texts = [f"{files:>6,}{'' if seconds is None else f'{seconds:8.3f} s'}" for _, files, seconds in rows]
     print_bars([(name, files, text) for (name, files, _), text in zip(rows, texts, strict=True)], console)
-    ratio = before.seconds / max(after.seconds, 1e-6)
+    ratio = scan_before.seconds / max(scan_after.seconds, 1e-6)
     console.print(
-        f"\nThe same data, the same reader, the same {show_count(len(after.rows), 'row')}: "
-        f"{before.files:,} → {show_count(after.files, 'file')}, {ratio:,.0f}× sooner. "
+        f"\nThe same data, the same reader, the same {show_count(len(scan_after.rows), 'row')}: "
+        f"{scan_before.files:,} → {show_count(scan_after.files, 'file')}, {ratio:,.0f}× sooner. "
         f"The server built the index automatically in {result.build_s:.1f} s.",
         highlight=False,
     )

@@ -82,20 +82,20 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
         )  # The first row of a table is committed at once. Posting it also connects both programs.
         flush_stream(client, TABLE)
         table = catalog.load_table(TABLE)
-        committed, files = len(table.snapshots()), len(list(table.scan().plan_files()))
+        snapshots_before, files = len(table.snapshots()), len(list(table.scan().plan_files()))
         posting = pool.submit(_post_rows, client, 1, count)
         ends_s = _CLOCK.monotonic() + seconds + _NOT_SEEN_S
         while len(delays_ms) < count and _CLOCK.monotonic() < ends_s:
             if posting.done():
                 posting.result()
             scan = catalog.load_table(TABLE).scan(f"id > {len(delays_ms)}", selected_fields=("at",))
-            created = scan.to_arrow().column("at").to_pylist()
+            row_times = scan.to_arrow().column("at").to_pylist()
             now_ms, scans = _CLOCK.now_ms(), scans + 1
-            delays_ms += [now_ms - at.timestamp() * 1_000 for at in created]
+            delays_ms += [now_ms - time.timestamp() * 1_000 for time in row_times]
         posting.result()
         table = catalog.load_table(TABLE)
         _check_ids(table.scan(selected_fields=("id",)).to_arrow(), count + 1)
-        commits = len(table.snapshots()) - committed
+        commits = len(table.snapshots()) - snapshots_before
         flush_stream(client, TABLE)
         scan = catalog.load_table(TABLE).scan(selected_fields=("id",))
         _check_ids(scan.to_arrow(), count + 1)
@@ -104,13 +104,15 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
 
 def _post_rows(client: SeamarkClient, first: int, count: int) -> None:
     """Post `count` rows at a constant rate. The id of the first row is `first`."""
-    begun_s, sent = _CLOCK.monotonic(), 0
+    begun_s, sent_rows = _CLOCK.monotonic(), 0
     with stream_writer(client, TABLE) as writer:
-        while sent < count:
+        while sent_rows < count:
             due = min(count, int((_CLOCK.monotonic() - begun_s) * ROWS_PER_SECOND) + 1)
-            at = datetime.fromtimestamp(_CLOCK.now_ms() / 1_000, UTC).isoformat()
-            writer.write([{"id": first + row, "at": at, "page": f"/page/{row % 50}"} for row in range(sent, due)])
-            sent = due
+            time_text = datetime.fromtimestamp(_CLOCK.now_ms() / 1_000, UTC).isoformat()
+            writer.write(
+                [{"id": first + row, "at": time_text, "page": f"/page/{row % 50}"} for row in range(sent_rows, due)]
+            )
+            sent_rows = due
             time.sleep(_TICK_S)
 
 

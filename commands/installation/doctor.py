@@ -88,8 +88,8 @@ def doctor(
     findings = [*check_installation(), *check_java()]
     if url is None and not list_missing_modules("server"):
         settings = load_settings(flags, config)
-        findings += (checked := list(warehouse.check_warehouse(settings)))
-        if not any(finding.is_fault for finding in checked):
+        findings += (warehouse_findings := list(warehouse.check_warehouse(settings)))
+        if not any(finding.is_fault for finding in warehouse_findings):
             findings += services.check_worker(settings)
     try:
         url = url or find_server_url(config, {"home": flags["home"]})
@@ -148,7 +148,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
         )
         return
     try:
-        ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
+        answer = pool.request("GET", f"{url.rstrip('/')}/readyz")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
         reason = describe_cause(error, url)
         fix = "Start it (seamark serve), or set --url to the address that it printed"
@@ -157,16 +157,16 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
             fix = fix[:1].upper() + fix[1:]
         yield CheckResult("server", f"{url} does not answer: {reason}", fix, is_fault=True)
         return
-    if ready.status == 200:
+    if answer.status == 200:
         yield CheckResult("server", f"{url} is ready")
     else:
         yield CheckResult(
             "server",
-            f"{url} is not ready: {_read_checks(ready)}",
+            f"{url} is not ready: {_read_checks(answer)}",
             "Repair what the checks name; the server's log has details",
             True,
         )
-    skew_s = _measure_skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
+    skew_s = _measure_skew_s(answer.headers.get("Date"), clock.now_ms() / 1000)
     if abs(skew_s) > SKEW_S_MAX:
         fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
         yield CheckResult("clock", f"the clock of this machine differs from the server's by {skew_s:.0f} s", fix)

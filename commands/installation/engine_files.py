@@ -56,8 +56,8 @@ def read_properties(path: Path) -> dict[str, str]:
         raise ValueError(f"the file has more than {SIZE_MAX:,} characters")
     settings = {}
     for line in text.splitlines():
-        if (stripped := line.strip()) and stripped[0] not in "#!":
-            key, _, value = re.sub(r"\s*[=:\s]\s*", "\0", stripped, count=1).partition("\0")
+        if (entry := line.strip()) and entry[0] not in "#!":
+            key, _, value = re.sub(r"\s*[=:\s]\s*", "\0", entry, count=1).partition("\0")
             settings[key] = value
     return settings
 

@@ -51,10 +51,10 @@ def check_java() -> Iterator[CheckResult]:
 def read_java_version(java: str) -> int | None:
     """Return the major version of the Java program at the path `java`, or None if it does not run."""
     try:
-        completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
+        process = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', completed.stderr + completed.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', process.stderr + process.stdout)
     return None if match is None else int(match[1])
 
 

@@ -43,9 +43,9 @@ def check_installation() -> Iterator[CheckResult]:
     else:
         yield CheckResult("compiled kernels", "present")
     for extra in EXTRAS:
-        lacking = list_missing_modules(extra)
-        text = f"lacks {', '.join(lacking)}" if lacking else "installed"
-        fix = f"To use it, run: pip install 'seamark[{extra}]'" if lacking else ""
+        missing_modules = list_missing_modules(extra)
+        text = f"lacks {', '.join(missing_modules)}" if missing_modules else "installed"
+        fix = f"To use it, run: pip install 'seamark[{extra}]'" if missing_modules else ""
         yield CheckResult(f"extra {extra}", text, fix)
     yield from _check_iceberg_jar()
 
@@ -69,9 +69,9 @@ def _check_iceberg_jar() -> Iterator[CheckResult]:
     except metadata.PackageNotFoundError:
         return
     jars = sorted(jar for folder in _list_jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
-    fitting = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
-    if fitting:
-        yield CheckResult("Iceberg's jar", str(fitting[-1]))
+    matching_jars = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
+    if matching_jars:
+        yield CheckResult("Iceberg's jar", str(matching_jars[-1]))
     elif jars:
         fix = f"Iceberg's jar must be for Spark {spark}; Seamark is tested with: pip install 'seamark[spark]'"
         yield CheckResult("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)

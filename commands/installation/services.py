@@ -60,8 +60,8 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     else:
         fix = "Set services_workers to 1 or more, or run the commands seamark indexer and seamark run"
         yield CheckResult("table services", f"the services do not run: {state['problem']}", fix)
-    failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
-    for run in failed[:_SHOWN_RUNS_MAX]:
+    failed_runs = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
+    for run in failed_runs[:_SHOWN_RUNS_MAX]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
         yield CheckResult(
@@ -70,10 +70,10 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
             f"Repair the cause that the message names; seamark health {name} shows the table",
             is_fault=True,
         )
-    if len(failed) > _SHOWN_RUNS_MAX:
+    if len(failed_runs) > _SHOWN_RUNS_MAX:
         yield CheckResult(
             "table services",
-            f"{len(failed) - _SHOWN_RUNS_MAX:,} more jobs failed",
+            f"{len(failed_runs) - _SHOWN_RUNS_MAX:,} more jobs failed",
             "seamark services lists them",
             is_fault=True,
         )

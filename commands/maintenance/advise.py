@@ -96,13 +96,13 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
                 )
                 for proposal in advice["proposals"]
             ),
-            right_aligned=_NUMBERS,
+            right_aligned_headers=_NUMBERS,
         )
         say("")
         for proposal in advice["proposals"]:
             say(f"{proposal['id']}: {'; '.join(proposal['commands'])}")
-    for applied in advice["applied"]:
-        _show_applied(applied)
+    for applied_proposal in advice["applied"]:
+        _show_applied(applied_proposal)
 
 
 def _show_days(days: float | None) -> str:
@@ -135,19 +135,23 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
             f"There is no proposal {proposal_id!r}; `seamark advise {table}` lists the ids of the current proposals"
         )
     with handle_failures(f"The proposal {proposal['title']!r} was not applied"):
-        applied = apply_proposal(client, table, proposal, wait_s=wait_s)
+        applied_proposal = apply_proposal(client, table, proposal, wait_s=wait_s)
     if as_json:
-        print_json(applied)
+        print_json(applied_proposal)
         return
-    _show_applied(applied)
+    _show_applied(applied_proposal)
 
 
-def _show_applied(applied: dict[str, Any]) -> None:
+def _show_applied(applied_proposal: dict[str, Any]) -> None:
     """Print the prediction of an applied proposal and the measured results."""
-    proposal = applied["proposal"]
-    say(f"Applied on {format_local_time(applied['applied-ms'])}: {proposal['title']}")
-    rows = [("before", proposal["before"]), ("predicted", proposal["predicted"]), ("measured", applied["measured"])]
-    rows.append(("statements since then", applied["recorded"]))
+    proposal = applied_proposal["proposal"]
+    say(f"Applied on {format_local_time(applied_proposal['applied-ms'])}: {proposal['title']}")
+    rows = [
+        ("before", proposal["before"]),
+        ("predicted", proposal["predicted"]),
+        ("measured", applied_proposal["measured"]),
+    ]
+    rows.append(("statements since then", applied_proposal["recorded"]))
     print_rows(
         ("an average statement", "files", "bytes", "time"),
         (
@@ -155,9 +159,9 @@ def _show_applied(applied: dict[str, Any]) -> None:
             for name, reads in rows
             if reads is not None
         ),
-        right_aligned=("files", "bytes", "time"),
+        right_aligned_headers=("files", "bytes", "time"),
     )
-    trial = applied["trial"]
+    trial = applied_proposal["trial"]
     if trial is not None:
         say(f"Applied automatically. State: {trial['state']}. Reason: {trial['reason']}.")
 

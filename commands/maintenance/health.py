@@ -77,5 +77,7 @@ def _suggest_remedy(table: str, problem: dict[str, Any]) -> str:
     if not problem.get("enabled"):
         return command if service.switch is None else f"{command}, or set {service.switch}"
     minutes = math.ceil(problem.get("after_s", 0) / 60)
-    when = f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
-    return f"the server does it {when}, or: {command}"
+    time_text = (
+        f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
+    )
+    return f"the server does it {time_text}, or: {command}"

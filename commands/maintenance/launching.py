@@ -72,8 +72,8 @@ def run_on_spark(
     program = find_submit_program()
     if program is None:
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
-    if not _has_environment_file(program) and (why := find_java_problem()) is not None:
-        raise Misconfigured(f"Spark does not start: {why}, or use --on process")
+    if not _has_environment_file(program) and (problem := find_java_problem()) is not None:
+        raise Misconfigured(f"Spark does not start: {problem}, or use --on process")
     if on == LOCAL and importlib.util.find_spec("pyspark") is None:
         raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
     *namespace, name = split_table(table)

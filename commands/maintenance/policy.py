@@ -59,8 +59,8 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
         with contextlib.suppress(NoSuchResource):  # The table was dropped after it was listed.
             properties = load_policy(client, name)["properties"]
-            if changed := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
-                policies.append((name, changed))
+            if own_entries := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
+                policies.append((name, own_entries))
     if as_json:
         print_json([{"table": list(name), "properties": entries} for name, entries in policies])
     elif not policies:
@@ -168,8 +168,8 @@ def _print_policy(client: IndexClient, table: str, as_json: bool) -> None:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
 
-def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) -> dict[str, str]:
-    changes = parse_properties(updates, where)
+def _check_changes(updates: Sequence[str], removals: Sequence[str], option: str) -> dict[str, str]:
+    changes = parse_properties(updates, option)
     for name in (*changes, *removals):
         if not is_policy_property(name):
             similar_names = "" if name.startswith(PREFIXES) else find_similar_properties(name)
@@ -192,9 +192,9 @@ def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
         value += f" (ignored: {entry['ignored']})"
     elif (
         entry["source"] in ("table", "namespace")
-        and (wrong := check_policy({entry["name"]: entry["value"]})) is not None
+        and (problem := check_policy({entry["name"]: entry["value"]})) is not None
     ):
-        value += f" ({wrong.partition('; ')[2] or wrong})"  # Engines can write invalid values.
+        value += f" ({problem.partition('; ')[2] or problem})"  # Engines can write invalid values.
     return entry["name"], value, source
 
 

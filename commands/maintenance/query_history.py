@@ -53,7 +53,7 @@ def history(client: IndexClient, table: str | None, days: int, limit: int, as_js
             )
             for shape in answer["shapes"]
         ),
-        right_aligned=_NUMBERS,
+        right_aligned_headers=_NUMBERS,
     )
 
 
@@ -75,16 +75,23 @@ def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -
             (".".join([*table["namespace"], table["table"]]), f"{table['shapes']:,}", *_show_sums(table["sums"]))
             for table in answer["tables"][:limit]
         ),
-        right_aligned=("shapes", *_NUMBERS),
+        right_aligned_headers=("shapes", *_NUMBERS),
     )
 
 
 def _show_sums(sums: dict[str, Any]) -> tuple[str, ...]:
-    statements, sized = sums["statements"], sums["sized-statements"]
+    statements, sized_statements = sums["statements"], sums["sized-statements"]
     files = f"{sums['files-before'] / statements:,.0f} → {sums['files-after'] / statements:,.0f}"
     sizes = "unknown"
-    if sized:
-        sizes = f"{show_size(sums['bytes-before'] // sized)} → {show_size(sums['bytes-after'] // sized)}"
-    planning = f"{sums['planning-us'] / statements / 1000:,.1f} ms"
-    timed = sums["timed-statements"]
-    return f"{statements:,}", files, sizes, planning, f"{sums['run-us'] / timed / 1e6:,.2f} s" if timed else "unknown"
+    if sized_statements:
+        before, after = (show_size(sums[f"bytes-{name}"] // sized_statements) for name in ("before", "after"))
+        sizes = f"{before} → {after}"
+    planning_text = f"{sums['planning-us'] / statements / 1000:,.1f} ms"
+    timed_statements = sums["timed-statements"]
+    return (
+        f"{statements:,}",
+        files,
+        sizes,
+        planning_text,
+        f"{sums['run-us'] / timed_statements / 1e6:,.2f} s" if timed_statements else "unknown",
+    )

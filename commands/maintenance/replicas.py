@@ -40,5 +40,5 @@ def replicas(client: IndexClient, as_json: bool) -> None:
                 )
                 for replica in live_replicas
             ),
-            right_aligned=("weight", "protocol", "lease"),
+            right_aligned_headers=("weight", "protocol", "lease"),
         )

@@ -114,15 +114,15 @@ def rewriting_command(
 def _format_result(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
     if not report.files_before and not report.conflicts:
         return f"{table} has nothing to {verb}."
-    became, about = ("would become", "about ") if dry_run else ("became", "")
+    became, qualifier = ("would become", "about ") if dry_run else ("became", "")
     text = (
         f"{show_count(report.files_before, 'file')} ({show_size(report.bytes_before)}) of {table} {became} "
-        f"{about}{report.files_after:,} ({show_size(report.bytes_after)});"
+        f"{qualifier}{report.files_after:,} ({show_size(report.bytes_after)});"
         f" {show_count(report.deletes_applied, 'delete file')} applied."
     )
     if report.row_groups_copied or report.row_groups_encoded:
-        encoded = sum(report.row_groups_encoded.values())
-        text += f" {show_count(report.row_groups_copied, 'row group', 'were')} copied, {encoded:,} encoded"
+        encoded_groups = sum(report.row_groups_encoded.values())
+        text += f" {show_count(report.row_groups_copied, 'row group', 'were')} copied, {encoded_groups:,} encoded"
         text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
     if report.conflicts:
         text += (

@@ -132,13 +132,13 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
     For instance:
       seamark run statement "ALTER TABLE shop.events PARTITION (day < DATE '2026-01-01') DROP COLUMNS (payload)"
     """
-    parsed = parse_statement(statement)
-    if parsed is None:
+    parsed_statement = parse_statement(statement)
+    if parsed_statement is None:
         raise click.UsageError(
             "STATEMENT must be ALTER TABLE … MERGE FILES or ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
     with handle_failures("The statement was not executed"):
-        result = run_statement(client, parsed, utc=True, wait_s=wait_s)
+        result = run_statement(client, parsed_statement, utc=True, wait_s=wait_s)
     text = (
         f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
         f"({show_size(result.bytes_after)}); {show_count(result.row_groups_copied, 'row group', 'were')} copied, "
@@ -226,10 +226,11 @@ def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: 
             f"{report['partition-manifests-after']:g} of them on average, before in "
             f"{report['partition-manifests-before']:g}."
         )
-    if repaired := report["files-repaired"]:
+    if repaired_files := report["files-repaired"]:
         verb = "would be" if dry_run else "were"
         lines.append(
-            f"The bounds or counts of {show_count(repaired, 'file')} were wrong; they {verb} dropped or corrected."
+            f"The bounds or counts of {show_count(repaired_files, 'file')} were wrong; "
+            f"they {verb} dropped or corrected."
         )
     return "\n".join(lines)
 
@@ -306,14 +307,14 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     with handle_failures(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_compute_time_before(older_than), dry_run=dry_run)
     verb = _describe_removal(totals.files, dry_run=dry_run)
-    more = "" if totals.is_complete else "; there are more"
+    remainder_text = "" if totals.is_complete else "; there are more"
     text = (
         f"{show_count(totals.files, 'orphan file')} ({show_size(totals.size_bytes)}) of {table} {verb}, of "
-        f"{show_count(totals.listed, 'file')} in its folders{more}."
+        f"{show_count(totals.listed, 'file')} in its folders{remainder_text}."
     )
     if totals.uploads:
-        aborted = _describe_removal(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
-        text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
+        uploads_text = _describe_removal(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
+        text += f" {show_count(totals.uploads, 'unfinished upload')} {uploads_text}."
     if totals.files_unconfirmed:
         text += (
             f" {show_count(totals.files_unconfirmed, 'file')} were kept: their age is not certain, because the server "

@@ -38,13 +38,13 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     jobs and the progress of a running job may be some seconds old.
     """
     listing = read_service_jobs(client, table)
-    jobs, waiting = listing["jobs"], listing.get("waiting", [])
+    jobs, waiting_jobs = listing["jobs"], listing.get("waiting", [])
     runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
     if as_json:
         json_rows = [
             {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["asked-ms"]}
             | {"state": "requested", "service": job["service"], "due-ms": job["due-ms"], "failures": job["failures"]}
-            for job in waiting
+            for job in waiting_jobs
         ]
         json_rows += [
             {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["started-ms"]}
@@ -62,13 +62,17 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     state = listing.get("services", {})
     if state.get("problem"):
         say(f"Table services do not run: {state['problem']}.")
-    if not runs and not jobs and not waiting:
+    if not runs and not jobs and not waiting_jobs:
         say("Table services have done nothing yet." if table is None else f"Table services did nothing to {table} yet.")
     else:
         heads = ("started", "table", "service", "on", "seconds", "result")
-        running = sorted(jobs, key=lambda job: -job["started-ms"])
-        rows = [*map(_make_waiting_row, reversed(waiting)), *map(_make_running_row, running), *map(_run_to_row, runs)]
-        print_rows(heads, rows, right_aligned=("seconds",))
+        running_jobs = sorted(jobs, key=lambda job: -job["started-ms"])
+        rows = [
+            *map(_make_waiting_row, reversed(waiting_jobs)),
+            *map(_make_running_row, running_jobs),
+            *map(_run_to_row, runs),
+        ]
+        print_rows(heads, rows, right_aligned_headers=("seconds",))
 
 
 def _make_waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -117,7 +121,8 @@ def _format_result(totals: Mapping[str, Any]) -> str:
     remaining = dict(totals)
     text = ""
     if "files_before" in remaining:
-        before, after = remaining.pop("files_before"), remaining.pop("files_after", 0)
-        text = f"{show_count(before, 'file')} ({show_size(remaining.pop('bytes_before', 0))}) became {after:,} "
-        text += f"({show_size(remaining.pop('bytes_after', 0))}): a scan opens {before - after:,} fewer; "
+        files_before, files_after = remaining.pop("files_before"), remaining.pop("files_after", 0)
+        size_before = show_size(remaining.pop("bytes_before", 0))
+        text = f"{show_count(files_before, 'file')} ({size_before}) became {files_after:,} "
+        text += f"({show_size(remaining.pop('bytes_after', 0))}): a scan opens {files_before - files_after:,} fewer; "
     return text + ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in remaining.items())

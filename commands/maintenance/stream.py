@@ -41,7 +41,7 @@ def list_command(client: IndexClient, as_json: bool) -> None:
         say("There is no stream table that you have rights to see and that has rows in the log.")
     else:
         headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable", "flush")
-        print_rows(headers, map(_state_to_row, streams), right_aligned=headers[1:-1])
+        print_rows(headers, map(_state_to_row, streams), right_aligned_headers=headers[1:-1])
 
 
 @stream.command()
@@ -64,7 +64,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         say(f"The last flush failed, and will be retried: {state['flush-error']}")
     headers = ("shard", "flushed", "durable")
     rows = [(str(shard["shard"]), f"{shard['flushed']:,}", f"{shard['durable']:,}") for shard in state["shards"]]
-    print_rows(headers, rows, right_aligned=headers)
+    print_rows(headers, rows, right_aligned_headers=headers)
 
 
 @stream.command()

@@ -51,13 +51,13 @@ def export_tables(
     """
     properties = read_properties(properties_file, catalog_token, catalog_warehouse)
     own_properties = {"uri": client.url, **({} if client.token is None else {"token": client.token})}
-    selection, below = make_selection(namespaces, tables), parse_name(into) if into else ()
+    selection, target_namespace = make_selection(namespaces, tables), parse_name(into) if into else ()
     try:
         with (
             closing(RestSource(own_properties, workers)) as source,
             closing(RestDestination({**properties, "uri": target}, workers, dry_run=dry_run)) as destination,
         ):
-            move = Move(source, destination, selection, below, workers)
-            show_results(move.run(), as_json=as_json, done="exportable" if dry_run else "exported")
+            move = Move(source, destination, selection, target_namespace, workers)
+            show_results(move.run(), as_json=as_json, action="exportable" if dry_run else "exported")
     except (CatalogRefusal, CatalogUnavailable) as error:
         raise click.ClickException(escape_for_terminal(str(error))) from None

@@ -55,11 +55,11 @@ def import_tables(
     import changes nothing. Stop all writers of SOURCE first, because two catalogs must not commit to one table.
     """
     properties = read_properties(properties_file, catalog_token, catalog_warehouse)
-    selection, below = make_selection(namespaces, tables), parse_name(into) if into else ()
+    selection, target_namespace = make_selection(namespaces, tables), parse_name(into) if into else ()
     try:
         with closing(open_source(source, properties, workers, is_flat=is_flat)) as catalog:
             destination = SeamarkDestination(client, keep_owners, dry_run)
-            move = Move(catalog, destination, selection, below, workers)
-            show_results(move.run(), as_json=as_json, done="importable" if dry_run else "imported")
+            move = Move(catalog, destination, selection, target_namespace, workers)
+            show_results(move.run(), as_json=as_json, action="importable" if dry_run else "imported")
     except (CatalogRefusal, CatalogUnavailable) as error:
         raise click.ClickException(escape_for_terminal(str(error))) from None

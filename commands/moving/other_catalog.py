@@ -100,36 +100,37 @@ def parse_name(text: str) -> Levels:
         raise click.UsageError(escape_for_terminal(str(error))) from None
 
 
-def show_results(results: Iterable[Result], *, as_json: bool, done: str) -> None:
+def show_results(results: Iterable[Result], *, as_json: bool, action: str) -> None:
     """Print the results, and exit with code 1 if an entry was refused.
 
     Args:
         results: The results of the entries.
         as_json: Whether to print JSON.
-        done: The participle for a registered entry, such as "imported".
+        action: The participle for a registered entry, such as "imported".
     """
-    shown: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     for result in results:
         counts[result.outcome] += result.kind != "namespace" or result.outcome in ("refused", "gone")
         if as_json:
-            shown.append(
+            entries.append(
                 {
                     "kind": result.kind,
                     "name": list(result.name),
-                    "outcome": done if result.outcome == "moved" else result.outcome,
+                    "outcome": action if result.outcome == "moved" else result.outcome,
                     "reason": result.reason,
                 }
             )
         elif result.reason:
-            outcome = done if result.outcome == "moved" else result.outcome
+            outcome = action if result.outcome == "moved" else result.outcome
             say(f"{outcome}: {result.kind} {join_name(result.name)}: {result.reason}", err=True)
     if as_json:
-        print_json(shown)
+        print_json(entries)
     else:
-        moved = show_count(counts["moved"], "table or view", "").replace("table or views", "tables and views")
+        moved_text = show_count(counts["moved"], "table or view", "").replace("table or views", "tables and views")
         say(
-            f"{moved} {done}, {counts['unchanged']:,} unchanged, {counts['gone']:,} gone, {counts['refused']:,} refused"
+            f"{moved_text} {action}, {counts['unchanged']:,} unchanged, {counts['gone']:,} gone, "
+            f"{counts['refused']:,} refused"
         )
     if counts["refused"]:
         raise click.exceptions.Exit(1)

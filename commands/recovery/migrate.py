@@ -41,11 +41,11 @@ def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **
         source = settings.make_database_url()
         if source == target:
             raise ConfigError("The target is the same database; set --to to another database")
-        moved = dataclasses.replace(settings, database=target)
+        target_settings = dataclasses.replace(settings, database=target)
         # The server's own database is copied last, so that the copy lists only warehouses whose databases are already
         # copied.
         for warehouse_id in await _list_warehouses(source):
-            await copy(make_database_url(settings, warehouse_id), make_database_url(moved, warehouse_id))
+            await copy(make_database_url(settings, warehouse_id), make_database_url(target_settings, warehouse_id))
         return await copy(source, target)
 
     async def copy(source: str, target: str) -> dict[str, TableDigest]:

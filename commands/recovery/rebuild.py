@@ -115,18 +115,20 @@ async def _rebuild(
         if finding.location not in choices
     ]
     known_count = sum(file.uuid in known_uuids for file in newest_files)
-    chosen = await _read_chosen(reader, folders, choices, {file.location for file in newest_files}, findings)
-    files = [file for file in (*newest_files, *chosen) if file.uuid not in known_uuids]
+    chosen_files = await _read_chosen(reader, folders, choices, {file.location for file in newest_files}, findings)
+    files = [file for file in (*newest_files, *chosen_files) if file.uuid not in known_uuids]
     selection = select_candidates(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
         return make_result(map(describe_registration, selection.candidates), findings, known_count)
     rebuild_of_catalog = Rebuild(context, caller)
     rebuilt = await rebuild_of_catalog.run(selection.candidates)
-    registered = known_uuids | {each.uuid for each in rebuilt.registered}
-    await rebuild_of_catalog.keep_locations([file for file in (*files, *uncertain) if file.uuid not in registered])
-    complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known_count)
-    return msgspec.structs.replace(complete, index_files=await _register_index_files(context, newest_files))
+    registered_uuids = known_uuids | {each.uuid for each in rebuilt.registered}
+    await rebuild_of_catalog.keep_locations(
+        [file for file in (*files, *uncertain) if file.uuid not in registered_uuids]
+    )
+    full_result = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known_count)
+    return msgspec.structs.replace(full_result, index_files=await _register_index_files(context, newest_files))
 
 
 async def _read_chosen(
@@ -140,20 +142,20 @@ async def _read_chosen(
 
     A file that cannot be read adds a finding instead.
     """
-    listed = {info.location: info for files in folders.values() for info in files}
-    chosen: list[FoundFile] = []
+    infos_by_location = {info.location: info for files in folders.values() for info in files}
+    chosen_files: list[FoundFile] = []
     for location, name in choices.items():
         if name is None or location in read_locations:
             continue
-        info = listed.get(location)
+        info = infos_by_location.get(location)
         if info is None:
             findings.append(Finding(location, "The warehouse does not contain this metadata file", str(name)))
             continue
         try:
-            chosen.append(await reader.read(info))
+            chosen_files.append(await reader.read(info))
         except SeamarkError as error:
             findings.append(Finding(location, f"The chosen file cannot be used: {error.message}", str(name)))
-    return chosen
+    return chosen_files
 
 
 async def _register_index_files(context: CatalogContext, files: Sequence[FoundFile]) -> int:
@@ -170,8 +172,8 @@ async def _register_index_files(context: CatalogContext, files: Sequence[FoundFi
         if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name
     )
     for uuid in has_indexes:
-        for named in await context.store.list_entries_by_uuid(uuid):
-            entry = await context.store.load_entry(named.kind, named.namespace, named.name)
+        for entry_name in await context.store.list_entries_by_uuid(uuid):
+            entry = await context.store.load_entry(entry_name.kind, entry_name.namespace, entry_name.name)
             if entry is not None and entry.kind is EntryKind.TABLE:
                 metadata = await context.documents.peek(entry.metadata_location)
                 rebuilt = await rebuild.run(entry.uuid, metadata, await registry.load_files(entry))
@@ -205,8 +207,8 @@ def _show_rebuilt(rebuilt: Rebuilt, *, dry_run: bool) -> None:
     for finding in rebuilt.findings[:_SHOWN_MAX]:
         say(f"Not registered: {f'{finding.name}: ' if finding.name else ''}{finding.location}: {finding.reason}")
     if len(rebuilt.findings) > _SHOWN_MAX:
-        more = show_count(len(rebuilt.findings) - _SHOWN_MAX, "more file", "were")
-        say(f"{more} not registered; --json lists them")
-    done = "would be registered" if dry_run else "registered"
+        remaining_text = show_count(len(rebuilt.findings) - _SHOWN_MAX, "more file", "were")
+        say(f"{remaining_text} not registered; --json lists them")
+    action = "would be registered" if dry_run else "registered"
     counts = f"{rebuilt.registered_before:,} known before, {len(rebuilt.findings):,} not registered"
-    say(f"{show_count(len(rows), 'name')} {done}, {counts}; {show_count(rebuilt.index_files, 'index file')}")
+    say(f"{show_count(len(rows), 'name')} {action}, {counts}; {show_count(rebuilt.index_files, 'index file')}")

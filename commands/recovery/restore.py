@@ -74,13 +74,13 @@ def _show_comparison(comparison: Comparison) -> None:
     for finding in (*comparison.missing, *comparison.findings):
         say(f"{finding.name}: {finding.location}: {finding.reason}")
     for later in comparison.later:
-        done = "now points to the newest file" if later.is_advanced else "has a newer file in storage"
-        say(f"{later.name} {done}: {later.newest}")
-    advanced = sum(later.is_advanced for later in comparison.later)
-    waiting = len(comparison.later) - advanced
+        state = "now points to the newest file" if later.is_advanced else "has a newer file in storage"
+        say(f"{later.name} {state}: {later.newest}")
+    advanced_count = sum(later.is_advanced for later in comparison.later)
+    waiting_count = len(comparison.later) - advanced_count
     say(
         f"{show_count(comparison.entries, 'pointer')} compared: {len(comparison.missing):,} without a file, "
-        f"{advanced:,} advanced, {waiting:,} with newer files"
+        f"{advanced_count:,} advanced, {waiting_count:,} with newer files"
     )
-    if waiting:
+    if waiting_count:
         say("To include the commits after the backup, restore again with --overwrite --advance before servers start.")

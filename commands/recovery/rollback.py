@@ -70,8 +70,8 @@ def rollback(
         return
     if rows:
         print_rows(("TABLE", "FROM", "TO"), ([str(value) for value in row.values()] for row in rows))
-    done = "would be moved back" if dry_run else "moved back"
+    action = "would be moved back" if dry_run else "moved back"
     for target in problems:
         say(f"{join_name(target.table)} stays as it is: {target.problem}")
-    unchanged = len(targets) - len(rows) - len(problems)
-    say(f"{show_count(len(rows), 'table')} {done}, {unchanged:,} had this snapshot already")
+    unchanged_count = len(targets) - len(rows) - len(problems)
+    say(f"{show_count(len(rows), 'table')} {action}, {unchanged_count:,} had this snapshot already")

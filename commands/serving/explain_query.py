@@ -117,33 +117,33 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     paths = {key: _make_path(parts, body.namespace) for key, parts in query.names.items()}
     await call.allow(*dict.fromkeys(Securable(path[:-1], TABLE, path[-1]) for path in paths.values()))
     tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
-    loaded = {key: tables[path] for key, path in paths.items()}
-    columns = {key: names for key, table in loaded.items() if (names := _list_columns(table)) is not None}
+    tables_by_key = {key: tables[path] for key, path in paths.items()}
+    columns = {key: names for key, table in tables_by_key.items() if (names := _list_columns(table)) is not None}
     references = await read_in_turn(call, len(body.query), partial(query.list_references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
-    requested, unrequested_reasons = _list_joins(references, paths, loaded)
+    requested_joins_by_reference, unrequested_reasons = _list_joins(references, paths, tables_by_key)
     column_names = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
     find_unknown = partial(
         query_notes.find_unknown_columns, body.query, body.dialect, list(query.names.values()), column_names
     )
     unknown_column_notes = await read_in_turn(call, len(body.query), find_unknown)
-    explained = []
+    explanations = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
-        requested_joins = requested.get(number, []), unrequested_reasons[number]
+        requested_joins = requested_joins_by_reference.get(number, []), unrequested_reasons[number]
         plan = await _explain_table(
             call,
             body.query,
             paths[reference.key],
-            loaded[reference.key],
+            tables_by_key[reference.key],
             reference,
             requested_joins,
             unknown_column_notes,
         )
-        explained.append(plan)
+        explanations.append(plan)
         # The first explained table reports all unknown columns; the other tables report none.
         unknown_column_notes = {}
-    return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
+    return web.Response(body=encode_json(ExplainQueryResponse(explanations)), content_type="application/json")
 
 
 def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def _list_columns(table: LoadedTable) -> dict[str, str] | None:
 def _list_joins(
     references: Mapping[int, query_tables.QueriedTable],
     paths: Mapping[Hashable, tuple[str, ...]],
-    loaded: Mapping[Hashable, LoadedTable],
+    tables_by_key: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
     """Return the joins that engines' connectors send to the server, and the reasons why they do not send others.
 
@@ -175,15 +175,15 @@ def _list_joins(
     planned_scans = {
         number: joins.PlannedScan(reference.scan, "", paths[reference.key]) for number, reference in references.items()
     }
-    scans = [(reference.scan, loaded[reference.key]) for reference in references.values()]
+    scans = [(reference.scan, tables_by_key[reference.key]) for reference in references.values()]
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
         number: decode_as(
-            encode_json([spec.request().build_body() for spec in limits[planned]]), list[JoinSpec], "A join"
+            encode_json([spec.request().build_body() for spec in limits[planned_number]]), list[JoinSpec], "A join"
         )
-        for number, planned in planned_scans.items()
-        if planned in limits
+        for number, planned_number in planned_scans.items()
+        if planned_number in limits
     }
     return joins_by_table, {
         number: joins.explain_unrequested_joins(number, planned_scans, known_tables, limits) for number in planned_scans
@@ -201,7 +201,7 @@ async def _explain_table(
     call: Call,
     query: str,
     path: tuple[str, ...],
-    loaded: LoadedTable,
+    table: LoadedTable,
     reference: query_tables.QueriedTable,
     requested_joins: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
@@ -212,34 +212,34 @@ async def _explain_table(
         call: The request.
         query: The text of the query.
         path: The levels of the table's namespace and its name.
-        loaded: The table.
+        table: The table.
         reference: The reference in the query.
         requested_joins: The requested joins, and the reasons why other joins are not requested.
         notes: The reasons why parts of the query are not used, by part.
     """
-    scan, metadata = reference.scan, loaded.metadata
+    scan, metadata = reference.scan, table.metadata
     expression: Expression = TRUE
     if scan.condition is not None and scan.filter is not None:
         schemas = metadata.current_schema, metadata.schemas
         try:
             expression = resolve_literals(scan.filter, *schemas)
-            find_unused = partial(query_notes.find_unused_conditions, scan.condition, *schemas)
-            notes = notes | await read_in_turn(call, len(query), find_unused)
+            find_unused_conditions = partial(query_notes.find_unused_conditions, scan.condition, *schemas)
+            notes = notes | await read_in_turn(call, len(query), find_unused_conditions)
         except BadRequest as error:
             notes = notes | {str(scan.predicate): error.message}
-    read = sql.SqlFilter(expression, tuple(notes), reasons=tuple(notes.values()))
+    sql_filter = sql.SqlFilter(expression, tuple(notes), reasons=tuple(notes.values()))
     try:
         plan = await explain_scan(
             call,
-            loaded,
+            table,
             ScanRequest(
-                filter=read.expression,
+                filter=sql_filter.expression,
                 snapshot_id=resolve_snapshot_id(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
                 use_snapshot_schema=scan.is_past,
                 nan_above=True,
             ),
-            read,
+            sql_filter,
             requested_joins[0],
             unrequested_reasons=requested_joins[1],
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,

@@ -110,18 +110,18 @@ def find_unknown_columns(
         if not isinstance(identifier.parent, exp.Column)
     }
     known_names.update(columns)
-    ordered = sorted(columns)
-    compared: dict[str, list[str]] = {}
+    sorted_columns = sorted(columns)
+    near_names_by_column: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
     for column in _list_single_names(tree):
         lower = column.name.lower()
         if lower in known_names or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
             continue
-        if lower not in compared:
-            if len(compared) == _NAMES_MAX:
+        if lower not in near_names_by_column:
+            if len(near_names_by_column) == _NAMES_MAX:
                 break
-            compared[lower] = find_near_names(lower, ordered, maximum=1)
-        similar_columns = compared[lower]
+            near_names_by_column[lower] = find_near_names(lower, sorted_columns, maximum=1)
+        similar_columns = near_names_by_column[lower]
         if similar_columns:
             hint = f"; did you mean {_shorten_text(similar_columns[0])}"
         elif column.this.quoted:

@@ -76,8 +76,8 @@ def read_query(text: str, dialect: str) -> Query:
     """
     try:
         return _DuckDBQuery(text) if dialect == "duckdb" else _TrinoQuery(text)
-    except UnsupportedStatement as why:
-        raise _make_unsupported_query_error(text, dialect, str(why)) from None
+    except UnsupportedStatement as error:
+        raise _make_unsupported_query_error(text, dialect, str(error)) from None
 
 
 class _TrinoQuery:
@@ -116,7 +116,9 @@ class _DuckDBQuery:
         self._references = {
             n: reference for n, reference in enumerate(self._statement.references) if reference is not None
         }
-        self.names: dict[Hashable, tuple[str, ...]] = {n: one.parts for n, one in self._references.items()}
+        self.names: dict[Hashable, tuple[str, ...]] = {
+            n: queried_table.parts for n, queried_table in self._references.items()
+        }
         if not self.names:
             raise UnsupportedStatement
 
@@ -124,23 +126,23 @@ class _DuckDBQuery:
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:
-            marked = self._statement.to_marked_text(known_columns, utc=True)
-        except UnsupportedStatement as why:
-            raise _make_unsupported_query_error(self._statement.text, "duckdb", str(why)) from None
+            marked_text = self._statement.to_marked_text(known_columns, utc=True)
+        except UnsupportedStatement as error:
+            raise _make_unsupported_query_error(self._statement.text, "duckdb", str(error)) from None
         scans = find_scans(
-            marked,
+            marked_text,
             columns_of=lambda names: known_columns.get(marks.get(names[2], -1)),
             today=find_today(self._statement.text),
         )
         if not scans:
             raise _make_unsupported_query_error(self._statement.text, "duckdb", "")
         references = {}
-        for at, scan in enumerate(scans):
+        for position, scan in enumerate(scans):
             number = marks.get(scan.table)
             if number is not None:
                 reference = self._references[number]
-                then = replace(scan, snapshot_id=reference.snapshot_id)
-                references[at] = QueriedTable(number, then, reference.start, reference.end)
+                pinned_scan = replace(scan, snapshot_id=reference.snapshot_id)
+                references[position] = QueriedTable(number, pinned_scan, reference.start, reference.end)
         return references
 
 

@@ -63,10 +63,10 @@ def _serve_locked(settings: Settings) -> None:
     shared = settings.workers > 1
     sock = bind_socket(settings, shared=shared)
     url, port = make_server_url(settings, sock), sock.getsockname()[1]
-    written: list[Path] = []
+    written_files: list[Path] = []
 
     def announce() -> None:
-        written.append(write_server_file(settings, url, port))
+        written_files.append(write_server_file(settings, url, port))
         database = redact_url(settings.make_database_url())
         click.echo(f"Seamark is ready at {url}, warehouse {settings.make_warehouse_uri()}, database {database}")
 
@@ -77,5 +77,5 @@ def _serve_locked(settings: Settings) -> None:
             run(settings, sock, EXTENSIONS, announce)
     finally:
         sock.close()
-        for path in written:
+        for path in written_files:
             path.unlink(missing_ok=True)

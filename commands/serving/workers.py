@@ -67,8 +67,8 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.environ[MULTIPROCESS_VARIABLE] = str(folder)
-    fixed = dataclasses.replace(settings, port=sock.getsockname()[1])
-    Supervisor(fixed, SystemClock(), str(folder), on_ready).run()
+    fixed_settings = dataclasses.replace(settings, port=sock.getsockname()[1])
+    Supervisor(fixed_settings, SystemClock(), str(folder), on_ready).run()
 
 
 class Supervisor:

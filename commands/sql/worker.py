@@ -65,8 +65,8 @@ _MESSAGE_MAX = 2000
 class AnswerWriter:
     """Writes one answer as frames. It collects the data and writes them in frames of `_FLUSH_BYTES`."""
 
-    def __init__(self, out: BinaryIO, bytes_max: int) -> None:
-        self._out = out
+    def __init__(self, stream: BinaryIO, bytes_max: int) -> None:
+        self._stream = stream
         self._bytes_max = self._remaining_bytes = bytes_max
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -102,8 +102,8 @@ class AnswerWriter:
         self._pending, self._pending_bytes = [], 0
 
     def _write_frame(self, kind: bytes, content: bytes) -> None:
-        self._out.write(FRAME.pack(kind, len(content)) + content)
-        self._out.flush()
+        self._stream.write(FRAME.pack(kind, len(content)) + content)
+        self._stream.flush()
 
 
 def main() -> None:
@@ -178,12 +178,12 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
     os.dup2(request_fd, 0)
     os.dup2(2, 1)  # Libraries that print must not damage the frames.
     restrict_process(memory_bytes=memory_bytes, time_s=time_s)
-    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as out:
+    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as stream:
         line = source.readline()
         if line:
             request = convert_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
-            run(request, AnswerWriter(out, request.bytes_max))
+            run(request, AnswerWriter(stream, request.bytes_max))
         os._exit(0)  # End without clean-up, because a thread of DuckDB or Arrow may still run.
 
 
@@ -241,7 +241,7 @@ def _run(request: StatementRequest, writer: AnswerWriter) -> None:
         schema=request.schema,
         limits=limits,
         writes=False,
-        checked=lambda tables: _confine_files(tables, request.roots),
+        check_tables=lambda tables: _confine_files(tables, request.roots),
         certificates=request.certificates,
         cubes=request.cubes,
     ) as session:
@@ -285,8 +285,8 @@ def _confine_files(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
     confine((folder for folder in folders if folder.startswith("/")), roots)
-    with open_confined_folders() as opened:
-        landlock.forbid_reads_except(opened)
+    with open_confined_folders() as open_folders:
+        landlock.forbid_reads_except(open_folders)
 
 
 def _make_head(request: StatementRequest, chosen_plan: ChosenPlan) -> StatementHead:

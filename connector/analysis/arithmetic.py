@@ -31,12 +31,20 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
-        by = parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit")))
-        return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], -by[1], reader)
+        interval = parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit")))
+        return (
+            None
+            if interval is None
+            else _compare_shifted_days(op, node.this, literal, interval[0], -interval[1], reader)
+        )
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        by = parse_interval(node.expression)
+        interval = parse_interval(node.expression)
         sign = -1 if isinstance(node, exp.Add) else 1
-        return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], sign * by[1], reader)
+        return (
+            None
+            if interval is None
+            else _compare_shifted_days(op, node.this, literal, interval[0], sign * interval[1], reader)
+        )
     for side, other in ((node.this, node.expression), (node.expression, node.this)):
         number = reader.read_literal(other)
         if number is None:
@@ -60,7 +68,7 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
 
 
 def _compare_shifted(
-    op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: ComparisonReader
+    op: str, side: exp.Expr, literal: Literal, sign: int, addend: Decimal, reader: ComparisonReader
 ) -> Condition | None:
     """Read `side op sign * literal + added` as a comparison of `side`.
 
@@ -68,33 +76,35 @@ def _compare_shifted(
     """
     if literal.kind not in ("integer", "decimal") or not have_same_class(literal, reader, _find_innermost(side)):
         return None
-    value = EXACT.add(sign * Decimal(literal.value), added)
+    value = EXACT.add(sign * Decimal(literal.value), addend)
     if abs(value.adjusted()) > _DIGITS_MAX or len(value.as_tuple().digits) > _DIGITS_MAX:
         return None
     return reader.compare(op, side, _make_number_literal(value))
 
 
-def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: ComparisonReader) -> Condition | None:
+def _compare_multiple(
+    op: str, side: exp.Expr, literal: Literal, divisor: int, reader: ComparisonReader
+) -> Condition | None:
     """Read `side op literal / by` for integers."""
-    down, remainder = divmod(int(literal.value), by)
+    quotient, remainder = divmod(int(literal.value), divisor)
     match op:
         case "=" | "<>":
             if remainder:
                 return NEVER if op == "=" else None
-            return reader.compare(op, side, _make_number_literal(Decimal(down)))
+            return reader.compare(op, side, _make_number_literal(Decimal(quotient)))
         case "<" | ">=":
-            return reader.compare(op, side, _make_number_literal(Decimal(down + bool(remainder))))
-    return reader.compare(op, side, _make_number_literal(Decimal(down)))
+            return reader.compare(op, side, _make_number_literal(Decimal(quotient + bool(remainder))))
+    return reader.compare(op, side, _make_number_literal(Decimal(quotient)))
 
 
 def compare_quotient(
-    op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: ComparisonReader
+    op: str, side: exp.Expr, literal: Literal, divisor_node: exp.Expr, reader: ComparisonReader
 ) -> Condition | None:
     """Read a comparison of `side / by` with a literal.
 
     Engines truncate the quotient of two integers towards zero.
     """
-    divisor = reader.read_literal(by)
+    divisor = reader.read_literal(divisor_node)
     if divisor is None:
         return None
     if divisor.kind != "integer" or (reader.find_kind(side) or "") not in ("int", "long"):
@@ -134,8 +144,8 @@ def _compare_scaled(
     is_exact = base in ("int", "long", "decimal") and literal_kinds <= {"integer", "decimal"}
     if op == "<>" or not (is_exact or (base in _ROUNDING_SHARES and literal_kinds <= {"integer", "decimal", "double"})):
         return None
-    by, value = Decimal(factor.value), Decimal(literal.value)
-    if not _FACTOR_MIN <= abs(by) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
+    factor_value, value = Decimal(factor.value), Decimal(literal.value)
+    if not _FACTOR_MIN <= abs(factor_value) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
         return None
     off = Decimal(0)
     if is_exact and is_quotient:
@@ -146,11 +156,15 @@ def _compare_scaled(
     for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
         sign = -1 if direction == ">=" else 1
         edge = value + sign * (off + abs(value) * share + (share and _PRODUCT_ERROR))
-        bound = EXACT.multiply(edge, by) if is_quotient else EXACT.divide(edge, by)
-        is_lower = (direction == ">=") == (by > 0)
+        bound = EXACT.multiply(edge, factor_value) if is_quotient else EXACT.divide(edge, factor_value)
+        is_lower = (direction == ">=") == (factor_value > 0)
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
-        rounded = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
-        number = _make_number_literal(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
+        rounded_bound = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
+        number = (
+            _make_number_literal(rounded_bound.normalize(EXACT))
+            if is_exact
+            else Literal("double", f"{rounded_bound:.25e}")
+        )
         bounds.append(reader.compare(">=" if is_lower else "<=", side, number))
     return all_of(bounds)
 
@@ -232,5 +246,5 @@ def _compare_within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int
     """Return `column <= other + days` or, with a negative sign, `column >= other - days`."""
     days *= sign
     interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
-    moved = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)
-    return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=moved)
+    shifted_column = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)
+    return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=shifted_column)

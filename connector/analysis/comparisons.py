@@ -153,7 +153,7 @@ def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
     if op == "IS NULL":
         return not comparison.negated
     if op == "IN" and not comparison.negated:
-        return all(compare_literals("=", literal, listed) is False for listed in literals)
+        return all(compare_literals("=", literal, member) is False for member in literals)
     if op not in OPPOSITE:
         return False
     return compare_literals(OPPOSITE[op] if comparison.negated else op, literal, literals[0]) is False

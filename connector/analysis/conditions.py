@@ -81,8 +81,8 @@ class ConditionReader:
     def read_literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """Return the literals of the nodes, or None if one of the nodes is not a literal."""
         literals = [self.read_literal(node) for node in nodes]
-        present = tuple(literal for literal in literals if literal is not None)
-        return present if len(present) == len(literals) else None
+        known_literals = tuple(literal for literal in literals if literal is not None)
+        return known_literals if len(known_literals) == len(literals) else None
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class _Reading:
         literals = self.reader.read_literals(nodes)
         if literals is None:
             return None
-        own = self._classes.find_class(side)
-        common = compute_common_type([own, *map(get_literal_class, literals)], utc=self.reader.utc)
-        converted = [common.choose_literal(literal, own) for literal in literals]
-        present = tuple(literal for literal in converted if literal is not None)
-        return present if len(present) == len(converted) else None
+        side_class = self._classes.find_class(side)
+        common = compute_common_type([side_class, *map(get_literal_class, literals)], utc=self.reader.utc)
+        converted_literals = [common.choose_literal(literal, side_class) for literal in literals]
+        known_literals = tuple(literal for literal in converted_literals if literal is not None)
+        return known_literals if len(known_literals) == len(converted_literals) else None
 
     # Comparisons
 
@@ -234,9 +234,11 @@ class _Reading:
         literals = [self.read_literal(node) for node in nodes]
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
-        present = [each for each in literals if each is not None]
-        listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
-        return each if listed is None else all_of([drop_functions(each), listed])
+        known_literals = [each for each in literals if each is not None]
+        list_condition = (
+            compare_list_in_case(side, known_literals, self) if len(known_literals) == len(literals) else None
+        )
+        return each if list_condition is None else all_of([drop_functions(each), list_condition])
 
     def _compare_sides(
         self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None
@@ -247,15 +249,15 @@ class _Reading:
             compared_in: The common type of all operands of the predicate, or None if the predicate has only these two
                 operands.
         """
-        for side, other, compared in _orient_sides(left, right, op):
+        for side, other, oriented_op in _orient_sides(left, right, op):
             literal = self.read_literal(other)
             if literal is not None:  # `_read_leaf` has already read comparisons of columns with null.
                 if compared_in is not None:
                     literal = compared_in.convert_literal(side, literal)
-                return None if literal is None or literal.kind == "null" else self.compare(compared, side, literal)
+                return None if literal is None or literal.kind == "null" else self.compare(oriented_op, side, literal)
             span = parse_span(other, self.today)
             if span is not None:
-                ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
+                ops = (">=", "<=") if oriented_op == "=" else () if oriented_op == "<>" else (oriented_op,)
                 return all_of(self.compare(bound, side, span.choose_literal(bound)) for bound in ops)
         return None
 
@@ -275,11 +277,11 @@ class _Reading:
         if term is None or term.transform != IDENTITY or any(len(each) != 1 for each in escapes):
             return None
         negated = negated != bool(like.args.get("negate"))
-        escaped = escapes[0] if escapes else None
-        like_condition = read_like_predicate(term.column, pattern, escaped, function, negated=negated)
-        if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escaped):
+        escape_character = escapes[0] if escapes else None
+        like_condition = read_like_predicate(term.column, pattern, escape_character, function, negated=negated)
+        if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escape_character):
             return like_condition
-        return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])
+        return all_of([like_condition, compare_pattern_in_case(side, pattern, escape_character, self)])
 
     def _read_times_like(self, node: exp.Expr) -> Condition | None:
         """Read LIKE with a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""
@@ -309,10 +311,12 @@ class _Reading:
         fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
         common = [self.compute_common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
         # A row that contains NULL is not equal to any row.
-        equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
-        if not equal:
+        rows_without_null = [
+            row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)
+        ]
+        if not rows_without_null:
             return None
-        return any_of(all_of(map(self.build_equality, columns, row.expressions, common)) for row in equal)
+        return any_of(all_of(map(self.build_equality, columns, row.expressions, common)) for row in rows_without_null)
 
     def _read_leaf(self, node: exp.Expr) -> ColumnComparison | None:
         """Return a comparison of a column, or of its day or year, with literals."""
@@ -355,10 +359,10 @@ class _Reading:
         return term.compare(op, literals) if term is not None and literals else None
 
     def _read_comparison(self, node: exp.Expr, op: str) -> ColumnComparison | None:
-        for side, other, compared in _orient_sides(node.this, node.expression, op):
+        for side, other, oriented_op in _orient_sides(node.this, node.expression, op):
             literal = self.read_literal(other)
             if literal is not None:
-                return self.compare_column(compared, side, literal)
+                return self.compare_column(oriented_op, side, literal)
         return None
 
     def _read_like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
@@ -385,11 +389,11 @@ class _Term:
     """The kinds of literals with which the term may be compared, or None for any kind."""
 
     def compare(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
-        compared = tuple(literals)
-        kinds = {literal.kind for literal in compared} - {"null"}
+        literal_tuple = tuple(literals)
+        kinds = {literal.kind for literal in literal_tuple} - {"null"}
         if self.kinds is not None and not kinds <= self.kinds:
             return None
-        return ColumnComparison(self.column, op, compared, self.transform, exact=exact)
+        return ColumnComparison(self.column, op, literal_tuple, self.transform, exact=exact)
 
 
 def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:

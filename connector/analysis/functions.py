@@ -95,10 +95,10 @@ def _compare_branches(
     For each row for which the comparison of `node` is true, at least one of the conditions is true.
     """
 
-    def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
+    def result(value: exp.Expr, branch_condition: Condition | None = None) -> Condition | None:
         if not have_same_class(literal, reader, value):
             return None
-        return all_of([when, reader.compare(op, value, literal)]) if when != NEVER else NEVER
+        return all_of([branch_condition, reader.compare(op, value, literal)]) if branch_condition != NEVER else NEVER
 
     match node:
         case exp.Coalesce():
@@ -117,32 +117,41 @@ def _compare_branches(
 def _read_cases(
     branches: list[exp.Expr],
     otherwise: exp.Expr | None,
-    compared: exp.Expr | None,
+    operand: exp.Expr | None,
     reader: ComparisonReader,
     result: Callable[[exp.Expr, Condition | None], Condition | None],
 ) -> Iterator[Condition | None]:
-    common = None if compared is None else reader.compute_common_type([compared, *(branch.this for branch in branches)])
+    common = None if operand is None else reader.compute_common_type([operand, *(branch.this for branch in branches)])
     for branch in branches:
-        if compared is None or common is None:
-            when = reader.read_condition(branch.this)
+        if operand is None or common is None:
+            branch_condition = reader.read_condition(branch.this)
         else:
-            when = reader.build_equality(compared, branch.this, common)
-        yield result(branch.args["true"], when)
+            branch_condition = reader.build_equality(operand, branch.this, common)
+        yield result(branch.args["true"], branch_condition)
     if otherwise is not None:
         yield result(otherwise, None)
 
 
 def read_case(
-    node: exp.Case | exp.If, reader: ComparisonReader, read: Callable[[exp.Expr], Condition | None]
+    node: exp.Case | exp.If, reader: ComparisonReader, read_result: Callable[[exp.Expr], Condition | None]
 ) -> Condition | None:
     """Return a condition for a CASE whose results are themselves conditions.
 
-    It is true for each row for which the result that CASE selects meets the condition that `read` returns for it.
+    It is true for each row for which the result that CASE selects meets the condition that `read_result` returns for
+    this result.
     """
-    simple = node.this if isinstance(node, exp.Case) else None
+    case_operand = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
-    return any_of(_read_cases(branches, otherwise, simple, reader, lambda value, when: all_of([when, read(value)])))
+    return any_of(
+        _read_cases(
+            branches,
+            otherwise,
+            case_operand,
+            reader,
+            lambda value, branch_condition: all_of([branch_condition, read_result(value)]),
+        )
+    )
 
 
 def _compare_truncated(
@@ -171,10 +180,10 @@ def _compare_truncated(
 
 
 def _keeps_value(node: exp.Cast, reader: ComparisonReader) -> bool:
-    to, kind = node.to, reader.find_kind(node.this)
+    target_type, kind = node.to, reader.find_kind(node.this)
     types = exp.DataType.Type
-    return not to.expressions and (
-        (kind in ("int", "long") and to.this is types.BIGINT)
-        or (kind == "int" and to.this is types.INT)
-        or (kind == "string" and to.this in (types.VARCHAR, types.TEXT))
+    return not target_type.expressions and (
+        (kind in ("int", "long") and target_type.this is types.BIGINT)
+        or (kind == "int" and target_type.this is types.INT)
+        or (kind == "string" and target_type.this in (types.VARCHAR, types.TEXT))
     )

@@ -94,15 +94,15 @@ def tokenize_trino(text: str) -> tuple[TrinoToken, ...]:
         UnsupportedStatement: The text does not follow Trino's lexical rules.
     """
     tokens = []
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
             raise UnsupportedStatement
         kind = str(match.lastgroup)
         if kind not in ("comment", "space"):
-            tokens.append(TrinoToken(kind, match[0], at, match.end()))
-        at = match.end()
+            tokens.append(TrinoToken(kind, match[0], position, match.end()))
+        position = match.end()
     return tuple(tokens)
 
 
@@ -115,17 +115,17 @@ def normalize_numerals(text: str) -> str:
         UnsupportedStatement: A number is invalid in Trino. The message is the text of the number.
     """
     parts: list[str] = []
-    at = 0
-    while at < len(text):
-        match = _NUMERAL.match(text, at)
-        if match is None and text[at] in "'\"/":  # A string or a comment has no end.
-            return "".join([*parts, text[at:]])
+    position = 0
+    while position < len(text):
+        match = _NUMERAL.match(text, position)
+        if match is None and text[position] in "'\"/":  # A string or a comment has no end.
+            return "".join([*parts, text[position:]])
         if match is None:
-            raise UnsupportedStatement(text[at : at + _QUOTED_CHARACTERS_MAX].split()[0])
+            raise UnsupportedStatement(text[position : position + _QUOTED_CHARACTERS_MAX].split()[0])
         kind = str(match.lastgroup)
         digits = match[0] if kind == "other" else match[kind].replace("_", "")
         parts.append(str(int(digits, _BASES[kind])) if kind in _BASES else digits)
-        at = match.end()
+        position = match.end()
     return "".join(parts)
 
 
@@ -150,8 +150,8 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
         if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
             raise UnsupportedStatement
         parameters = _parse_using(tokens[3:])
-        text, unquoted = _unquote(tokens[2])
-        return replace(_fill_parameters(text, tokenize_trino(text), unquoted, parameters), quoted=True)
+        text, character_offsets = _unquote(tokens[2])
+        return replace(_fill_parameters(text, tokenize_trino(text), character_offsets, parameters), quoted=True)
     return _fill_parameters(text, tokens, offsets, parameters)
 
 
@@ -203,14 +203,14 @@ def _take_words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
     return tuple(token.word for token in tokens[:count]) or ("",)
 
 
-def _find_closing(tokens: Sequence[TrinoToken], opening: int) -> int:
-    """Return the position of the bracket that closes the bracket at `opening`.
+def _find_closing(tokens: Sequence[TrinoToken], opening_index: int) -> int:
+    """Return the position of the bracket that closes the bracket at `opening_index`.
 
     Raises:
         UnsupportedStatement: The bracket is not closed.
     """
     depth = 0
-    for number in range(opening, len(tokens)):
+    for number in range(opening_index, len(tokens)):
         depth += tokens[number].word in ("(", "[")
         depth -= tokens[number].word in (")", "]")
         if depth == 0:
@@ -245,11 +245,11 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
 def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
     """Return the value of a string literal, and the position of each of its characters and of its end."""
     text, offsets = [], []
-    at = token.start + 1
-    while at < token.end - 1:
-        offsets.append(at)
-        text.append(token.text[at - token.start])
-        at += 2 if token.text[at - token.start] == "'" else 1
+    position = token.start + 1
+    while position < token.end - 1:
+        offsets.append(position)
+        text.append(token.text[position - token.start])
+        position += 2 if token.text[position - token.start] == "'" else 1
     return "".join(text), [*offsets, token.end - 1]
 
 
@@ -270,18 +270,20 @@ def _fill_parameters(
     blank = [character if character in "\r\n" else " " for character in text]
     for token in tokens:
         blank[token.start : token.end] = token.text
-    cut, origin, copied_to = [], [], tokens[0].start
+    pieces, origin, copied_to = [], [], tokens[0].start
     for token, parameter in parameters_by_mark.items():
         if not is_plain(parameter):
             continue
-        cut += [*blank[copied_to : token.start], *f" {parameter} "]
+        pieces += [*blank[copied_to : token.start], *f" {parameter} "]
         origin += [*offsets[copied_to : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
         copied_to = token.end
-    if not cut:
+    if not pieces:
         shift = tokens[0].start
-        moved = tuple(TrinoToken(each.kind, each.text, each.start - shift, each.end - shift) for each in tokens)
-        return QueryText("".join(blank[shift:]), moved, offsets[shift:])
-    query = "".join([*cut, *blank[copied_to:]])
+        shifted_tokens = tuple(
+            TrinoToken(each.kind, each.text, each.start - shift, each.end - shift) for each in tokens
+        )
+        return QueryText("".join(blank[shift:]), shifted_tokens, offsets[shift:])
+    query = "".join([*pieces, *blank[copied_to:]])
     return QueryText(query, tokenize_trino(query), [*origin, *offsets[copied_to:]])
 
 

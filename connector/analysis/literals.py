@@ -148,7 +148,7 @@ def _parse_date(text: str) -> Literal | None:
     return Literal("date", text, LOCAL)
 
 
-def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
+def _parse_timestamp(text: str, target_type: exp.DataType) -> Literal | None:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -157,11 +157,11 @@ def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
         datetime.fromisoformat(f"{day} {time}")
     except ValueError:
         return None
-    sizes = [parameter.name for parameter in to.expressions]
+    sizes = [parameter.name for parameter in target_type.expressions]
     if len(fraction or "") > (int(sizes[0]) if sizes and sizes[0].isdigit() else _CAST_PRECISION):
         return None
     # The engine would convert the value by the session's zone.
-    if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):
+    if (target_type.this is _Type.TIMESTAMPTZ) != (zone is not None):
         return None
     if zone and zone != " UTC" and (int(zone[1:3]), int(zone[4:])) > (_OFFSET_HOURS_MAX, 0):
         return None
@@ -203,19 +203,19 @@ def _convert_unix_time(seconds: int) -> Literal | None:
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
 
 
-def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
+def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: bool) -> Literal | None:
     """Return the literal cast to a type, or None if the cast is not supported or its result is uncertain."""
     if literal is None:
         return None
     if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.
-        return literal if get_cast_class(to) in NULLS_WITHOUT_EFFECT else None
-    target, kind, text = to.this, literal.kind, literal.value
+        return literal if get_cast_class(target_type) in NULLS_WITHOUT_EFFECT else None
+    target, kind, text = target_type.this, literal.kind, literal.value
     if target is _Type.DATE:
         return _parse_date(text) if kind in ("text", "date") else None
     if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
-        return _parse_timestamp(text, to)
+        return _parse_timestamp(text, target_type)
     if target in (_Type.VARCHAR, _Type.TEXT):
-        return literal if kind == "text" and not to.expressions else None
+        return literal if kind == "text" and not target_type.expressions else None
     if kind == "text" and target is _Type.UUID:
         return Literal("uuid", text.lower()) if _UUID.fullmatch(text) else None
     if kind not in ("text", "integer", "decimal"):
@@ -224,7 +224,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
         return _make_integer_literal(int(text), _BITS[target])
     if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
         return _parse_double(text if "e" in text.lower() else f"{text}E0")
-    if target is _Type.DECIMAL and kind == "text" and not to.expressions:
+    if target is _Type.DECIMAL and kind == "text" and not target_type.expressions:
         return None if casts_decimal and "." in text else _parse_decimal(text)
     return None
 
@@ -257,10 +257,10 @@ def _scale(number: Decimal) -> int:
 
 
 def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
-    moved = parse_interval(interval)
-    if moved is None:
+    interval_parts = parse_interval(interval)
+    if interval_parts is None:
         return None
-    unit, count = moved[0], sign * moved[1]
+    unit, count = interval_parts[0], sign * interval_parts[1]
     try:
         if literal.kind == "date":
             start = date.fromisoformat(literal.value)

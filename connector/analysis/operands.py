@@ -71,8 +71,8 @@ def get_kind_class(kind: str | None) -> str | None:
     return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
 
 
-def get_cast_class(to: exp.DataType) -> str | None:
-    return _OF_CASTS.get(to.this) if isinstance(to.this, _Type) else None
+def get_cast_class(target_type: exp.DataType) -> str | None:
+    return _OF_CASTS.get(target_type.this) if isinstance(target_type.this, _Type) else None
 
 
 def compute_common_class(classes: Iterable[str | None]) -> str | None:
@@ -109,12 +109,15 @@ class CommonType:
         The comparison with the result is equivalent to the comparison in the common type. Return None if there is no
         such literal.
         """
-        own = get_literal_class(literal)
+        literal_class = get_literal_class(literal)
         if self.target is None:
             return None
-        if own == NULL or (own if side == ANY else compute_common_class((own, side))) == self.target:
+        if (
+            literal_class == NULL
+            or (literal_class if side == ANY else compute_common_class((literal_class, side))) == self.target
+        ):
             return literal
-        if self.target == DOUBLE and own == EXACT:
+        if self.target == DOUBLE and literal_class == EXACT:
             return _convert_to_double(literal)
         return literal if self.target == ZONED and self.utc else None
 

@@ -109,16 +109,16 @@ class Queries:
         read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
             case exp.Select():
-                allowed, read_body = _SELECT, self._read_select
+                allowed_arguments, read_body = _SELECT, self._read_select
             case exp.Union() | exp.Except() | exp.Intersect():
-                allowed, read_body = _SET, self._read_set_operation
+                allowed_arguments, read_body = _SET, self._read_set_operation
             case exp.Subquery():
-                allowed, read_body = _SUBQUERY, self._read_subquery
+                allowed_arguments, read_body = _SUBQUERY, self._read_subquery
             case exp.Values():
                 return self.read_literal_rows(node) or hide(node, visible)
             case _:
                 raise UnsupportedStatement
-        _check_arguments(node, allowed)
+        _check_arguments(node, allowed_arguments)
         clause = node.args.get("with_")
         if clause is None:
             return read_body(node, visible)
@@ -172,7 +172,7 @@ class Queries:
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         """Read one SELECT: its relations, conditions, subqueries and output columns."""
-        distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
+        distinct, where_clause, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
         if distinct is not None and _list_arguments(distinct, distinct.args):
             raise UnsupportedStatement  # The statement has DISTINCT ON.
         for projection in node.expressions:
@@ -205,19 +205,19 @@ class Queries:
         keys = frozenset(
             reference for key in _find_grouping_keys(node) if (reference := names.resolve_node(key)) is not None
         )
-        having, filters = node.args.get("having"), _filter_conditions(node)
+        having_clause, filters = node.args.get("having"), _filter_conditions(node)
         block = QueryBlock(
             sources=[source.relation for source in tables.sources],
             tree=None if tables.tree is None else build_join_tree(tables.tree, predicates.find_join_predicate),
             outputs=names,
-            where=None if where is None else predicates.read_predicate(where.this),
+            where=None if where_clause is None else predicates.read_predicate(where_clause.this),
             passes=passes,
             needs_rows=passes
             and not windows
             and not node.args.get("order")
             and all(_is_of_one_row(projection) for projection in node.expressions),
             keys=None if node.args.get("group") is None else keys,
-            having=None if having is None else predicates.build_condition_on(having.this, keys),
+            having=None if having_clause is None else predicates.build_condition_on(having_clause.this, keys),
             counted=any_of(map(predicates.read_condition, filters)) if filters else None,
             partitions=[_find_partition_columns(window, names) for window in windows],
             extremes=find_extremes(names),
@@ -231,7 +231,7 @@ class Queries:
                 *(self._make_lateral_query(number, tables, predicates) for number in tables.laterals),
             ],
         )
-        self._selects[id(block)] = InnerSelect(block, names, None if where is None else where.this)
+        self._selects[id(block)] = InnerSelect(block, names, None if where_clause is None else where_clause.this)
         return block
 
     def _make_inner_query(
@@ -293,16 +293,16 @@ class _FromClause:
             _check_arguments(join, _JOIN)
             side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
             on = join.args.get("on")
-            using = [canonicalize_name(column.name) for column in join.args.get("using") or []]
+            using_columns = [canonicalize_name(column.name) for column in join.args.get("using") or []]
             right = self.parse_relation(join.this)
-            if not (side or kind or on or using):
+            if not (side or kind or on or using_columns):
                 parts.append(right)
                 continue
             outer = _OUTER.get((side, kind))
             if outer is None and (side, kind) not in _INNER:
                 raise UnsupportedStatement
             keeps_left, keeps_right = outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL")
-            self.joins.append(ParsedJoin(parts.pop(), right, keeps_left, keeps_right, on, tuple(using)))
+            self.joins.append(ParsedJoin(parts.pop(), right, keeps_left, keeps_right, on, tuple(using_columns)))
             parts.append(self.joins[-1])
         tree = parts[0]
         for part in parts[1:]:
@@ -458,12 +458,12 @@ def _find_case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
         return []
     if isinstance(value, exp.If):
         return [value.this]
-    when = [branch.this for branch in value.args["ifs"]]
+    conditions = [branch.this for branch in value.args["ifs"]]
     if value.this is None:
-        return when
-    if len(when) == 1:
-        return [exp.EQ(this=value.this.copy(), expression=when[0].copy())]
-    return [exp.In(this=value.this.copy(), expressions=[value.copy() for value in when])]
+        return conditions
+    if len(conditions) == 1:
+        return [exp.EQ(this=value.this.copy(), expression=conditions[0].copy())]
+    return [exp.In(this=value.this.copy(), expressions=[value.copy() for value in conditions])]
 
 
 def _remove_brackets(projection: exp.Expr) -> exp.Expr:
@@ -582,11 +582,11 @@ def _list_arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
     return values
 
 
-def _check_arguments(node: exp.Expr, allowed: frozenset[str]) -> None:
+def _check_arguments(node: exp.Expr, allowed_names: frozenset[str]) -> None:
     """Check that a node has only allowed arguments.
 
     Raises:
-        UnsupportedStatement: The node has an argument that is not in `allowed`.
+        UnsupportedStatement: The node has an argument that is not in `allowed_names`.
     """
-    if _list_arguments(node, set(node.args) - allowed):
+    if _list_arguments(node, set(node.args) - allowed_names):
         raise UnsupportedStatement

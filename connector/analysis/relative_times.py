@@ -56,8 +56,8 @@ class DateSpan:
         if unit not in UNITS:
             low, high = (add_months(bound, unit, count) for bound in (self.low, self.high))
             return DateSpan(low - _ZONES, high + _ZONES)
-        moved, day = count * UNITS[unit], timedelta(days=1)
-        return DateSpan(self.low + moved // day * day, self.high - (-moved // day) * day)
+        days_moved, day = count * UNITS[unit], timedelta(days=1)
+        return DateSpan(self.low + days_moved // day * day, self.high - (-days_moved // day) * day)
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
@@ -89,16 +89,16 @@ def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
             inner = _parse_operand(node.this, today)
             return None if inner is None else DateSpan(truncate(inner.low, parse_unit(node)) - _ZONES, inner.high)
         case exp.Add() | exp.Sub():
-            inner, moved = _parse_operand(node.this, today), parse_interval(node.expression)
-            if inner is None or moved is None:
+            inner, interval = _parse_operand(node.this, today), parse_interval(node.expression)
+            if inner is None or interval is None:
                 return None
-            return inner.move(moved[0], -moved[1] if isinstance(node, exp.Sub) else moved[1])
+            return inner.move(interval[0], -interval[1] if isinstance(node, exp.Sub) else interval[1])
         case exp.DateAdd():
-            inner, moved = (
+            inner, interval = (
                 _parse_operand(node.this, today),
                 parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit"))),
             )
-            return None if inner is None or moved is None else inner.move(*moved)
+            return None if inner is None or interval is None else inner.move(*interval)
     return None
 
 

@@ -112,8 +112,8 @@ def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> Pars
     except RecursionError:
         raise UnsupportedStatement from None
     casts_decimal = any(
-        token.word == "AS" and following.word in ("DECIMAL", "DEC", "NUMERIC")
-        for token, following in pairwise(inner.tokens)
+        token.word == "AS" and next_token.word in ("DECIMAL", "DEC", "NUMERIC")
+        for token, next_token in pairwise(inner.tokens)
     )
     names = frozenset(
         node.name.lower() for node in tree.find_all(exp.TableAlias, exp.Table) if isinstance(node.this, exp.Identifier)
@@ -249,8 +249,8 @@ class _ReferencePositions:
         tokens = text.tokens
         self._schemas = {
             token.text.strip('"').replace('""', '"').lower()
-            for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
-            if before.word == "." == after.word
+            for previous_token, token, next_token in zip(tokens, tokens[1:], tokens[2:], strict=False)
+            if previous_token.word == "." == next_token.word
         }
         """The names between two dots in the text.
 
@@ -269,12 +269,12 @@ class _ReferencePositions:
             return None
         has_alias = node.args.get("alias") is not None
         alias = None if has_alias else f" AS {quote_name(node.name)}"
-        version, span, at = node.args.get("version"), None, None
+        version, span, clause_version = node.args.get("version"), None, None
         if version is not None:
-            clause, at = tokens[last + 1 : last + 6], parse_version(version)
+            clause, clause_version = tokens[last + 1 : last + 6], parse_version(version)
             if [token.word for token in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _parse_version(
                 clause[4]
-            ) != at:
+            ) != clause_version:
                 return None
             span = offsets[clause[0].start], offsets[clause[4].end]
         catalog, schema, name = (None, None, *names)[-3:]
@@ -286,13 +286,13 @@ class _ReferencePositions:
             end=offsets[tokens[last].end],
             name_start=offsets[tokens[last].start],
             alias_needed=alias,
-            snapshot_id=at if isinstance(at, int) else None,
+            snapshot_id=clause_version if isinstance(clause_version, int) else None,
             version_span=span,
             condition=build_condition(table, utc=utc),
             likes=list_string_likes([table]),
             quoted=self._text.quoted,
             renamable=has_alias or names[-1] not in self._schemas,
-            ref=at if isinstance(at, str) else None,
+            ref=clause_version if isinstance(clause_version, str) else None,
         )
 
 

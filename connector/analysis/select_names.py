@@ -98,7 +98,7 @@ class SelectNames:
         self.sources = sources
         self.tree = tree
         self._relation_names = relation_names
-        self._literal_of = literal_of
+        self._find_literal = literal_of
 
     # The outputs of the block (`algebra.blocks.Outputs`)
 
@@ -140,7 +140,7 @@ class SelectNames:
         if any(find_star_qualifier(projection) is not None for projection in self.projections):
             return None
         names = find_output_names(self.projections)
-        literal = self._literal_of(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
+        literal = self._find_literal(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
         return None if literal is None or literal.kind == "null" else literal
 
     def may_be_null(self, name: str) -> bool:
@@ -218,10 +218,10 @@ class SelectNames:
 
     def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
         if qualifier is not None:
-            matching = self._find_sources(qualifier)
-            if len(matching) != 1 or matching[0].relation.has(name) is False or not is_plain_name(name):
+            matching_sources = self._find_sources(qualifier)
+            if len(matching_sources) != 1 or matching_sources[0].relation.has(name) is False or not is_plain_name(name):
                 return None
-            return self.sources.index(matching[0]), name
+            return self.sources.index(matching_sources[0]), name
         return None if self.tree is None else self.resolve_in(self.tree, name)
 
     def _resolve_field(self, column: exp.Column) -> ColumnReference | None:
@@ -236,12 +236,14 @@ class SelectNames:
         names = [canonicalize_name(part.name) for part in parts]
         if any("." in name for name in names):
             return None
-        qualified = self._find_sources(names[0])
-        if qualified:
+        qualified_sources = self._find_sources(names[0])
+        if qualified_sources:
             names = names[1:]
-        if len(names) < 2 or names[0] in self._relation_names or len(qualified) > 1:
+        if len(names) < 2 or names[0] in self._relation_names or len(qualified_sources) > 1:
             return None
-        candidates = [source for source in qualified or self.sources if source.relation.has(names[0]) is not False]
+        candidates = [
+            source for source in qualified_sources or self.sources if source.relation.has(names[0]) is not False
+        ]
         table = candidates[0].relation if len(candidates) == 1 else None
         if not isinstance(table, Table):
             return None

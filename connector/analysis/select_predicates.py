@@ -108,12 +108,16 @@ class PredicateReader:
 
         The predicate refers only to sources of the join, because any other name may belong to an outer block.
         """
-        own = list_sources(join)
+        joined_sources = list_sources(join)
         equalities = [
-            (left, right) for left, right in self._find_equalities(join.on) if left[0] in own and right[0] in own
+            (left, right)
+            for left, right in self._find_equalities(join.on)
+            if left[0] in joined_sources and right[0] in joined_sources
         ]
         equalities += self._equate_using_columns(join)
-        return Predicate(restrict_to_sources(self._read_condition(join.on, own), own), tuple(equalities))
+        return Predicate(
+            restrict_to_sources(self._read_condition(join.on, joined_sources), joined_sources), tuple(equalities)
+        )
 
     def _read_condition(self, node: exp.Expr | None, visible_sources: frozenset[int] | None) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true.
@@ -242,12 +246,12 @@ class PredicateReader:
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
                 continue
             for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
-                own = query.names.resolve(inside)
+                own_column = query.names.resolve(inside)
                 outer = self._names.resolve(outside) if query.names.is_outer_name(outside) else None
-                if own is None or outer is None:
+                if own_column is None or outer is None:
                     continue
-                if is_comparable(self._names.find_kind(outer), query.names.find_kind(own)):
-                    pairs.append((own, outer))
+                if is_comparable(self._names.find_kind(outer), query.names.find_kind(own_column)):
+                    pairs.append((own_column, outer))
         return tuple(pairs)
 
     # Periods

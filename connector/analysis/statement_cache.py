@@ -98,15 +98,15 @@ class StatementReader:
     """Analyses statements, and caches the results. A reader belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
-        self._parsed: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
+        self._statements: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
+        self._parsed_queries: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
         """The locks of short and long texts.
 
         A text always uses the same lock, so one thread at a time reads its tree.
         """
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
-        self._short = FairLock()
-        self._long = FairLock()
+        self._short_lock = FairLock()
+        self._long_lock = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
         """Analyse a statement with the columns of `tables`, or return the cached result.
@@ -120,7 +120,7 @@ class StatementReader:
             TimeoutError: The deadline has passed.
         """
         key = (text, tuple(sorted((str(names), table.version) for names, table in tables.items())))
-        statement = self._known.get(key)
+        statement = self._statements.get(key)
         if statement is None:
             columns = {names: table.columns for names, table in tables.items()}
             async with asyncio.timeout_at(until_s):
@@ -148,26 +148,26 @@ class StatementReader:
 
     async def _run_in_turn(self, characters: int, work: Callable[[], T]) -> T:
         address, user = _CLIENT.get()
-        turns = self._short if characters <= SHORT_CHARACTERS_MAX else self._long
-        return await turns.run(user, work, within=address)
+        turns = self._short_lock if characters <= SHORT_CHARACTERS_MAX else self._long_lock
+        return await turns.run(user, work, group=address)
 
     async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
-        parsed = self._parsed.get((text.text, text.parameters))
+        parsed_query = self._parsed_queries.get((text.text, text.parameters))
 
         def work() -> ReadStatement:
-            query, reading = _read(text, columns, parsed)
+            query, statement = _read(text, columns, parsed_query)
             with suppress(RuntimeError):  # The event loop may already be closed.
-                loop.call_soon_threadsafe(self._keep, key, query, reading)
-            return reading
+                loop.call_soon_threadsafe(self._keep, key, query, statement)
+            return statement
 
         return await self._run_in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
-    def _keep(self, key: _Key, query: ParsedQuery | None, reading: ReadStatement) -> None:
+    def _keep(self, key: _Key, query: ParsedQuery | None, statement: ReadStatement) -> None:
         if query is not None:
             parsed_key = key[0].text, key[0].parameters
-            self._parsed.put(parsed_key, query, _TREE_BYTES_PER_TOKEN * len(query.text.tokens))
-        self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
+            self._parsed_queries.put(parsed_key, query, _TREE_BYTES_PER_TOKEN * len(query.text.tokens))
+        self._statements.put(key, statement, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(statement.scans)))
 
 
 def _read(

@@ -172,10 +172,10 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     condition = None
     if op == "=":
         spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
-        compared = "=" if is_whole else "STARTS WITH"
+        comparison_op = "=" if is_whole else "STARTS WITH"
         if spellings:
             condition = any_of(
-                reader.compare_column(compared, node.this, Literal("text", spelling)) for spelling in spellings
+                reader.compare_column(comparison_op, node.this, Literal("text", spelling)) for spelling in spellings
             )
         condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
     return all_of([condition, like])
@@ -243,5 +243,5 @@ def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
         letters = sorted({letter, letter.swapcase(), *also.get(letter, "")})
         if not letter.isascii() or len(spellings) * len(letters) > _VARIANTS_MAX:
             return (spellings if position else []), False
-        spellings = [f"{before}{each}" for before in spellings for each in letters]
+        spellings = [f"{prefix}{each}" for prefix in spellings for each in letters]
     return spellings, True

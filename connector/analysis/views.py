@@ -79,9 +79,9 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
     return f"{BEFORE}{text}\n) AS {quote_name(name)} WHERE {predicate}"
 
 
-def get_predicate(planned: PlannedScan) -> str:
+def get_predicate(planned_scan: PlannedScan) -> str:
     """Return the statement's condition on a view, or TRUE if there is none. The view's own text may have conditions."""
-    return planned.scan.predicate or "TRUE"
+    return planned_scan.scan.predicate or "TRUE"
 
 
 class ViewPlanner:
@@ -90,8 +90,8 @@ class ViewPlanner:
     def __init__(self, seamark: Seamark, reader: StatementReader, resolve_name: ResolveName) -> None:
         self._seamark = seamark
         self._reader = reader
-        self._named = resolve_name
-        self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
+        self._resolve_name = resolve_name
+        self._views_by_name: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
         self._paused_until_s: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
 
     # View definitions
@@ -110,25 +110,25 @@ class ViewPlanner:
         Raises:
             TimeoutError: The deadline has passed.
         """
-        learned = 0
+        learned_count = 0
         for _ in range(DEPTH_MAX):
-            unknown = [name for name in names if self._known.get(name) is None and not self._is_paused(name)]
+            unknown = [name for name in names if self._views_by_name.get(name) is None and not self._is_paused(name)]
             answers = await requests.request_all(
-                {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]}
+                {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned_count]}
             )
             views = {name: view for name, view in answers.items() if view is not None}
             for name in answers.keys() - views.keys():
                 self._pause_requests(name)
             for name, view in views.items():
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
-                self._known.put(name, view, size)
-            learned += len(views)
+                self._views_by_name.put(name, view, size)
+            learned_count += len(views)
             behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
             tables = await requests.request_all({name: self._seamark.load_table(name) for name in behind})
             names = [name for name, table in tables.items() if table is None]
             if not names:
                 break
-        return learned > 0
+        return learned_count > 0
 
     async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
         """Return the cached views among `names`, and the cached views nested in them.
@@ -144,15 +144,21 @@ class ViewPlanner:
         return views
 
     async def _open_behind(
-        self, name: Name, above: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
+        self, name: Name, outer_views: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
-        view = None if self._is_paused(name) else self._known.get(name)
-        if view is None or name in views or name in above or len(above) >= DEPTH_MAX or len(views) >= VIEWS_MAX:
+        view = None if self._is_paused(name) else self._views_by_name.get(name)
+        if (
+            view is None
+            or name in views
+            or name in outer_views
+            or len(outer_views) >= DEPTH_MAX
+            or len(views) >= VIEWS_MAX
+        ):
             return
-        opened = await self._open(view, until_s)
-        for _, inner in opened.named.values():
-            await self._open_behind(inner, (*above, name), views, until_s)
-        views[name] = opened
+        resolved_view = await self._open(view, until_s)
+        for _, inner in resolved_view.named.values():
+            await self._open_behind(inner, (*outer_views, name), views, until_s)
+        views[name] = resolved_view
 
     async def load_definitions(
         self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
@@ -164,86 +170,95 @@ class ViewPlanner:
         Raises:
             TimeoutError: The deadline `until_s` has passed.
         """
-        tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
+        tables = {
+            *names,
+            *(name for resolved_view in views.values() for _, name in resolved_view.named.values()),
+        } - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.load_table(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
         answers = await requests.request_all(questions)
         tables_by_name = {name: answer for name, answer in answers.items() if isinstance(answer, KnownTable)}
-        unchanged = {name: opened for name, opened in views.items() if answers.get(name) == opened.view}
-        for name, opened in unchanged.items():
-            tables_by_name[name] = await self._read_columns(opened, tables_by_name, until_s)
+        unchanged_views = {
+            name: resolved_view for name, resolved_view in views.items() if answers.get(name) == resolved_view.view
+        }
+        for name, resolved_view in unchanged_views.items():
+            tables_by_name[name] = await self._read_columns(resolved_view, tables_by_name, until_s)
         requests.missing.update(name for name in answers if name not in tables_by_name)
-        for name in views.keys() & answers.keys() - unchanged.keys():
-            self._known.discard(name)
-        return ViewDefinitions(unchanged, tables_by_name)
+        for name in views.keys() & answers.keys() - unchanged_views.keys():
+            self._views_by_name.discard(name)
+        return ViewDefinitions(unchanged_views, tables_by_name)
 
     async def _open(self, view: View, until_s: float) -> ResolvedView:
         table_names = (await self._reader.read(_describe_view(view), {}, until_s)).table_names
         return ResolvedView(
-            view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
+            view, {names: table for names in table_names if (table := self._resolve_name(names, view)) is not None}
         )
 
     async def _read_columns(
-        self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
+        self, resolved_view: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
     ) -> KnownTable:
         """Return the columns of a view. A column to which no condition can be pushed has the type `COMPUTED`."""
-        view, tables = opened.view, _select_tables(opened, known_tables)
+        view, tables = resolved_view.view, _select_tables(resolved_view, known_tables)
         kinds = (await self._reader.read(_describe_view(view), tables, until_s)).kinds
-        stored = {
+        stored_kinds = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
             for name, kind in view.columns.items()
         }
         versions = sorted((str(names), table.version) for names, table in tables.items())
         # The version is a hash, because its length must not grow with the depth of nesting.
-        return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
+        return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored_kinds)
 
     # Tables behind views
 
     async def expand(
-        self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
+        self, views: Mapping[int, PlannedScan], definitions: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
         """Return the views of a statement and, recursively, the views in their texts. Outer views are first.
 
         Raises:
             TimeoutError: The deadline `until_s` has passed.
         """
-        expanded: list[ExpandedView] = []
+        expanded_views: list[ExpandedView] = []
         left = deque(views.items())
-        while left and len(expanded) < VIEWS_MAX:
-            number, planned = left.popleft()
-            opened, within = seen.views[planned.table], (*planned.within, number)
-            tables_by_name = _select_tables(opened, seen.tables)
-            text = plan_view_query(opened.view.text, planned.table[-1], get_predicate(planned))
-            reading = await self._reader.read(
+        while left and len(expanded_views) < VIEWS_MAX:
+            number, planned_scan = left.popleft()
+            resolved_view, outer_numbers = definitions.views[planned_scan.table], (*planned_scan.within, number)
+            tables_by_name = _select_tables(resolved_view, definitions.tables)
+            text = plan_view_query(resolved_view.view.text, planned_scan.table[-1], get_predicate(planned_scan))
+            statement = await self._reader.read(
                 StatementText(text, utc=utc, today=find_today(text)), tables_by_name, until_s
             )
             planned_scans = {}
-            for behind, scan in enumerate(reading.scans):
+            for behind, scan in enumerate(statement.scans):
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in tables_by_name:
-                    planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
+                    planned_scans[behind] = PlannedScan(scan, *resolved_view.named[names], within=outer_numbers)
             tables = {
-                behind: table_scan for behind, table_scan in planned_scans.items() if table_scan.table not in seen.views
+                behind: table_scan
+                for behind, table_scan in planned_scans.items()
+                if table_scan.table not in definitions.views
             }
             inner = {
                 behind: view_scan
                 for behind, view_scan in planned_scans.items()
-                if view_scan.table in seen.views and view_scan.scan.renamable
+                if view_scan.table in definitions.views and view_scan.scan.renamable
             }
             dimensions = joining.find_dimensions(tables, tables_by_name)
-            expanded.append(
-                ExpandedView(planned, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions)
+            expanded_views.append(
+                ExpandedView(
+                    planned_scan, resolved_view.view, tuple(tables.values()), tuple(inner.values()), dimensions
+                )
             )
-            left.extend(inner.items() if len(within) < DEPTH_MAX else ())
-        return expanded
+            left.extend(inner.items() if len(outer_numbers) < DEPTH_MAX else ())
+        return expanded_views
 
     # Plan views
 
     async def plan_views(
         self,
-        expanded: Sequence[ExpandedView],
+        expanded_views: Sequence[ExpandedView],
         plans: Plans,
         planned_scans: Sequence[PlannedScan],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -257,12 +272,12 @@ class ViewPlanner:
             of a table are dropped if another reference reads the table without a plan.
         """
         names: dict[PlannedScan, PlanView] = {}
-        used: dict[PlannedScan, list[PlannedScan]] = {}
+        scans_by_view: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # Plan views of inner views must exist before those of outer views.
-            level = [expanded_view for expanded_view in expanded if len(expanded_view.planned.within) == depth]
-            used |= {
+            level = [expanded_view for expanded_view in expanded_views if len(expanded_view.planned.within) == depth]
+            scans_by_view |= {
                 expanded_view.planned: [
-                    at for at in (*expanded_view.tables, *expanded_view.views) if at in plans or at in names
+                    scan for scan in (*expanded_view.tables, *expanded_view.views) if scan in plans or scan in names
                 ]
                 for expanded_view in level
             }
@@ -270,51 +285,51 @@ class ViewPlanner:
                 {
                     expanded_view.planned: self._create_plan_view(expanded_view, plans, names, reader)
                     for expanded_view in level
-                    if used[expanded_view.planned]
+                    if scans_by_view[expanded_view.planned]
                 }
             )
-            names |= {planned: view for planned, view in created_views.items() if view is not None}
+            names |= {scan_of_view: view for scan_of_view, view in created_views.items() if view is not None}
             requests.plan_snapshots.update(
-                (planned.table, view.plan_id) for planned, view in created_views.items() if view is not None
+                (scan_of_view.table, view.plan_id) for scan_of_view, view in created_views.items() if view is not None
             )
-            names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)
+            names, plans = _drop_incomplete(scans_by_view, names, plans, planned_scans, dimensions)
         return names, plans
 
     async def _create_plan_view(
-        self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
+        self, expanded_view: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """Create a plan view from the `plans` of the view's tables and from the plan views of its inner views.
 
         Raises:
             Refused: The catalog refuses the view.
         """
-        name = expanded.planned.table
+        name = expanded_view.planned.table
         references = [
             Reference(
-                planned.scan.start - len(BEFORE),
-                planned.scan.end - len(BEFORE),
-                table=planned.table,
-                plan_snapshot_id=plans[planned].plan_snapshot_id,
+                planned_scan.scan.start - len(BEFORE),
+                planned_scan.scan.end - len(BEFORE),
+                table=planned_scan.table,
+                plan_snapshot_id=plans[planned_scan].plan_snapshot_id,
             )
-            for planned in expanded.tables
-            if planned in plans
+            for planned_scan in expanded_view.tables
+            if planned_scan in plans
         ]
         references += [
             Reference(
-                planned.scan.start - len(BEFORE),
-                planned.scan.end - len(BEFORE),
-                plan=(*planned.table[:-1], names[planned].name),
-                alias=planned.scan.alias_needed is not None,
+                planned_scan.scan.start - len(BEFORE),
+                planned_scan.scan.end - len(BEFORE),
+                plan=(*planned_scan.table[:-1], names[planned_scan].name),
+                alias=planned_scan.scan.alias_needed is not None,
             )
-            for planned in expanded.views
-            if planned in names
+            for planned_scan in expanded_view.views
+            if planned_scan in names
         ]
         try:
             return await self._seamark.plan_view(
-                name, expanded.view, get_predicate(expanded.planned), references, reader
+                name, expanded_view.view, get_predicate(expanded_view.planned), references, reader
             )
         except Refused as error:
-            self._known.discard(name)
+            self._views_by_name.discard(name)
             if error.status != 404:  # 404 means that the view has changed. It is then loaded again.
                 self._pause_requests(name)
             raise
@@ -329,7 +344,7 @@ class ViewPlanner:
 
 
 def _drop_incomplete(
-    used: Mapping[PlannedScan, Sequence[PlannedScan]],
+    scans_by_view: Mapping[PlannedScan, Sequence[PlannedScan]],
     names: dict[PlannedScan, PlanView],
     plans: Plans,
     planned_scans: Sequence[PlannedScan],
@@ -340,17 +355,27 @@ def _drop_incomplete(
     The plans and plan views that a removed view uses are also removed.
     """
     while True:
-        good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
-        unusable = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
-        if not unusable and len(good) == len(names):
+        complete_views = {
+            view: name
+            for view, name in names.items()
+            if all(scan in plans or scan in names for scan in scans_by_view[view])
+        }
+        unusable = {
+            scan
+            for view, each in scans_by_view.items()
+            if view not in complete_views
+            for scan in each
+            if scan in plans or scan in complete_views
+        }
+        if not unusable and len(complete_views) == len(names):
             return names, plans
-        names = {view: name for view, name in good.items() if view not in unusable}
-        plans = drop_scans([at for at in unusable if at in plans], plans, planned_scans, dimensions)
+        names = {view: name for view, name in complete_views.items() if view not in unusable}
+        plans = drop_scans([scan for scan in unusable if scan in plans], plans, planned_scans, dimensions)
 
 
-def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+def _select_tables(resolved_view: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """Return the known tables, by the names under which the view's text refers to them."""
-    return {names: tables[name] for names, (_, name) in opened.named.items() if name in tables}
+    return {names: tables[name] for names, (_, name) in resolved_view.named.items() if name in tables}
 
 
 def _describe_view(view: View) -> StatementText:

@@ -17,5 +17,5 @@ def combine_to_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     # `combine_chunks` would copy even a single chunk.
     if column.num_chunks == 1 and column.chunk(0).offset == 0:
         return column.chunk(0)
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    result = column.combine_chunks()
+    return result if isinstance(result, pa.Array) else pa.concat_arrays(result.chunks)

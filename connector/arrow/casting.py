@@ -149,7 +149,7 @@ def _cast_fields(
     arrays: Sequence[pa.Array],
     fields: Iterable[Field],
     rows: int,
-    within: Mask | None,
+    parent_mask: Mask | None,
     prefix: str,
 ) -> list[pa.Array]:
     """Cast the columns of the data to fields with the same names.
@@ -159,7 +159,7 @@ def _cast_fields(
         arrays: The columns of the data.
         fields: The fields of the table or of a struct.
         rows: The number of rows.
-        within: Whether the enclosing struct of each row is not null, as bool[rows], or None if it never is null.
+        parent_mask: Whether the enclosing struct of each row is not null, as bool[rows], or None if it never is null.
         prefix: The path of the enclosing struct, for messages.
     """
     by_name = dict(zip(names, arrays, strict=True))
@@ -181,16 +181,18 @@ def _cast_fields(
         elif array is None:
             cast_arrays.append(_build_default_column(field, rows, path))
         else:
-            cast_arrays.append(_check_nulls(_cast(array, field.type, within, path), not field.required, within, path))
+            cast_arrays.append(
+                _check_nulls(_cast(array, field.type, parent_mask, path), not field.required, parent_mask, path)
+            )
     return cast_arrays
 
 
-def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Array:
+def _cast(array: pa.Array, kind: Type, parent_mask: Mask | None, path: str) -> pa.Array:
     array = _to_plain_array(array)
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), get_arrow_type(kind, path))
     if isinstance(kind, StructType):
-        return _cast_struct(array, kind, within, path)
+        return _cast_struct(array, kind, parent_mask, path)
     if isinstance(kind, ListType):
         return _cast_list(array, kind, path)
     if isinstance(kind, MapType):
@@ -213,7 +215,7 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
     return array
 
 
-def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
+def _check_nulls(array: pa.Array, nullable: bool, parent_mask: Mask | None, path: str) -> pa.Array:
     """Check that a required column has no null, and return the column.
 
     Nulls inside null structs are permitted. For them, the column is returned without a validity bitmap.
@@ -224,10 +226,11 @@ def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str
     if nullable or not array.null_count:
         return array
     nulls = array.is_null().to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(nulls if within is None else nulls & within)
-    if len(wrong):
+    null_rows = np.flatnonzero(nulls if parent_mask is None else nulls & parent_mask)
+    if len(null_rows):
         raise Unwritable(
-            f"column {path} is required, but {len(wrong):,} of its values are null; the first is in row {wrong[0]}"
+            f"column {path} is required, but {len(null_rows):,} of its values are null; "
+            f"the first is in row {null_rows[0]}"
         )
     return _drop_validity(array)
 
@@ -247,17 +250,17 @@ def _drop_validity(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)
 
 
-def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: str) -> pa.Array:
+def _cast_struct(array: pa.Array, kind: StructType, parent_mask: Mask | None, path: str) -> pa.Array:
     if not pa.types.is_struct(array.type):
         raise _make_type_error(array, kind, path)
     mask = None
     if array.null_count:
         mask = array.is_null()
         valid = ~mask.to_numpy(zero_copy_only=False)
-        within = valid if within is None else within & valid
+        parent_mask = valid if parent_mask is None else parent_mask & valid
     arrays = [array.field(position) for position in range(array.type.num_fields)]
     names = [field.name for field in array.type]
-    children = _cast_fields(names, arrays, kind.fields, len(array), within, f"{path}.")
+    children = _cast_fields(names, arrays, kind.fields, len(array), parent_mask, f"{path}.")
     return pa.StructArray.from_arrays(children, fields=list(get_arrow_type(kind, path)), mask=mask)
 
 
@@ -454,5 +457,5 @@ def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Arr
         value = decode_json(kind, default)
     except ValueError as error:
         raise Unwritable(f"column {path} has an invalid write default: {error}; add the column to the data") from None
-    repeated = pa.repeat(build_arrow_array(kind, [value])[0], rows)
-    return _cast_primitive(repeated, kind, path)
+    default_array = pa.repeat(build_arrow_array(kind, [value])[0], rows)
+    return _cast_primitive(default_array, kind, path)

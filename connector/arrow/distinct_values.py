@@ -80,12 +80,12 @@ def _shorten(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
     Args:
         little: The numbers in little-endian form, as uint8[rows, 16].
     """
-    big = little[:, ::-1]
-    sign = np.where(big[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
+    big_endian = little[:, ::-1]
+    sign = np.where(big_endian[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
     # A byte can be removed if it and all preceding bytes repeat the sign, and the next byte has the same sign.
-    repeats = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
+    repeats = (big_endian[:, :-1] == sign) & ((big_endian[:, 1:] >= 0x80) == (sign == 0xFF))
     needless = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
-    is_significant = np.arange(big.shape[1]) >= needless[:, None]
-    starts = np.zeros(len(big) + 1, dtype=np.int64)
-    np.cumsum(big.shape[1] - needless, out=starts[1:])
-    return np.ascontiguousarray(big[is_significant]), starts
+    is_significant = np.arange(big_endian.shape[1]) >= needless[:, None]
+    starts = np.zeros(len(big_endian) + 1, dtype=np.int64)
+    np.cumsum(big_endian.shape[1] - needless, out=starts[1:])
+    return np.ascontiguousarray(big_endian[is_significant]), starts

@@ -119,8 +119,10 @@ def find_field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
         path.insert(0, parent)
     fields, positions = schema.fields, []
     for field_id in path:
-        written = [field for field in fields if field.type != UNKNOWN]
-        position, field = next((position, field) for position, field in enumerate(written) if field.id == field_id)
+        written_fields = [field for field in fields if field.type != UNKNOWN]
+        position, field = next(
+            (position, field) for position, field in enumerate(written_fields) if field.id == field_id
+        )
         positions.append(position)
         fields = field.type.fields if isinstance(field.type, StructType) else ()
     return tuple(positions)
@@ -237,11 +239,11 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
         return Values(codes, distinct.tolist())
-    present = unpack_bits(valid, keys.rows)
-    distinct, positions = np.unique(numbers[present], return_inverse=True)
+    has_value = unpack_bits(valid, keys.rows)
+    distinct, positions = np.unique(numbers[has_value], return_inverse=True)
     codes = np.full(keys.rows, len(distinct), dtype=np.int64)
-    codes[present] = positions
-    return Values(codes, [*distinct.tolist(), *([] if present.all() else [None])])
+    codes[has_value] = positions
+    return Values(codes, [*distinct.tolist(), *([] if has_value.all() else [None])])
 
 
 def _encode_floats(keys: Keys) -> Values:
@@ -266,8 +268,10 @@ def _decode_double(code: int) -> float:
 def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
     """Apply a function to each distinct value, and merge equal results."""
     ordinals: dict[Any, int] = {}
-    mapped = [ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values]
-    return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))
+    value_ordinals = [
+        ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values
+    ]
+    return Values(np.array(value_ordinals, dtype=np.int64)[distinct.codes], list(ordinals))
 
 
 def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
@@ -277,13 +281,13 @@ def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.Chunk
         return Values(np.zeros(0, dtype=np.int64), [])
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    encoded = array.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
+    dictionary_array = array.dictionary_encode()
+    values = dictionary_array.dictionary.to_pylist()
     if get_base_name(kind) == "decimal":
         scale = get_decimal_scale(kind)
         values = [int(value.scaleb(scale, _EXACTLY)) for value in values]
-    codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
-    distinct = Values(codes, [*values, *([None] if encoded.null_count else [])])
+    codes = dictionary_array.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = Values(codes, [*values, *([None] if dictionary_array.null_count else [])])
     return distinct if transform == IDENTITY else _map_values(distinct, make_function(transform, kind))
 
 
@@ -295,13 +299,13 @@ def _apply_identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
 
 
 def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
-    truncated = numbers - numbers % get_transform_width(transform)
-    return truncated.astype(np.int32).astype(np.int64) if kind == "int" else truncated
+    results = numbers - numbers % get_transform_width(transform)
+    return results.astype(np.int32).astype(np.int64) if kind == "int" else results
 
 
 def _apply_bucket(numbers: Longs, transform: str, kind: str) -> Longs:
-    hashed = numbers // 1000 if kind.endswith("_ns") else numbers
-    return _bucket_hashes(_murmur.hash_fixed(hashed.view(np.uint8), 8, 0, 32), get_transform_width(transform))
+    hash_input = numbers // 1000 if kind.endswith("_ns") else numbers
+    return _bucket_hashes(_murmur.hash_fixed(hash_input.view(np.uint8), 8, 0, 32), get_transform_width(transform))
 
 
 def _bucket_bytes(keys: Keys, width: int) -> Values:

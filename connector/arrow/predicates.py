@@ -30,10 +30,14 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     try:
         if not isinstance(where, str):
             return bind(parse_expression(where), schema, (), case_sensitive=True)
-        parsed = sql.parse_sql(where, schema, nan_above=True)
-        if not parsed.exact:
-            reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
+        sql_filter = sql.parse_sql(where, schema, nan_above=True)
+        if not sql_filter.exact:
+            reason = (
+                f": {'; '.join(sql_filter.unused)}"
+                if sql_filter.unused
+                else ", for a literal that its column cannot hold"
+            )
             raise InvalidRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
-        return bind(parsed.expression, schema, (), case_sensitive=True)
+        return bind(sql_filter.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise InvalidRequest(error.message) from None

@@ -77,9 +77,9 @@ def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.ui
     column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)
-        present = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)
+        sorted_values = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)
         ranks = np.zeros(len(distinct.values), dtype=np.uint64)
-        ranks[[code for _, code in present]] = np.arange(len(present), dtype=np.uint64)
+        ranks[[code for _, code in sorted_values]] = np.arange(len(sorted_values), dtype=np.uint64)
         has_value = np.array([value is not None for value in distinct.values], dtype=np.bool_)
         return ranks[distinct.codes], None if has_value.all() else has_value[distinct.codes]
     if has_codes(term.kind):

@@ -94,14 +94,14 @@ def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> No
     _send(client, "DELETE", client._make_standard_path(table), query={"purgeRequested": "true" if purge else "false"})
 
 
-def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
+def rename_table(client: SeamarkClient, table: Name, new_name: Name) -> None:
     """Rename a table.
 
     Raises:
         NoSuchResource: The table does not exist.
         Refused: The new name is taken. The status is 409.
     """
-    body = {"source": _make_identifier(table), "destination": _make_identifier(to)}
+    body = {"source": _make_identifier(table), "destination": _make_identifier(new_name)}
     _send(client, "POST", f"{client._get_catalog()}/tables/rename", body)
 
 
@@ -159,14 +159,14 @@ def import_view(
     return bool(client._request_json("PUT", f"{path}/import", body=body)["is-new"])
 
 
-def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
+def rename_view(client: SeamarkClient, view: Name, new_name: Name) -> None:
     """Rename a view.
 
     Raises:
         NoSuchResource: The view does not exist.
         Refused: The new name is taken. The status is 409.
     """
-    body = {"source": _make_identifier(view), "destination": _make_identifier(to)}
+    body = {"source": _make_identifier(view), "destination": _make_identifier(new_name)}
     _send(client, "POST", f"{client._get_catalog()}/views/rename", body)
 
 
@@ -222,17 +222,17 @@ def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
     _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}")
 
 
-def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
+def restore_dropped(client: SeamarkClient, entry_id: str, new_name: Name | None = None) -> dict[str, Any]:
     """Restore a dropped table or view, and return the restored entry.
 
     Raises:
         NoSuchResource: There is no dropped entry with this id.
         Refused: The name is taken. The status is 409.
     """
-    body = {} if to is None else _make_identifier(to)
+    body = {} if new_name is None else _make_identifier(new_name)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
-    parsed: dict[str, Any] = json.loads(answer)
-    return parsed
+    entry: dict[str, Any] = json.loads(answer)
+    return entry
 
 
 def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:

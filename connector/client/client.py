@@ -203,8 +203,8 @@ class SeamarkClient:
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
         """Yield the pages of the table that `stats` returns."""
-        more = {} if fields is None else {"fields": ",".join(fields)}
-        return self._read_pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
+        parameters = {} if fields is None else {"fields": ",".join(fields)}
+        return self._read_pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, parameters)
 
     def partitions(
         self,
@@ -279,14 +279,14 @@ class SeamarkClient:
             return loaded_before
         answer = response.data
         try:
-            loaded = convert_json(answer, _LoadTableResult)
-            location = str(msgspec.json.decode(loaded.metadata)["location"])
+            result = convert_json(answer, _LoadTableResult)
+            location = str(msgspec.json.decode(result.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
-        storage = dict(loaded.config)
-        for keys in sorted(loaded.storage_credentials, key=lambda credential: len(credential["prefix"])):
+        storage = dict(result.config)
+        for keys in sorted(result.storage_credentials, key=lambda credential: len(credential["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
-        return EngineTable(bytes(loaded.metadata), location, storage, response.headers.get("ETag", ""))
+        return EngineTable(bytes(result.metadata), location, storage, response.headers.get("ETag", ""))
 
     def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
         query = {"pageSize": _NAMES_PER_PAGE, "pageToken": "", **({"parent": parent} if parent else {})}
@@ -532,8 +532,8 @@ class SeamarkClient:
         answer = self._decode_table(
             self._request("POST", f"{make_table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
         )
-        covered = (answer.schema.metadata or {}).get(b"covered", b"")
-        return answer.replace_schema_metadata(None), base64.b64decode(covered)
+        covered_files = (answer.schema.metadata or {}).get(b"covered", b"")
+        return answer.replace_schema_metadata(None), base64.b64decode(covered_files)
 
     # Requests
 
@@ -556,11 +556,11 @@ class SeamarkClient:
         partition: str | Mapping[str, Any],
         at: At,
         limit: int | None,
-        more: Mapping[str, Any],
+        parameters: Mapping[str, Any],
     ) -> Iterator[pa.Table]:
         """Yield the pages of a resource of a table, as Arrow tables."""
         prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
-        query = {**more, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
+        query = {**parameters, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
         page: dict[str, Any] = at.to_query()
         while True:
             body = self._request("GET", f"{make_table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
@@ -598,8 +598,8 @@ class SeamarkClient:
         payload = None if body is None else json.dumps(body).encode()
         raw = self._request(method, path, query, payload, timeout_s=timeout_s)
         try:
-            parsed: dict[str, Any] = json.loads(raw)
-            return parsed
+            result: dict[str, Any] = json.loads(raw)
+            return result
         except ValueError as error:
             raise ServerFailed(f"{self._shown} sent a response that is not JSON: {error}") from None
 
@@ -641,8 +641,8 @@ class SeamarkClient:
             timeout_s: A timeout that replaces the client's timeout.
         """
         content = {} if body is None else {"Content-Type": "application/json"}
-        own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
-        headers = {**own, **content, **self._read_headers, **(headers or {})}
+        own_headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
+        headers = {**own_headers, **content, **self._read_headers, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._make_timeout(timeout_s)}

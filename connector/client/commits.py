@@ -59,7 +59,7 @@ class CommitClient:
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
         tries = _COMMIT_TRIES_MAX if body.get("producer") is not None else 1
-        payload, left_open = json.dumps(body).encode(), False
+        payload, is_outcome_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
                 sleep_before_attempt(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
@@ -67,16 +67,18 @@ class CommitClient:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
                 raw = self.client._request("POST", f"{make_table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
-                error.left_open = left_open  # An earlier attempt may have been committed, or may still be committed.
+                error.left_open = (
+                    is_outcome_open  # An earlier attempt may have been committed, or may still be committed.
+                )
                 raise
             except (Unreachable, ServerFailed, Unavailable) as error:
                 if number == tries - 1 or not _may_succeed_on_repeat(error):
                     raise
-                left_open = True
+                is_outcome_open = True
                 _log.warning("The commit to %s is sent again, attempt %d of %d: %s", table, number + 2, tries, error)
             else:
-                parsed: dict[str, Any] = json.loads(raw)
-                return parsed
+                result: dict[str, Any] = json.loads(raw)
+                return result
         raise AssertionError("the loop returns or raises")
 
     def flush(self, table: Name) -> int:

@@ -78,13 +78,13 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
             f"--conf spark.{process}.extraJavaOptions={option}" for process in ("driver", "executor")
         )
         return f"{commands}{text} \\\n  {options}"
-    commented = "".join(f"# {line}\n" for line in commands.splitlines())
+    comment_lines = "".join(f"# {line}\n" for line in commands.splitlines())
     if engine == "pyspark":
         lines = "".join(
             f"    .config('spark.{process}.extraJavaOptions', '{option}')\n" for process in ("driver", "executor")
         )
-        return commented + text.replace("    .getOrCreate()", f"{lines}    .getOrCreate()")
-    return f"{commented}# Add to etc/jvm.config, with the path of the file: {option}\n{text}"
+        return comment_lines + text.replace("    .getOrCreate()", f"{lines}    .getOrCreate()")
+    return f"{comment_lines}# Add to etc/jvm.config, with the path of the file: {option}\n{text}"
 
 
 def _configure_spark(name: str, uri: str, has_token: bool) -> str:

@@ -185,9 +185,9 @@ class IndexClient(SeamarkClient):
         body = {"location": location, "reason": reason, "check": check}
         return self._request_json("POST", f"{_make_index_path(table, name)}/quarantine", {}, body)
 
-    def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
+    def record_audit(self, table: Name, name: str, *, index_files: int, damaged_files: int, size_bytes: int) -> None:
         """Record that all live index files of an index were verified, and how many are damaged."""
-        body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
+        body = {"index-files": index_files, "damaged": damaged_files, "size-in-bytes": size_bytes}
         self._request_json("POST", f"{_make_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:

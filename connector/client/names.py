@@ -80,15 +80,15 @@ def split_name(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: A level is empty.
     """
-    levels, at = [], 0
-    while match := _LEVEL.match(text, at):
+    levels, position = [], 0
+    while match := _LEVEL.match(text, position):
         levels.append(re.sub(r"\\(.)", r"\1", match[0]))
-        at = match.end()
-        if at == len(text):
+        position = match.end()
+        if position == len(text):
             return tuple(levels)
-        if text[at] != ".":
+        if text[position] != ".":
             break
-        at += 1
+        position += 1
     raise ValueError(
         f"{text!r} is not a name; a name has levels that are not empty, joined by dots. "
         "Write a dot inside a level as \\."

@@ -151,8 +151,8 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
 
 def read_effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
     """Return the effective properties of a table's policy that are set on the table or on one of its namespaces."""
-    listed = load_policy(client, table)["properties"]
-    return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
+    entries = load_policy(client, table)["properties"]
+    return {entry["name"]: entry["value"] for entry in entries if entry["source"] in ("table", "namespace")}
 
 
 def read_service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:

@@ -78,9 +78,10 @@ def advance(files: int, size_bytes: int) -> None:
 def count_part(files: int, size_bytes: int) -> Iterator[None]:
     """At the end of the block, count those of these files as read that the block itself has not counted."""
     tracker = _TRACKER.get()
-    before = WorkProgress() if tracker is None else tracker.now
+    progress_before = WorkProgress() if tracker is None else tracker.now
     yield
     if tracker is not None:
         advance(
-            before.files_done + files - tracker.now.files_done, before.bytes_done + size_bytes - tracker.now.bytes_done
+            progress_before.files_done + files - tracker.now.files_done,
+            progress_before.bytes_done + size_bytes - tracker.now.bytes_done,
         )

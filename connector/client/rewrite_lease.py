@@ -43,10 +43,10 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
     """
     holder = str(uuid.uuid4())
     lasts_s = _take(client, table, holder, job, wait_s)
-    ended = threading.Event()
+    end_event = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(lasts_s / _RENEWALS_PER_LEASE):
+        while not end_event.wait(lasts_s / _RENEWALS_PER_LEASE):
             with contextlib.suppress(ClientError):
                 _request(client, table, holder, job)
 
@@ -55,7 +55,7 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
     try:
         yield
     finally:
-        ended.set()
+        end_event.set()
         thread.join()
         with contextlib.suppress(ClientError):
             _request(client, table, holder, job, release=True)
@@ -69,8 +69,8 @@ def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: flo
             return float(_request(client, table, holder, job)["lasts-ms"]) / 1000
         except Conflict as error:
             if time.monotonic() >= until_s:
-                waited = f"; waited {wait_s:g} s for it" if wait_s else ""
-                raise RewriteRunning(error.message + waited, status=error.status, kind=error.kind) from None
+                waiting_text = f"; waited {wait_s:g} s for it" if wait_s else ""
+                raise RewriteRunning(error.message + waiting_text, status=error.status, kind=error.kind) from None
         time.sleep(_PAUSE_S)
 
 

@@ -87,8 +87,8 @@ def parse_lookup(answer: pa.Table) -> LookupAnswer:
         ValueError: A value in the response is invalid.
         KeyError: A field of the response is missing.
     """
-    about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
-    values = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
+    metadata = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
+    values = {name: value if name == "index" else json.loads(value) for name, value in metadata.items()}
     return LookupAnswer(
         snapshot_id=values["snapshot-id"],
         index=values["index"],

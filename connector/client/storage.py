@@ -50,17 +50,17 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
         roots: The folders of the operator, whose paths may contain symbolic links. None means `folders`.
     """
     global _confined_to
-    plain = [os.path.normpath(folder) for folder in folders]
-    tops = plain if roots is None else [os.path.normpath(root) for root in roots]
+    normalized_folders = [os.path.normpath(folder) for folder in folders]
+    tops = normalized_folders if roots is None else [os.path.normpath(root) for root in roots]
     operators = [RootFolder(root) for root in sorted(tops, key=len, reverse=True)]
-    confined = []
-    for folder in plain:
+    confined_folders = []
+    for folder in normalized_folders:
         for root in operators:
-            below = root.find_path_below(folder)
-            if below is not None:
-                confined.append(_ConfinedFolder(root, below))
+            relative_path = root.find_path_below(folder)
+            if relative_path is not None:
+                confined_folders.append(_ConfinedFolder(root, relative_path))
                 break
-    _confined_to = tuple(confined)
+    _confined_to = tuple(confined_folders)
 
 
 def use_keys(properties: Mapping[str, str]) -> None:
@@ -82,12 +82,12 @@ def open_confined_folders() -> Iterator[list[str]]:
 
     A folder that is missing or is a symbolic link is left out.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         paths = []
         for folder in _confined_to or ():
             with suppress(OSError):
                 descriptor = folder.root.open(folder.below, os.O_PATH | os.O_DIRECTORY)
-                opened.callback(os.close, descriptor)
+                stack.callback(os.close, descriptor)
                 paths.append(make_descriptor_path(descriptor))
         yield paths
 
@@ -193,20 +193,20 @@ def _confine_path(path: str, local_root: str) -> LocalPath:
     Raises:
         PermissionError: `confine` excludes the path.
     """
-    plain = re.sub("/{2,}", "/", path)
-    if ".." in plain.split("/"):
+    normalized_path = re.sub("/{2,}", "/", path)
+    if ".." in normalized_path.split("/"):
         if _confined_to is not None or local_root:
             raise _make_outside_error(path)
     elif _confined_to is not None:
         for folder in _confined_to:
-            below = folder.root.find_path_below(plain)
-            if below is not None and (not folder.below or below.startswith(f"{folder.below}/")):
-                return LocalPath(path, folder.root, below)
+            relative_path = folder.root.find_path_below(normalized_path)
+            if relative_path is not None and (not folder.below or relative_path.startswith(f"{folder.below}/")):
+                return LocalPath(path, folder.root, relative_path)
     elif local_root:
         root = _parse_root(local_root)
-        below = root.find_path_below(plain)
-        if below is not None:
-            return LocalPath(path, root, below)
+        relative_path = root.find_path_below(normalized_path)
+        if relative_path is not None:
+            return LocalPath(path, root, relative_path)
     if _confined_to is not None:
         raise _make_outside_error(path)
     return LocalPath(path, None)
@@ -312,9 +312,9 @@ class Storage:
         if local is not None:
             with (
                 _close_after(local.open_file()) as descriptor,
-                pa.memory_map(make_descriptor_path(descriptor)) as mapped,
+                pa.memory_map(make_descriptor_path(descriptor)) as memory_map,
             ):
-                return memoryview(mapped.read_buffer())
+                return memoryview(memory_map.read_buffer())
         with self.open_input_file(location) as file:
             return memoryview(file.read_buffer())
 
@@ -355,17 +355,19 @@ def _close_after(descriptor: int) -> Iterator[int]:
 def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
     """Write a local file durably to a temporary name, and link it to its final name."""
     name = os.path.basename(path.path)
-    temporary = path.make_sibling(f".{name}.{uuid.uuid4().hex}")
+    temporary_path = path.make_sibling(f".{name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary.create(), "wb") as file:
+        with open(temporary_path.create(), "wb") as file:
             size = sum(file.write(part) for part in parts)
             file.flush()
             os.fsync(file.fileno())
         with _close_after(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
             # Unlike a rename, a link never replaces an existing file.
-            os.link(os.path.basename(temporary.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            os.link(
+                os.path.basename(temporary_path.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+            )
             os.fsync(folder)
     finally:
         with suppress(PermissionError):
-            temporary.delete()
+            temporary_path.delete()
     return size

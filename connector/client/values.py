@@ -163,6 +163,6 @@ def parse_timestamp(text: str) -> int:
     """
     if text.isascii() and text.isdigit():
         return int(text)
-    at = datetime.fromisoformat(text)
+    time = datetime.fromisoformat(text)
     # `timestamp()` is not used, because it returns a float that is a millisecond too small for some times.
-    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

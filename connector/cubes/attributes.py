@@ -83,11 +83,11 @@ def list_attributes(cube: IndexDefinition) -> list[JoinedAttributes]:
     for number, term in enumerate(cube.terms):
         lookup = parse_lookup(term.transform)
         if lookup is not None:
-            joined = (lookup.source, term.column_id)
-            columns = attributes[joined].columns if joined in attributes else {}
+            join_key = (lookup.source, term.column_id)
+            columns = attributes[join_key].columns if join_key in attributes else {}
             columns = {**columns, lookup.attribute_id: (f"d{number}", lookup.type)}
-            attributes[joined] = JoinedAttributes(lookup.source, term.column_id, term.source, columns)
-    return [one for one in attributes.values() if HAS_PARTNER in one.columns]
+            attributes[join_key] = JoinedAttributes(lookup.source, term.column_id, term.source, columns)
+    return [joined_attributes for joined_attributes in attributes.values() if HAS_PARTNER in joined_attributes.columns]
 
 
 def list_sources(tree: exp.Expr) -> list[exp.Expr | None]:
@@ -115,13 +115,13 @@ def replace_tables(
     ):
         return []
     equalities = list(_find_equalities(tree, find))
-    joined = list_attributes(cube)
-    replaced = []
+    joined_attributes = list_attributes(cube)
+    replaced_tables = []
     for number, table in tables.items():
         alias = table.node.args.get("alias")
         if number == facts or (alias is not None and alias.columns):
             continue
-        for attributes in joined:
+        for attributes in joined_attributes:
             condition = _find_condition(attributes, number, facts, tables, equalities)
             if condition is None:
                 continue
@@ -130,18 +130,18 @@ def replace_tables(
                 partner = attributes.columns[HAS_PARTNER][0]
                 replacement = ReplacedTable(number, table.node, condition.key, condition.partner, usable, partner)
                 condition.node.replace(exp.column(exp.to_identifier(replacement.hidden_name, quoted=True)))
-                replaced.append(replacement)
+                replaced_tables.append(replacement)
                 break
-    if replaced:
-        _remove_sources(tree, {id(one.node) for one in replaced})
-    return replaced
+    if replaced_tables:
+        _remove_sources(tree, {id(replaced_table.node) for replaced_table in replaced_tables})
+    return replaced_tables
 
 
-def _remove_sources(tree: exp.Expr, removed: set[int]) -> None:
+def _remove_sources(tree: exp.Expr, removed_ids: set[int]) -> None:
     """Remove relations from FROM. All joins are inner joins, so their conditions may move to WHERE."""
     assert isinstance(tree, exp.Select)
     joins = list(tree.args.get("joins") or ())
-    sources = [source for source in list_sources(tree) if id(source) not in removed]
+    sources = [source for source in list_sources(tree) if id(source) not in removed_ids]
     for join in joins:
         if (on := join.args.get("on")) is not None:
             join.set("on", None)
@@ -178,8 +178,8 @@ class _JoinCondition:
 
 
 def _find_equalities(tree: exp.Expr, find: FindColumn) -> Iterator[_Equality]:
-    where = tree.args.get("where")
-    conditions = [] if where is None else [where.this]
+    where_clause = tree.args.get("where")
+    conditions = [] if where_clause is None else [where_clause.this]
     conditions += [join.args["on"] for join in tree.args.get("joins") or () if join.args.get("on") is not None]
     while conditions:
         node = conditions.pop()
@@ -230,10 +230,10 @@ def _uses_only(
     tree: exp.Expr, number: int, attributes: Mapping[str, str], condition: exp.Expr, find: FindColumn
 ) -> bool:
     """Return whether the query uses only some columns of a table, except in the condition of the join."""
-    joining = {id(column) for column in condition.find_all(exp.Column)}
+    join_columns = {id(column) for column in condition.find_all(exp.Column)}
     return all(
         source is None or source[0] != number or source[1] in attributes
         for column in tree.find_all(exp.Column)
-        if id(column) not in joining
+        if id(column) not in join_columns
         for source in (find(column),)
     )

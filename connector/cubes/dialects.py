@@ -92,32 +92,32 @@ class CubeDialect(ABC):
         is_float = measure.operand is not None and measure.operand.kind in _FLOATS
         return measure.function == AVG or (measure.function == SUM and is_float)
 
-    def combine(self, measure: Measure, columns: Sequence[str], where: str) -> str:
+    def combine(self, measure: Measure, columns: Sequence[str], filter_clause: str) -> str:
         """Return an aggregate of rows as an aggregate of partial aggregates.
 
         Args:
             measure: The aggregate.
             columns: The columns of its partial aggregates.
-            where: An empty text, or FILTER with a condition on groups.
+            filter_clause: An empty text, or FILTER with a condition on groups.
 
         Raises:
             NotFromCube: This engine cannot compute the aggregate from its partial aggregates.
         """
         first = columns[0]
         if measure.function == COUNT:
-            return f"CAST(coalesce(sum({first}){where}, 0) AS {self.name_type('long')})"
+            return f"CAST(coalesce(sum({first}){filter_clause}, 0) AS {self.name_type('long')})"
         operand = measure.operand
         assert operand is not None
         if measure.function == MIN:
             self.check_extreme(operand)
-            return f"min({first}){where}"
+            return f"min({first}){filter_clause}"
         if measure.function == MAX:
             self.check_extreme(operand)
-            return self.combine_maximum(first, operand, where)
+            return self.combine_maximum(first, operand, filter_clause)
         if measure.function == SUM:
-            return self.combine_sum(first, operand, where)
+            return self.combine_sum(first, operand, filter_clause)
         assert measure.function == AVG
-        return self.combine_average(first, columns[1], operand, where)
+        return self.combine_average(first, columns[1], operand, filter_clause)
 
     def check_extreme(self, operand: Operand) -> None:
         """Check that an extreme of the operand has the same type in a cube and in the engine.
@@ -128,22 +128,22 @@ class CubeDialect(ABC):
         if not isinstance(operand, ColumnOperand) and get_base_name(operand.kind) == "decimal":
             raise NotFromCube(f"the type of an extreme of decimals that {self.name} computes may differ")
 
-    def combine_maximum(self, column: str, operand: Operand, where: str) -> str:
+    def combine_maximum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind in _FLOATS:
             raise NotFromCube(f"NaN is the greatest value in {self.name}, and a cube has the greatest number")
-        return f"max({column}){where}"
+        return f"max({column}){filter_clause}"
 
     @abstractmethod
-    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+    def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
         """Return the sum of a column of partial sums, with the type of the engine's sum."""
 
-    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+    def combine_average(self, column: str, count: str, operand: Operand, filter_clause: str) -> str:
         """Return the average as a division of doubles."""
-        total, rows = f"CAST(sum({column}){where} AS DOUBLE)", f"CAST(sum({count}){where} AS DOUBLE)"
+        total, rows = f"CAST(sum({column}){filter_clause} AS DOUBLE)", f"CAST(sum({count}){filter_clause} AS DOUBLE)"
         return f"({total} / nullif({rows}, 0))"
 
     @abstractmethod
-    def count_as_sum(self, rows: str, where: str) -> str:
+    def count_as_sum(self, rows: str, filter_clause: str) -> str:
         """Return `sum(1)`."""
 
     def count_if(self, rows: str, condition: str) -> str:
@@ -176,11 +176,11 @@ class DuckDBCubes(CubeDialect):
     def sum_type(self, kind: str) -> str:
         return "HUGEINT" if kind in _INTEGERS else super().sum_type(kind)
 
-    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
-        return f"sum({column}){where}"
+    def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
+        return f"sum({column}){filter_clause}"
 
-    def count_as_sum(self, rows: str, where: str) -> str:
-        return f"sum(CAST({rows} AS HUGEINT)){where}"
+    def count_as_sum(self, rows: str, filter_clause: str) -> str:
+        return f"sum(CAST({rows} AS HUGEINT)){filter_clause}"
 
     def count_if(self, rows: str, condition: str) -> str:
         # DuckDB's result is null if the condition is null for all rows.
@@ -217,27 +217,28 @@ class TrinoCubes(CubeDialect):
     def check_extreme(self, operand: Operand) -> None:
         """Accept each operand, because a cube has Trino's types."""
 
-    def combine_maximum(self, column: str, operand: Operand, where: str) -> str:
+    def combine_maximum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind not in _FLOATS:
-            return f"max({column}){where}"
+            return f"max({column}){filter_clause}"
         # NaN is the result only if all values are NaN.
-        return f"coalesce(max(CASE WHEN is_nan({column}) THEN NULL ELSE {column} END){where}, max({column}){where})"
+        number = f"CASE WHEN is_nan({column}) THEN NULL ELSE {column} END"
+        return f"coalesce(max({number}){filter_clause}, max({column}){filter_clause})"
 
-    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+    def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if get_base_name(operand.kind) == "decimal":
-            return f"sum({column}){where}"
+            return f"sum({column}){filter_clause}"
         kind = "long" if operand.kind in _INTEGERS else operand.kind
-        return f"CAST(sum({column}){where} AS {self.name_type(kind)})"
+        return f"CAST(sum({column}){filter_clause} AS {self.name_type(kind)})"
 
-    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+    def combine_average(self, column: str, count: str, operand: Operand, filter_clause: str) -> str:
         if get_base_name(operand.kind) == "decimal":
-            rows = f"CAST(nullif(sum({count}){where}, 0) AS DECIMAL(19, 0))"
-            return f"CAST(sum({column}){where} / {rows} AS {self.name_type(operand.kind)})"
-        average = super().combine_average(column, count, operand, where)
+            rows = f"CAST(nullif(sum({count}){filter_clause}, 0) AS DECIMAL(19, 0))"
+            return f"CAST(sum({column}){filter_clause} / {rows} AS {self.name_type(operand.kind)})"
+        average = super().combine_average(column, count, operand, filter_clause)
         return f"CAST({average} AS REAL)" if operand.kind == "float" else average
 
-    def count_as_sum(self, rows: str, where: str) -> str:
-        return f"CAST(sum({rows}){where} AS BIGINT)"
+    def count_as_sum(self, rows: str, filter_clause: str) -> str:
+        return f"CAST(sum({rows}){filter_clause} AS BIGINT)"
 
 
 class SparkCubes(CubeDialect):
@@ -262,21 +263,21 @@ class SparkCubes(CubeDialect):
         }
     )
 
-    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+    def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind in _FLOATS:
-            return f"sum({column}){where}"
+            return f"sum({column}){filter_clause}"
         if operand.kind in _INTEGERS:
-            return f"CAST(sum({column}){where} AS BIGINT)"
+            return f"CAST(sum({column}){filter_clause} AS BIGINT)"
         precision, scale = _find_spark_digits(operand)
-        return f"CAST(sum({column}){where} AS DECIMAL({min(PRECISION_MAX, precision + 10)}, {scale}))"
+        return f"CAST(sum({column}){filter_clause} AS DECIMAL({min(PRECISION_MAX, precision + 10)}, {scale}))"
 
-    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+    def combine_average(self, column: str, count: str, operand: Operand, filter_clause: str) -> str:
         if get_base_name(operand.kind) == "decimal":
             raise NotFromCube("an average of decimals has more digits in spark than a cube")
-        return super().combine_average(column, count, operand, where)
+        return super().combine_average(column, count, operand, filter_clause)
 
-    def count_as_sum(self, rows: str, where: str) -> str:
-        return f"sum({rows}){where}"
+    def count_as_sum(self, rows: str, filter_clause: str) -> str:
+        return f"sum({rows}){filter_clause}"
 
 
 def _find_spark_digits(operand: Operand) -> tuple[int, int]:
@@ -290,8 +291,8 @@ def _find_spark_digits(operand: Operand) -> tuple[int, int]:
             integers = {"int": 10, "long": 20}
             return (integers[operand.kind], 0) if operand.kind in integers else get_decimal_digits(operand.kind)
         case NumberOperand():
-            whole, _, fraction = operand.text.partition(".")
-            return max(1, len(whole.lstrip("0")) + len(fraction)), len(fraction)
+            integer_digits, _, fraction = operand.text.partition(".")
+            return max(1, len(integer_digits.lstrip("0")) + len(fraction)), len(fraction)
     (p, s), (q, t) = _find_spark_digits(operand.left), _find_spark_digits(operand.right)
     scale = s + t if operand.sign == "*" else max(s, t)
     digits = p + q + 1 if operand.sign == "*" else max(p - s, q - t) + scale + 1

@@ -77,7 +77,7 @@ def find_cube_table(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable |
     if table.cube_metadata is None:
         return None
     definitions = read_definitions(table.cube_metadata).enabled
-    cubes = tuple(one for one in definitions if KINDS[one.kind].aggregates)
+    cubes = tuple(definition for definition in definitions if KINDS[definition.kind].aggregates)
     return CubeTable(table.cube_metadata.current_schema, cubes, truncates_in_utc) if cubes else None
 
 

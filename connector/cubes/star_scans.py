@@ -89,8 +89,8 @@ def translate_star(
         try:
             star = Star(tables, order.index(number))
             return number, translate_statement(tree, cubes, dialect, floats=floats, star=star)
-        except NotFromCube as why:
-            reasons.append(str(why))
+        except NotFromCube as error:
+            reasons.append(str(error))
     raise NotFromCube("; ".join(reasons) or "no table has a cube")
 
 

@@ -169,7 +169,7 @@ class StarNames:
             NotFromCube: The cube does not have the needed attributes of a dimension table.
         """
         tables = self._star.tables
-        joined = {
+        dimension_tables = {
             number: DimensionTable(node, table.name, table.snapshot_id, table.schema)
             for number, (node, table) in enumerate(zip(list_sources(tree), tables, strict=True))
             if isinstance(node, exp.Table)
@@ -178,11 +178,14 @@ class StarNames:
         columns = {
             id(node): (node, source) for node in tree.find_all(exp.Column) if (source := self.find(node)) is not None
         }
-        replaced = {one.number: one for one in replace_tables(tree, joined, self._star.facts, cube, self.find)}
+        replaced_tables = {
+            replaced_table.number: replaced_table
+            for replaced_table in replace_tables(tree, dimension_tables, self._star.facts, cube, self.find)
+        }
         missing = [
             ".".join(table.name)
             for number, table in enumerate(tables)
-            if number not in replaced and number != self._star.facts
+            if number not in replaced_tables and number != self._star.facts
         ]
         if missing:
             raise NotFromCube(
@@ -191,25 +194,25 @@ class StarNames:
         facts = self._star.tables[self._star.facts].schema
         attributes: dict[str, StarAttribute] = {}
         joins = []
-        for number, table in replaced.items():
+        for number, table in replaced_tables.items():
             alias = quote(self.aliases[number])
             key_id = next(field.id for field in facts.fields if field.name == table.key)
             partner = f"{alias}.{quote(write_name(table.partner))}"
             has_partner = StarAttribute(table.has_partner, f"({partner} IS NOT NULL)", "boolean", key_id)
             attributes[table.hidden_name] = has_partner
-            used = {table.partner}
+            used_names = {table.partner}
             kinds = {field.name: str(field.type) for field in tables[number].schema.fields}
             for node in list(tree.find_all(exp.Column)):
                 _, source = columns.get(id(node), (None, None))
                 if source is None or source[0] != number:
                     continue
                 name = source[1]
-                used.add(name)
+                used_names.add(name)
                 row = f"{alias}.{quote(write_name(name))}"
                 attribute = StarAttribute(table.attributes[name], row, kinds[name], key_id)
                 attributes[attribute.hidden_name] = attribute
                 node.replace(exp.column(exp.to_identifier(attribute.hidden_name, quoted=True)))
             key = f"{quote(self.aliases[self._star.facts])}.{quote(write_name(table.key))}"
             text = f" LEFT JOIN {tables[number].relation} AS {alias} ON {key} = {partner}"
-            joins.append(StarJoin(tables[number].name, frozenset(used), table.attributes, text))
+            joins.append(StarJoin(tables[number].name, frozenset(used_names), table.attributes, text))
         return joins, attributes

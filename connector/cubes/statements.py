@@ -114,8 +114,8 @@ class CubeStatement:
     @property
     def used_columns(self) -> frozenset[int]:
         """The field ids of the table's columns that the query reads."""
-        measured = (number for column in self.columns for number in self._outputs[column].column_ids)
-        return self._condition_ids | frozenset(measured)
+        measured_ids = (number for column in self.columns for number in self._outputs[column].column_ids)
+        return self._condition_ids | frozenset(measured_ids)
 
     def write(self, groups: str, rows: str | None, names: Sequence[str] = (), *, has_rows: bool = True) -> str:
         """Return the query in the engine's SQL.
@@ -200,8 +200,8 @@ def translate_statement(
     for cube in sorted(table.cubes, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)):
         try:
             return _Translation(select, table, cube, dialect, star, names, floats=floats).run()
-        except (NotFromCube, BadRequest) as why:
-            reasons.append(f"{cube.name}: {why}")
+        except (NotFromCube, BadRequest) as error:
+            reasons.append(f"{cube.name}: {error}")
         except RecursionError:
             reasons.append(f"{cube.name}: the query is nested too deeply")
     raise NotFromCube("; ".join(reasons)[:1000])
@@ -291,7 +291,9 @@ class _Translation:
             if term.column_id in by_id and by_id[term.column_id].type == term.source
             if parse_lookup(term.transform) is None
         ]
-        self._dimensions = {one.column.name.lower(): one for one in dimensions if one.transform == IDENTITY}
+        self._dimensions = {
+            dimension.column.name.lower(): dimension for dimension in dimensions if dimension.transform == IDENTITY
+        }
         self._times = {
             TimeDimension(time.column.name.lower(), time.transform, time.column.type == "timestamptz"): time
             for time in dimensions
@@ -309,7 +311,7 @@ class _Translation:
                 for column in list_columns(partial.operand)
             )
         }
-        self._used: dict[str, _Output] = {}
+        self._used_outputs: dict[str, _Output] = {}
 
     def run(self) -> CubeStatement:
         names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
@@ -326,11 +328,13 @@ class _Translation:
         for name, item in zip(names, list(tree.expressions), strict=True):
             if name and isinstance(item, exp.Column) and item.name != name:
                 item.replace(exp.alias_(item.copy(), name, quoted=True))
-        if not self._used:
+        if not self._used_outputs:
             self._use_partial(COUNT_ROWS)
-        columns = sorted(self._used, key=lambda column: (column[0], int(column[1:])))
-        paths = dict.fromkeys(path for one in row_conditions for path in self._list_paths(one))
-        condition = " AND ".join(f"({one.sql(dialect=self._dialect.name, comments=False)})" for one in row_conditions)
+        columns = sorted(self._used_outputs, key=lambda column: (column[0], int(column[1:])))
+        paths = dict.fromkeys(path for row_condition in row_conditions for path in self._list_paths(row_condition))
+        condition = " AND ".join(
+            f"({row_condition.sql(dialect=self._dialect.name, comments=False)})" for row_condition in row_conditions
+        )
         nulls = "".join(f" OR {self._write_path(self._columns[path].name)} IS NULL" for path in paths)
         return CubeStatement(
             self._cube,
@@ -340,7 +344,7 @@ class _Translation:
             self._alias,
             tree,
             self._dialect,
-            self._used,
+            self._used_outputs,
             frozenset(self._columns[path].id for path in paths),
             tuple(joins),
         )
@@ -351,38 +355,38 @@ class _Translation:
         Raises:
             NotFromCube: A condition is not supported.
         """
-        where = tree.args.get("where")
-        if where is None:
+        where_clause = tree.args.get("where")
+        if where_clause is None:
             return []
         on_groups, on_rows = [], []
-        pairs = zip(_split(where.this), _split(self._select.args["where"].this), strict=True)
+        pairs = zip(_split(where_clause.this), _split(self._select.args["where"].this), strict=True)
         for condition, original in pairs:
-            used, holder = dict(self._used), exp.Paren(this=condition.copy())
+            used_columns, holder = dict(self._used_outputs), exp.Paren(this=condition.copy())
             try:
                 self._visit(holder)
-            except NotFromCube as why:
-                self._used = used
-                self._check_row_condition(original, why)
+            except NotFromCube as error:
+                self._used_outputs = used_columns
+                self._check_row_condition(original, error)
                 on_rows.append(original)
             else:
                 on_groups.append(condition.copy())
         tree.set("where", exp.Where(this=exp.and_(*on_groups, copy=False)) if on_groups else None)
         return on_rows
 
-    def _check_row_condition(self, condition: exp.Expr, why: NotFromCube) -> None:
+    def _check_row_condition(self, condition: exp.Expr, error: NotFromCube) -> None:
         """Check that a condition is null only if one of its columns is null.
 
         Raises:
-            NotFromCube: The condition is not supported. The reason is `why`.
+            NotFromCube: The condition is not supported. The reason is `error`.
         """
         nodes = list(condition.walk())
         if not all(type(node) in _ROW_CONDITIONS and not node.args.get("query") for node in nodes):
-            raise why
+            raise error
         for node in nodes:
             if isinstance(node, exp.Cast):
                 self._check_literal(node)
         if not all(path in self._columns for path in self._list_paths(condition)):
-            raise why
+            raise error
 
     def _list_paths(self, condition: exp.Expr) -> list[str]:
         """Return the paths of the columns of a condition. An empty path is an unknown column."""
@@ -456,8 +460,10 @@ class _Translation:
             return None
         if path in self._attributes:
             return self._attributes[path]
-        hidden = next((one for time, one in self._times.items() if time.hidden_name == path), None)
-        return hidden or self._dimensions.get(path)
+        hidden_time = next(
+            (time_dimension for time, time_dimension in self._times.items() if time.hidden_name == path), None
+        )
+        return hidden_time or self._dimensions.get(path)
 
     def _find_path(self, node: exp.Column) -> str | None:
         """Return the path of a column or of a field in lower case, or None if the node has another form."""
@@ -474,15 +480,15 @@ class _Translation:
         if isinstance(dimension, StarAttribute):
             kind = self._dialect.name_type(dimension.kind)
             output = _Output(PREFIX + dimension.entry, dimension.row, kind, frozenset({dimension.key_id}))
-            return self._used.setdefault(dimension.entry, output).name
+            return self._used_outputs.setdefault(dimension.entry, output).name
         column, kind = dimension.column, str(dimension.column.type)
-        plain = "." not in column.name and dimension.transform == IDENTITY
-        name = self._name(column.name) if plain else PREFIX + dimension.entry
+        is_plain_column = "." not in column.name and dimension.transform == IDENTITY
+        name = self._name(column.name) if is_plain_column else PREFIX + dimension.entry
         row = self._write_path(column.name)
         if dimension.transform != IDENTITY:
             row = self._dialect.truncate(dimension.transform, row, kind)
         output = _Output(name, row, self._dialect.name_type(kind), frozenset({column.id}))
-        return self._used.setdefault(dimension.entry, output).name
+        return self._used_outputs.setdefault(dimension.entry, output).name
 
     def _name(self, name: str) -> str:
         return name.lower() if self._dialect.lowers_names else name
@@ -501,41 +507,41 @@ class _Translation:
         Raises:
             NotFromCube: The aggregate cannot be computed from the cube.
         """
-        where = ""
+        filter_clause = ""
         aggregate = node
         if isinstance(node, exp.Filter):
             aggregate = node.this
             condition = node.expression.this
             self._visit(condition)
-            where = f" FILTER (WHERE {node.expression.this.sql(dialect=self._dialect.name, comments=False)})"
+            filter_clause = f" FILTER (WHERE {node.expression.this.sql(dialect=self._dialect.name, comments=False)})"
         if isinstance(aggregate, exp.CountIf):
-            if where:
+            if filter_clause:
                 raise NotFromCube(f"{_describe(node)} is not supported over a cube")
             self._visit(aggregate.this)
-            counted_if = aggregate.this.sql(dialect=self._dialect.name, comments=False)
-            return self._dialect.count_if(self._use_partial(COUNT_ROWS), counted_if)
+            condition_sql = aggregate.this.sql(dialect=self._dialect.name, comments=False)
+            return self._dialect.count_if(self._use_partial(COUNT_ROWS), condition_sql)
         if type(aggregate) not in _FUNCTIONS:
             raise NotFromCube(f"{_describe(node)} is not supported over a cube")
         if {name for name, value in aggregate.args.items() if value} - {"this", "big_int"}:
             # The two smallest values of `min(x, 2)` may be equal, but groups have each value once.
             raise NotFromCube(f"{_describe(aggregate)} is not supported over a cube")
         measure = self._to_measure(aggregate)
-        if measure is not None and all(one.text in self._partials for one in measure.partials):
-            return self._combine(measure, where)
+        if measure is not None and all(partial.text in self._partials for partial in measure.partials):
+            return self._combine(measure, filter_clause)
         if isinstance(aggregate, exp.Sum) and aggregate.this == exp.Literal.number(1):
-            return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), where)
+            return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), filter_clause)
         if isinstance(aggregate, exp.Count) and (dimension := self._find_counted_dimension(aggregate)) is not None:
             name = f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(self._use_dimension(dimension))}"
             rows = self._use_partial(COUNT_ROWS)
-            counted = f"CASE WHEN {name} IS NULL THEN 0 ELSE {rows} END"
-            return self._dialect.combine(Measure(COUNT, None), [counted], where)
+            count_sql = f"CASE WHEN {name} IS NULL THEN 0 ELSE {rows} END"
+            return self._dialect.combine(Measure(COUNT, None), [count_sql], filter_clause)
         is_distinct = isinstance(aggregate.this, exp.Distinct)
         if isinstance(aggregate, exp.Count | exp.Sum | exp.Avg) and not is_distinct:
             raise NotFromCube(f"{_describe(aggregate)} is not a measure of the cube")
         # The minimum, the maximum, and the distinct values of dimensions follow from the groups.
         for child in list(aggregate.iter_expressions()):
             self._visit(child)
-        return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{where}"
+        return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{filter_clause}"
 
     def _find_counted_dimension(self, aggregate: exp.Count) -> _Dimension | StarAttribute | None:
         """Return the dimension of `count(dimension)`, or None for another argument."""
@@ -571,11 +577,11 @@ class _Translation:
         left, right = (self._to_operand(side) for side in (node.this, node.expression))
         return None if left is None or right is None else make_operation(sign, left, right)
 
-    def _combine(self, measure: Measure, where: str) -> str:
+    def _combine(self, measure: Measure, filter_clause: str) -> str:
         if not self._floats and self._dialect.adds_floats(measure):
             raise NotFromCube(f"{measure.text} adds floats, which the session excludes")
         columns = [self._use_partial(partial) for partial in measure.partials]
-        return self._dialect.combine(measure, columns, where)
+        return self._dialect.combine(measure, columns, filter_clause)
 
     def _use_partial(self, partial: Partial) -> str:
         """Return the column of the union with a partial aggregate, in the engine's SQL."""
@@ -588,7 +594,7 @@ class _Translation:
             if partial.function == COUNT:
                 row = f"CASE WHEN {row} IS NULL THEN 0 ELSE 1 END"
         output = _Output(PREFIX + entry, f"CAST({row} AS {kind})", kind, ids)
-        name = self._used.setdefault(entry, output).name
+        name = self._used_outputs.setdefault(entry, output).name
         return f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(name)}"
 
     def _write_column(self, column_id: int) -> str:
@@ -599,10 +605,10 @@ class _Translation:
 
 def _list_columns(schema: Schema) -> Iterator[tuple[str, Column]]:
     """Yield the primitive columns, and the primitive fields of structs, by their path in lower case."""
-    nested = {column.id for column in schema.index.by_id.values() if not is_primitive(column.type)}
+    nested_ids = {column.id for column in schema.index.by_id.values() if not is_primitive(column.type)}
     for column in schema.index.by_id.values():
         ancestors = list(schema.list_ancestors(column))
-        if column.id in nested or not all(isinstance(one.type, StructType) for one in ancestors):
+        if column.id in nested_ids or not all(isinstance(ancestor.type, StructType) for ancestor in ancestors):
             continue
         if "." in column.name.replace(".", "", len(ancestors)):
             continue  # A name with a dot is not distinct from a field of a struct.

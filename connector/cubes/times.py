@@ -70,8 +70,8 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
     if not dimensions:
         return tree.copy()
     aliases = {item.alias.lower() for item in tree.expressions if isinstance(item, exp.Alias)}
-    changed = tree.copy()
-    for node in list(changed.walk()):
+    new_tree = tree.copy()
+    for node in list(new_tree.walk()):
         time = _find_time(node)
         if time is None:
             continue
@@ -88,7 +88,7 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
             if fits:
                 column.set("this", exp.to_identifier(dimension.hidden_name, quoted=True))
                 break
-    return changed
+    return new_tree
 
 
 def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None:

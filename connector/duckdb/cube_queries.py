@@ -67,9 +67,11 @@ class DuckDBCubeQuery:
 def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
     """Return the statement with an empty relation in place of the table. The relation has the table's columns."""
     columns = ((field.name, _name_type(field.type)) for field in schema.fields)
-    listed = ", ".join(f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None)
+    null_columns = ", ".join(
+        f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None
+    )
     replacements = [
-        Replacement(reference.start, reference.end, f"(SELECT {listed} LIMIT 0){reference.alias_needed or ''}")
+        Replacement(reference.start, reference.end, f"(SELECT {null_columns} LIMIT 0){reference.alias_needed or ''}")
     ]
     if reference.version_span is not None:
         replacements.append(Replacement(*reference.version_span, ""))
@@ -80,8 +82,8 @@ def _name_type(kind: Type) -> str | None:
     """Return a type in DuckDB's SQL, or None if a query over a cube cannot use the type."""
     if isinstance(kind, StructType):
         fields = [(field.name, _name_type(field.type)) for field in kind.fields]
-        listed = [f"{quote_name(name)} {inner}" for name, inner in fields if inner is not None]
-        return f"STRUCT({', '.join(listed)})" if listed else None
+        field_types = [f"{quote_name(name)} {inner}" for name, inner in fields if inner is not None]
+        return f"STRUCT({', '.join(field_types)})" if field_types else None
     if isinstance(kind, ListType | MapType):
         return None
     try:

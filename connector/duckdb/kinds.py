@@ -75,33 +75,33 @@ class NameKinds:
             qualifiers: The qualifiers of known columns, or None if the columns of all tables are known.
         """
         self._qualifiers = qualifiers
-        self._found: defaultdict[str, set[str | None]] = defaultdict(set)
+        self._kinds_by_name: defaultdict[str, set[str | None]] = defaultdict(set)
         for columns in tables:
             for name, iceberg_type in columns.items():
-                self._found[name.lower()].add(find_kind(iceberg_type))
-        stored = set(self._found)
+                self._kinds_by_name[name.lower()].add(find_kind(iceberg_type))
+        stored_names = set(self._kinds_by_name)
         nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
         relations = {
             column_name.name.lower() for column_name in nodes if isinstance(column_name, exp.TableAlias | exp.Table)
         }
-        self._structs = {name.partition(".")[0] for name in stored if "." in name} - relations
-        renamed: defaultdict[str, set[str]] = defaultdict(set)
+        self._structs = {name.partition(".")[0] for name in stored_names if "." in name} - relations
+        names_by_alias: defaultdict[str, set[str]] = defaultdict(set)
         for node in nodes:
             match node:
                 case exp.Alias():
                     name, column = node.alias.lower(), find_extreme_column(node.this)
-                    if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
-                        renamed[name].add(column.name.lower())
+                    if type(column) is exp.Column and (name not in stored_names or column.name.lower() == name):
+                        names_by_alias[name].add(column.name.lower())
                     else:
-                        self._found[name].add(None)
+                        self._kinds_by_name[name].add(None)
                 case exp.TableAlias():
                     for number, column_name in enumerate(node.columns):
-                        self._found[column_name.name.lower()].add(
+                        self._kinds_by_name[column_name.name.lower()].add(
                             find_literal_kind(_find_column_values(node.parent, number))
                         )
                 case exp.SetOperation():
-                    self._mark_conversions(node, renamed)
-        self._follow(renamed)
+                    self._mark_conversions(node, names_by_alias)
+        self._follow(names_by_alias)
 
     def find_kind(self, column: exp.Expr | None) -> str | None:
         """Return the kind of all columns with the same name as this column, or None if it is unknown."""
@@ -112,20 +112,20 @@ class NameKinds:
             name, qualifier = f"{qualifier}.{name}", column.db.lower()
         if self._qualifiers is not None and qualifier not in self._qualifiers:
             return None
-        kinds = self._found.get(name, set())
+        kinds = self._kinds_by_name.get(name, set())
         return next(iter(kinds)) if len(kinds) == 1 else None
 
-    def _follow(self, renamed: Mapping[str, set[str]]) -> None:
+    def _follow(self, names_by_alias: Mapping[str, set[str]]) -> None:
         """Add to each alias the kinds of its columns, which may be aliases themselves."""
-        for _ in range(1 + len(renamed)):
-            before = sum(map(len, self._found.values()))
-            for name, columns in renamed.items():
+        for _ in range(1 + len(names_by_alias)):
+            kinds_before = sum(map(len, self._kinds_by_name.values()))
+            for name, columns in names_by_alias.items():
                 for column in columns:
-                    self._found[name] |= self._found.get(column, {None})
-            if sum(map(len, self._found.values())) == before:
+                    self._kinds_by_name[name] |= self._kinds_by_name.get(column, {None})
+            if sum(map(len, self._kinds_by_name.values())) == kinds_before:
                 return
 
-    def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
+    def _mark_conversions(self, several: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]) -> None:
         """Record that each column of a set operation also has the kind of the column with which it is combined.
 
         UNION and similar operations convert combined columns to one type.
@@ -134,8 +134,8 @@ class NameKinds:
         for left_output, right_output in zip(*sides, strict=False):
             name, other = _name_output(left_output), _name_output(right_output)
             if name != other:
-                renamed[name].add(other)
-                renamed[other].add(name)
+                names_by_alias[name].add(other)
+                names_by_alias[other].add(name)
 
 
 def find_extreme_column(node: exp.Expr) -> exp.Expr:
@@ -303,15 +303,15 @@ def _to_current_time(node: exp.Expr) -> exp.Expr | None:
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
         return exp.CurrentTimestamp()
-    current, moved = (
+    current, interval = (
         _to_current_time(node.this) if isinstance(node, exp.Add | exp.Sub) else None,
         node.args.get("expression"),
     )
-    if isinstance(moved, exp.Literal) and not moved.is_string and str(moved.this).isdigit():
-        moved = exp.Interval(this=exp.Literal.string(moved.this), unit=exp.Var(this="DAY"))
-    if current is None or not isinstance(moved, exp.Interval):
+    if isinstance(interval, exp.Literal) and not interval.is_string and str(interval.this).isdigit():
+        interval = exp.Interval(this=exp.Literal.string(interval.this), unit=exp.Var(this="DAY"))
+    if current is None or not isinstance(interval, exp.Interval):
         return None
-    return type(node)(this=current, expression=moved.copy())
+    return type(node)(this=current, expression=interval.copy())
 
 
 def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
@@ -350,6 +350,6 @@ def _cast(text: str, target: str) -> exp.Expr:
 
 def list_columns(node: exp.Expr) -> Iterator[exp.Column]:
     """Yield the columns of an expression that are not in nested queries."""
-    for child in node.walk(prune=lambda visited: isinstance(visited, exp.Query)):
+    for child in node.walk(prune=lambda inner_node: isinstance(inner_node, exp.Query)):
         if type(child) is exp.Column:
             yield child

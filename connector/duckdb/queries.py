@@ -131,16 +131,16 @@ def sql(
         InvalidRequest: DuckDB would read a table of the statement wrongly, or would crash.
     """
     check_cube_use(cubes)
-    planned = rewrite_query(con, text, params, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)
-    _log.info("%s", planned.summary)
-    if planned.refusal:
-        raise InvalidRequest(planned.refusal, status=400)
-    if planned.statement is not None:
+    planned_query = rewrite_query(con, text, params, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)
+    _log.info("%s", planned_query.summary)
+    if planned_query.refusal:
+        raise InvalidRequest(planned_query.refusal, status=400)
+    if planned_query.statement is not None:
         try:
-            if planned.groups is not None:
-                seamark_cube_groups = planned.groups  # noqa: F841  DuckDB finds the variable by the name in the text.
-                return con.sql(planned.statement)
-            return con.sql(planned.statement, params=params)
+            if planned_query.groups is not None:
+                seamark_cube_groups = planned_query.groups  # noqa: F841  DuckDB finds the variable by the name in the text.
+                return con.sql(planned_query.statement)
+            return con.sql(planned_query.statement, params=params)
         except duckdb.Error as error:
             _log.warning("The original statement is run, because DuckDB does not accept it with plan tables: %s", error)
     return con.sql(text, params=params)
@@ -161,10 +161,10 @@ def rewrite_query(
     """
     try:
         return _Query(con, text, params, lease_s, max_kept_fraction, cubes).plan()
-    except _Misread as why:
-        return PlannedQuery(None, f"refused; {why}", refusal=str(why))
-    except UnsupportedStatement as why:
-        return PlannedQuery(None, f"unchanged; {why}")
+    except _Misread as reason:
+        return PlannedQuery(None, f"refused; {reason}", refusal=str(reason))
+    except UnsupportedStatement as reason:
+        return PlannedQuery(None, f"unchanged; {reason}")
     except (duckdb.Error, ClientError) as error:
         return PlannedQuery(None, f"unchanged; {str(error).partition(chr(10))[0]}")
     except Exception as error:  # noqa: BLE001  a bug in planning must fail no query
@@ -234,11 +234,11 @@ class _Query:
         *qualifiers, table = reference.parts
         database, schema = session.database, session.schema
         match qualifiers:
-            case [one, other]:
-                database, schema = one, other
-            case [one] if not self._is_database(one):
-                schema = one
-            case [one]:
+            case [only_name, other]:
+                database, schema = only_name, other
+            case [only_name] if not self._is_database(only_name):
+                schema = only_name
+            case [only_name]:
                 database = ""
             case []:
                 if "," in session.search_path or self._is_temporary(table):
@@ -272,19 +272,19 @@ class _Query:
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
             for name in sorted({table.catalog.lower() for table in tables.values()}):
-                attached = catalogs[name]
+                catalog = catalogs[name]
                 servers[name] = await stack.enter_async_context(
-                    open_seamark(attached.uri, token=attached.token, lease_s=lease_s)
+                    open_seamark(catalog.uri, token=catalog.token, lease_s=lease_s)
                 )
             tables_before = await _load_tables(tables, servers)
             cube = await self._plan_cube(tables, tables_before, servers, utc=utc)
             if isinstance(cube, PlannedQuery):
                 return cube
             try:
-                planned = await self._plan_rows(tables, tables_before, catalogs, servers, until_s, utc=utc)
-            except UnsupportedStatement as why:
-                return _add_cube(PlannedQuery(None, f"unchanged; {why}"), cube)
-            return _add_cube(planned, cube)
+                planned_query = await self._plan_rows(tables, tables_before, catalogs, servers, until_s, utc=utc)
+            except UnsupportedStatement as error:
+                return _add_cube(PlannedQuery(None, f"unchanged; {error}"), cube)
+            return _add_cube(planned_query, cube)
 
     async def _plan_cube(
         self,
@@ -350,7 +350,7 @@ class _Query:
             scans = self._find_scans(tables, known_tables, utc=utc)
         except UnsupportedStatement:
             return None
-        filters = [planned.scan.filter for planned in scans.values()]
+        filters = [planned_scan.scan.filter for planned_scan in scans.values()]
         return filters[0] if len(filters) == 1 else None
 
     def _find_filter_of(
@@ -383,14 +383,14 @@ class _Query:
         scans = self._find_scans(tables, tables_before, utc=utc)
         plans: dict[PlannedScan, TablePlanResponse] = {}
         dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
-        why = ""
+        refusal_reason = ""
         for catalog, server in servers.items():
-            own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-            of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
+            own_scans = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
+            of_catalog = joining.find_dimensions(own_scans, _index_by_mark(tables_before))
             requests = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
-            plans |= await requests.request_plans(list(own.values()), of_catalog)
+            plans |= await requests.request_plans(list(own_scans.values()), of_catalog)
             dimensions |= of_catalog
-            why = why or requests.refusal_reason
+            refusal_reason = refusal_reason or requests.refusal_reason
             for misread, reason in requests.misread.items():
                 raise _Misread(
                     f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
@@ -400,9 +400,9 @@ class _Query:
         if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
             raise UnsupportedStatement("no condition or join of the statement can prune files")
         if not plans:
-            raise UnsupportedStatement(why or "plans keep too many of the files")
-        planned = {marks[scan.scan.table] for scan in plans}
-        if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
+            raise UnsupportedStatement(refusal_reason or "plans keep too many of the files")
+        planned_numbers = {marks[scan.scan.table] for scan in plans}
+        if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned_numbers):
             # The conditions were read with the current columns. A plan is requested only if the snapshot has the
             # same columns.
             raise UnsupportedStatement("there is no plan of an earlier snapshot")
@@ -429,8 +429,8 @@ class _Query:
         if self._scans is None:
             try:
                 self._scans = self._find_scans_of(self._statement, tables, tables_of_catalogs, utc=utc)
-            except UnsupportedStatement as why:
-                self._scans = why
+            except UnsupportedStatement as error:
+                self._scans = error
         if isinstance(self._scans, UnsupportedStatement):
             raise self._scans
         return self._scans
@@ -451,17 +451,19 @@ class _Query:
             UnsupportedStatement: The statement is not supported.
         """
         columns = {number: table.columns for number, table in tables_of_catalogs.items() if table.columns is not None}
-        marked = statement.to_marked_text(columns, utc=utc)
+        marked_text = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)
-        found_scans = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+        found_scans = find_scans(
+            marked_text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today
+        )
         return {
-            at: PlannedScan(
+            scan_number: PlannedScan(
                 replace(scan, snapshot_id=tables[number].reference.snapshot_id),
                 tables[number].catalog.lower(),
                 tables[number].name,
             )
-            for at, scan in enumerate(found_scans)
+            for scan_number, scan in enumerate(found_scans)
             if (number := marks.get(scan.table)) is not None
         }
 
@@ -491,9 +493,13 @@ class _Query:
         )
 
 
-def _add_cube(planned: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
+def _add_cube(planned_query: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
     """Add the reason why no cube is used to a query."""
-    return planned if cube is None else replace(planned, summary=f"{planned.summary}; {cube.text}", cube=cube)
+    return (
+        planned_query
+        if cube is None
+        else replace(planned_query, summary=f"{planned_query.summary}; {cube.text}", cube=cube)
+    )
 
 
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:

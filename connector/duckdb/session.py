@@ -106,11 +106,11 @@ def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
     Raises:
         duckdb.Error: An extension is neither on this machine nor in DuckDB's repository.
     """
-    loaded = {
+    loaded_names = {
         str(row[0]) for row in con.execute("SELECT extension_name FROM duckdb_extensions() WHERE loaded").fetchall()
     }
     for name in EXTENSIONS:
-        if name in loaded:
+        if name in loaded_names:
             continue
         file = find_extension(name)
         if file is None:

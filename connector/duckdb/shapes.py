@@ -45,16 +45,16 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
             new = exp.In(this=column, expressions=elements) if fits else hide([column])
             replace_node(condition, new)
     for function in find_nodes(exp.ArrayContains, exp.Contains):
-        among = _to_in_condition(function, kinds)
-        if among is not None:
-            replace_node(function, among)
+        in_condition = _to_in_condition(function, kinds)
+        if in_condition is not None:
+            replace_node(function, in_condition)
     for case in find_nodes(exp.Case):
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
-    for counted in find_nodes(exp.CountIf):
+    for count_node in find_nodes(exp.CountIf):
         # In DuckDB, the result is null if there are no rows, and 0 if the condition is true for no row. Therefore these
         # rows must stay.
-        counted.set("this", hide([counted.this]))
+        count_node.set("this", hide([count_node.this]))
     for division in find_nodes(exp.IntDiv):
         # Both divisions truncate. DuckDB's `/` divides doubles.
         if kinds.find_kind(division.this) == "integer" and is_whole(division.expression):

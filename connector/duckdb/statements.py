@@ -183,12 +183,12 @@ class DuckDBStatement:
         alias, end = None, last + 1
         if node.args.get("alias") is None:
             alias = ' AS "' + names[-1].replace('"', '""') + '"'
-        when = node.args.get("when")
-        if when is None:
+        version_clause = node.args.get("when")
+        if version_clause is None:
             return NamedRelation(names, first, end, alias)
         alias_at = _ALIAS.match(self.text, end) if alias is None else None
         clause = _AT.match(self.text, end if alias_at is None else alias_at.end())
-        if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _read_version(when):
+        if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _read_version(version_clause):
             return None
         return NamedRelation(names, first, end, alias, int(clause[2]), clause.span(1))
 
@@ -235,7 +235,9 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("the statement excludes columns from *")
             case exp.Table() if node.args.get("version"):
                 raise UnsupportedStatement("the statement reads an earlier snapshot")
-            case exp.Table() if (when := node.args.get("when")) is not None and _read_version(when) is None:
+            case exp.Table() if (version_clause := node.args.get("when")) is not None and _read_version(
+                version_clause
+            ) is None:
                 raise UnsupportedStatement(
                     "the statement selects a snapshot by a clause other than VERSION with a number"
                 )
@@ -270,10 +272,10 @@ def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
     return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
 
 
-def _read_version(when: exp.Expr) -> str | None:
+def _read_version(version_clause: exp.Expr) -> str | None:
     """Return the snapshot id in `AT (VERSION => …)`, or None for another clause."""
-    number = when.args.get("expression")
-    if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
+    number = version_clause.args.get("expression")
+    if str(version_clause.this).upper() != "AT" or str(version_clause.args.get("kind")).upper() != "VERSION":
         return None
     return str(number.this) if isinstance(number, exp.Literal) and not number.is_string else None
 
@@ -297,8 +299,8 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
         return
     # Nodes are not in the order of the text. Therefore the text is parsed again with numbers instead of `?`, to
     # find the number of each parameter.
-    numbered, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
-    for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
+    numbered_tree, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
+    for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered_tree.find_all(*places)), strict=True):
         name = numbered_node.name
         try:
             value = parameters[name] if isinstance(parameters, Mapping) else parameters[int(name) - 1]
@@ -363,9 +365,9 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
             bounds = [node.args["low"], node.args["high"]]
-            compared = [bound for bound in bounds if isinstance(bound, exp.Column | exp.Subquery)]
-            if compared:
-                kind = _find_ordered_kind([node.this, *compared], kinds)
+            compared_bounds = [bound for bound in bounds if isinstance(bound, exp.Column | exp.Subquery)]
+            if compared_bounds:
+                kind = _find_ordered_kind([node.this, *compared_bounds], kinds)
                 constants = [bound for bound in bounds if not isinstance(bound, exp.Column | exp.Subquery)]
                 is_converted = bool(constants) and kind not in _WITH_CONSTANTS
                 if kind is None or is_converted:
@@ -442,9 +444,9 @@ def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, e
         return []
     if type(side) is not exp.Column or not str(pattern.this).isascii():
         return None
-    lowered = exp.Literal.string(str(pattern.this).lower())
+    lower_pattern = exp.Literal.string(str(pattern.this).lower())
     negate = node.args.get("negate")  # `negate` is set for NOT ILIKE.
-    return [(node, exp.Like(this=exp.Lower(this=side.copy()), expression=lowered, negate=negate))]
+    return [(node, exp.Like(this=exp.Lower(this=side.copy()), expression=lower_pattern, negate=negate))]
 
 
 def _is_false_for_nan(node: exp.Expr) -> bool:

@@ -90,15 +90,15 @@ class _AuditedIndex:
     def live(self) -> list[dict[str, Any]]:
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
-    def verify(self, listed: dict[str, Any], sample: int) -> VerificationResult:
+    def verify(self, registered_file: dict[str, Any], sample: int) -> VerificationResult:
         """Verify a live index file, and report its problems to the server.
 
         Args:
-            listed: The index file in the server's list.
+            registered_file: The index file in the server's list.
             sample: The number of data files to read again.
         """
-        location = listed["location"]
-        verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
+        location = registered_file["location"]
+        verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), registered_file)
         if verdict.problems and self.report and not verdict.has_newer_version:
             self.states[location] = state = _report_problems(self.client, self.table, self.index.name, verdict)
             if state == _NOT_LIVE:
@@ -112,10 +112,10 @@ def verify_sample(
     name: str,
     *,
     sample: int,
-    verified: Collection[str],
+    verified_locations: Collection[str],
     on_verdict: Callable[[VerificationResult, int], bool],
 ) -> bool:
-    """Verify the live index files of one index, except the files at the locations in `verified`.
+    """Verify the live index files of one index, except the files at the locations in `verified_locations`.
 
     The function reports problems and raises errors as `audit_index` does.
 
@@ -127,13 +127,13 @@ def verify_sample(
         Whether all index files are verified.
     """
     rng = random.SystemRandom()
-    audited_index, loaded, metadata, _ = _load(client, table, name)
-    audited = _AuditedIndex(
-        client, table, audited_index, _create_task(client, table, audited_index, loaded, metadata), True, rng, {}
+    audited_index, engine_table, metadata, _ = _load(client, table, name)
+    audit_run = _AuditedIndex(
+        client, table, audited_index, _create_task(client, table, audited_index, engine_table, metadata), True, rng, {}
     )
-    pending = [index_file for index_file in audited.live if index_file["location"] not in verified]
+    pending = [index_file for index_file in audit_run.live if index_file["location"] not in verified_locations]
     for number, index_file in enumerate(pending, 1):
-        if not on_verdict(audited.verify(index_file, sample), index_file["size-in-bytes"]):
+        if not on_verdict(audit_run.verify(index_file, sample), index_file["size-in-bytes"]):
             return number == len(pending)
     return True
 
@@ -162,33 +162,39 @@ def audit_index(
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
-    audited_index, loaded, metadata, is_consistent = _load(client, table, name)
-    audited = _AuditedIndex(
-        client, table, audited_index, _create_task(client, table, audited_index, loaded, metadata), report, rng, {}
+    audited_index, engine_table, metadata, is_consistent = _load(client, table, name)
+    audit_run = _AuditedIndex(
+        client,
+        table,
+        audited_index,
+        _create_task(client, table, audited_index, engine_table, metadata),
+        report,
+        rng,
+        {},
     )
-    live = audited.live
+    live_files = audit_run.live
     verdicts: list[VerificationResult] = []
-    for index_file in live:
-        verdicts.append(audited.verify(index_file, sample))
-        on_verdict(verdicts[-1], len(live))
-    uncounted = (
+    for index_file in live_files:
+        verdicts.append(audit_run.verify(index_file, sample))
+        on_verdict(verdicts[-1], len(live_files))
+    uncounted_reason = (
         _explain_missing_count(audited_index, verdicts)
         if is_consistent
         else "other clients commit to the table all the time"
     )
-    rows = None if uncounted else _count_rows(client, table, metadata, verdicts)
-    return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
+    rows = None if uncounted_reason else _count_rows(client, table, metadata, verdicts)
+    return Audit(audited_index, tuple(verdicts), audit_run.states, rows, uncounted_reason, seed)
 
 
 def _create_task(
-    client: IndexClient, table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata
+    client: IndexClient, table: Name, index: Index, engine_table: EngineTable, metadata: TableMetadata
 ) -> IndexTask:
     """Return an index task without a folder. An audit writes no files."""
     definition = parse_definition(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
-        raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
+        raise BadRequest(f"The table at {engine_table.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
-    storage = Storage.of_table(loaded.storage, metadata.location)
+    storage = Storage.of_table(engine_table.storage, metadata.location)
     try:
         dimensions = read_dimensions(client, definition.terms)
     except ClientError:  # Without the dimension tables, entries are not compared with rows.
@@ -201,21 +207,21 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTab
 
     If other clients commit meanwhile, loading is repeated.
     """
-    loaded = client.load_table(table)
-    metadata = decode_table(loaded.metadata, loaded.location)
+    engine_table = client.load_table(table)
+    metadata = decode_table(engine_table.metadata, engine_table.location)
     for _ in range(_ATTEMPTS_MAX):
-        before = metadata.current_snapshot_id
+        previous_snapshot_id = metadata.current_snapshot_id
         index = client.index(table, name)
-        loaded = client.load_table(table)
-        metadata = decode_table(loaded.metadata, loaded.location)
-        if metadata.current_snapshot_id == before:
-            return index, loaded, metadata, True
-    return index, loaded, metadata, False
+        engine_table = client.load_table(table)
+        metadata = decode_table(engine_table.metadata, engine_table.location)
+        if metadata.current_snapshot_id == previous_snapshot_id:
+            return index, engine_table, metadata, True
+    return index, engine_table, metadata, False
 
 
-def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> VerificationResult:
+def _compare_counts(verdict: VerificationResult, registered_file: dict[str, Any]) -> VerificationResult:
     """Return the verdict, with a further problem if the server's counts differ from the counts in the index file."""
-    files, rows = listed["files"], listed["rows"]
+    files, rows = registered_file["files"], registered_file["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
     problem = f"the server lists {files} data files and {rows} rows; it has {verdict.files} and {verdict.rows}"
@@ -234,9 +240,9 @@ def _report_problems(client: IndexClient, table: Name, name: str, verdict: Verif
 
 def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
     """Return the reason why the rows cannot be counted, or None if they can be counted."""
-    unlisted = sum(index.json["levels"].values()) - len(verdicts)
-    if unlisted:
-        return f"there are {unlisted:,} more index files than the server lists at once"
+    unlisted_count = sum(index.json["levels"].values()) - len(verdicts)
+    if unlisted_count:
+        return f"there are {unlisted_count:,} more index files than the server lists at once"
     unread = sum(verdict.listed is None for verdict in verdicts)
     return f"{unread:,} index files could not be read" if unread else None
 
@@ -249,15 +255,17 @@ def _count_rows(
     A data file that is in several index files is counted once.
     """
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
-    empty = np.empty(0, dtype=np.uint64)
-    ids, first = np.unique(np.concatenate([empty, *(counted.ids[:, 0] for counted in tables)]), return_index=True)
-    records = np.concatenate([empty, *(counted.records for counted in tables)])[first]
+    no_ids = np.empty(0, dtype=np.uint64)
+    ids, first = np.unique(
+        np.concatenate([no_ids, *(files_table.ids[:, 0] for files_table in tables)]), return_index=True
+    )
+    records = np.concatenate([no_ids, *(files_table.records for files_table in tables)])[first]
     if metadata.current_snapshot_id is None:
         return 0
-    live = np.zeros(len(ids), dtype=np.bool_)
+    is_live = np.zeros(len(ids), dtype=np.bool_)
     for page in client.iter_files(table, content="data", at=At(metadata.current_snapshot_id)):
-        live |= np.isin(ids, _collect_file_ids(page.to_pydict()))
-    return int(records[live].sum())
+        is_live |= np.isin(ids, _collect_file_ids(page.to_pydict()))
+    return int(records[is_live].sum())
 
 
 def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:

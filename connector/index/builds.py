@@ -184,12 +184,12 @@ def build(
         OSError: An index file cannot be written.
         ClusterFailed: The workers cannot be started, or their work fails.
     """
-    with open_build(client, table, index, exclusive=exclusive) as started:
-        run = _Run(client, table, index, started, workers, limits, on_progress)
+    with open_build(client, table, index, exclusive=exclusive) as build_json:
+        run = _Run(client, table, index, build_json, workers, limits, on_progress)
         for _ in range(passes_max):
             if not run.catch_up():
                 break
-        return run.report(client.finish_build(table, index, started["build-id"], **run.outcome))
+        return run.report(client.finish_build(table, index, build_json["build-id"], **run.outcome))
 
 
 @contextmanager
@@ -198,15 +198,15 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
 
     If the block raises an exception, the build is rolled back with the reason.
     """
-    started = client.start_build(table, index, exclusive=exclusive)
+    build_json = client.start_build(table, index, exclusive=exclusive)
     try:
-        yield started
+        yield build_json
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, DimensionRefused):  # Readers of the facts can load the reason.
             reason = "A dimension table cannot be used; only the builder reports why"
         with suppress(ClientError):  # The first error of the group is raised.
-            client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
+            client.finish_build(table, index, build_json["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
 
@@ -218,21 +218,21 @@ class _Run:
         client: IndexClient,
         table: Name,
         index: str,
-        started: dict[str, Any],
+        build_json: dict[str, Any],
         workers: Workers,
         limits: GroupLimits,
         on_progress: Callable[[BuildProgress], None],
     ) -> None:
         self._client = client
-        self._build_key = (table, index, str(started["build-id"]))
+        self._build_key = (table, index, str(build_json["build-id"]))
         self._workers = workers
         self._file_keys = EnvironmentKeys(table)
         self._limits = limits
         self._on_progress = on_progress
-        self._json = started
-        self._tried: set[int] = set()
+        self._json = build_json
+        self._tried_files: set[int] = set()
         """The high halves of the identities of all files that workers have received. No file is tried twice."""
-        self._skipped = 0
+        self._skipped_count = 0
         self._reasons: dict[str, str] = {}
         """The reasons why the first skipped files were skipped, by path."""
         self._left_files = 0
@@ -252,13 +252,13 @@ class _Run:
             "reason": f"{self._left_files:,} files cannot be indexed; the first is {path}: {reason}"[:1000],
         }
 
-    def report(self, ended: dict[str, Any]) -> BuildReport:
-        return BuildReport(self._decode_progress(ended), self._left_files, tuple(self._left_reasons), ended)
+    def report(self, build_json: dict[str, Any]) -> BuildReport:
+        return BuildReport(self._decode_progress(build_json), self._left_files, tuple(self._left_reasons), build_json)
 
     def catch_up(self) -> bool:
         """Index the missing files. Return False if the build has tried all of them before."""
         source = self._make_source()
-        before = len(self._tried)
+        tried_before = len(self._tried_files)
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
@@ -266,9 +266,9 @@ class _Run:
             if self._dimensions is None:
                 self._dimensions = read_dimensions(self._client, source.task.definition.terms)
             task = replace(source.task, dimensions=self._dimensions)
-            for written in self._workers.run(task, wave):
-                self._register(written)
-        return len(self._tried) > before
+            for written_index in self._workers.run(task, wave):
+                self._register(written_index)
+        return len(self._tried_files) > tried_before
 
     def _make_source(self) -> BuildSource:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
@@ -278,23 +278,25 @@ class _Run:
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._make_source()
-            files = [source.make_data_file(listed) for listed in page["files"]]
+            files = [source.make_data_file(file_json) for file_json in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
-                if file_id not in self._tried:
-                    self._tried.add(file_id)
+                if file_id not in self._tried_files:
+                    self._tried_files.add(file_id)
                     yield file
                     continue
                 self._left_files += 1
                 if file.path in self._reasons:
                     self._left_reasons.append((file.path, self._reasons[file.path]))
 
-    def _register(self, written: WrittenIndex) -> None:
-        self._skipped += len(written.skipped)
-        for path, reason in written.skipped[: _SKIPPED_FILES_MAX - len(self._reasons)]:
+    def _register(self, written_index: WrittenIndex) -> None:
+        self._skipped_count += len(written_index.skipped)
+        for path, reason in written_index.skipped[: _SKIPPED_FILES_MAX - len(self._reasons)]:
             self._reasons[path] = reason
-        if written.location is not None:
-            self._json = self._client.register_index_files(*self._build_key, [(written.location, written.size_bytes)])
+        if written_index.location is not None:
+            self._json = self._client.register_index_files(
+                *self._build_key, [(written_index.location, written_index.size_bytes)]
+            )
         self._on_progress(self._decode_progress(self._json))
 
     def _choose_wave_limits(self) -> GroupLimits:
@@ -308,8 +310,8 @@ class _Run:
         progress = json["progress"]
         return BuildProgress(
             files_done=progress["files-done"],
-            files_total=max(progress["files-total"], progress["files-done"] + self._skipped),
-            files_skipped=self._skipped,
+            files_total=max(progress["files-total"], progress["files-done"] + self._skipped_count),
+            files_skipped=self._skipped_count,
             rows_done=progress["rows-done"],
             index_files=progress["index-files"],
             size_bytes=progress["size-in-bytes"],
@@ -332,7 +334,7 @@ class BuildSource:
     def of(
         client: IndexClient,
         table: Name,
-        started: Mapping[str, Any],
+        build_json: Mapping[str, Any],
         file_keys: EnvironmentKeys | None = None,
     ) -> BuildSource:
         """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
@@ -342,34 +344,34 @@ class BuildSource:
         Raises:
             TableReplaced: The name now refers to another table.
         """
-        loaded = client.load_table(table)
-        metadata = decode_table(loaded.metadata, loaded.location)
-        if metadata.table_uuid != started["table-uuid"]:
+        engine_table = client.load_table(table)
+        metadata = decode_table(engine_table.metadata, engine_table.location)
+        if metadata.table_uuid != build_json["table-uuid"]:
             raise TableReplaced(
-                f"{loaded.location} is not the table for which the build {started['build-id']} was started"
+                f"{engine_table.location} is not the table for which the build {build_json['build-id']} was started"
             )
-        definition = parse_definition(started["definition-id"], metadata.current_schema, metadata.schemas)
+        definition = parse_definition(build_json["definition-id"], metadata.current_schema, metadata.schemas)
         task = IndexTask(
-            started["table-uuid"],
+            build_json["table-uuid"],
             definition,
             Projection(metadata.current_schema),
-            started["folder"],
-            Storage.of_table(loaded.storage, metadata.location),
+            build_json["folder"],
+            Storage.of_table(engine_table.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
         )
         return BuildSource(task, {spec.spec_id: _list_identity_columns(spec) for spec in metadata.partition_specs})
 
-    def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
+    def knows(self, files_json: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether the table had the partition specs of all these files when it was loaded."""
-        return all(file["spec-id"] in self.partitioned for file in listed)
+        return all(file["spec-id"] in self.partitioned for file in files_json)
 
-    def make_data_file(self, listed: Mapping[str, Any]) -> DataFile:
+    def make_data_file(self, file_json: Mapping[str, Any]) -> DataFile:
         return DataFile(
-            path=listed["file-path"],
-            size_bytes=listed["file-size-in-bytes"],
-            records=listed["record-count"],
-            format=listed["file-format"],
-            partitioned=self.partitioned[listed["spec-id"]],
+            path=file_json["file-path"],
+            size_bytes=file_json["file-size-in-bytes"],
+            records=file_json["record-count"],
+            format=file_json["file-format"],
+            partitioned=self.partitioned[file_json["spec-id"]],
         )
 
 

@@ -33,8 +33,8 @@ def estimate_problem(
     Raises:
         ClientError: The server refuses a request or cannot be reached.
     """
-    loaded = client.load_table(table)
-    metadata = decode_table(loaded.metadata, loaded.location)
+    engine_table = client.load_table(table)
+    metadata = decode_table(engine_table.metadata, engine_table.location)
     try:
         values = {name: value for name, value in parameters.items() if value is not None}
         definition = define_index(
@@ -46,8 +46,8 @@ def estimate_problem(
         return None
     pages = client.iter_files(table, content="data", at=At(metadata.current_snapshot_id))
     page = next(iter(pages), None)
-    listed = [] if page is None else page.select(["file_path", "file_size_in_bytes", "record_count"]).to_pylist()
-    files = [DataFile(*file.values()) for file in listed if 0 <= file["record_count"] <= SAMPLED_ROWS_MAX]
+    file_rows = [] if page is None else page.select(["file_path", "file_size_in_bytes", "record_count"]).to_pylist()
+    files = [DataFile(*file.values()) for file in file_rows if 0 <= file["record_count"] <= SAMPLED_ROWS_MAX]
     if not files:
         return None
     task = IndexTask(
@@ -55,7 +55,7 @@ def estimate_problem(
         definition,
         Projection(metadata.current_schema),
         "",
-        Storage.of_table(loaded.storage, metadata.location),
+        Storage.of_table(engine_table.storage, metadata.location),
         EnvironmentKeys(table),
         read_dimensions(client, definition.terms),
     )

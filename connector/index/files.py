@@ -92,27 +92,27 @@ class WrittenIndex:
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
     """Build an index file of these data files, and write it durably."""
     entries: list[Any] = []
-    indexed: list[DataFile] = []
-    skipped: list[tuple[str, str]] = []
+    indexed_files: list[DataFile] = []
+    skipped_files: list[tuple[str, str]] = []
     for file in files:
         try:
             entries.append(build_entry_of_file(task, file))
-            indexed.append(file)
+            indexed_files.append(file)
         except (Unreadable, ValueError) as error:
-            skipped.append((file.path, str(error)))
+            skipped_files.append((file.path, str(error)))
         advance(1, file.size_bytes)
-    return write_index_file(task, indexed, entries, skipped)
+    return write_index_file(task, indexed_files, entries, skipped_files)
 
 
 def write_index_file(
-    task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
+    task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped_files: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
     """Write the results of `build_entry` as an index file. Without data files, no file is written."""
     if not files:
-        return WrittenIndex(None, 0, 0, 0, tuple(skipped))
+        return WrittenIndex(None, 0, 0, 0, tuple(skipped_files))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
     size_bytes = task.storage.write(location, encode_index_file(task.table_uuid, task.definition, files, entries))
-    return WrittenIndex(location, len(files), sum(file.records for file in files), size_bytes, tuple(skipped))
+    return WrittenIndex(location, len(files), sum(file.records for file in files), size_bytes, tuple(skipped_files))
 
 
 def read_file_keys(task: IndexTask, file: DataFile) -> list[Keys]:
@@ -161,11 +161,11 @@ def encode_index_file(
     `entries` has a result of `build_entry` for each data file, in the order of `files`.
     """
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
-    listed = FilesTable.of(compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
+    files_table = FilesTable.of(compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble_index_file(
         definition.id,
         definition.kind,
-        listed,
+        files_table,
         map(memoryview, KINDS[definition.kind].encode(entries)),
         table_uuid=table_uuid,
         field_ids=definition.column_ids,
@@ -231,8 +231,8 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
     The function applies the same transform function as the planner's projection, once to each distinct value.
     """
     apply = make_function(term.transform, term.source)
-    present = source.present
-    rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
+    has_key = source.present
+    rows = np.arange(source.rows) if has_key is None else np.flatnonzero(has_key)
     distinct, key_ordinals = _find_distinct(source, rows)
     results = [apply(_decode_key(key, term.source)) for key in distinct]
     has_value = np.array([result is not None for result in results], dtype=np.bool_)
@@ -245,13 +245,13 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
         if keys:
             codes[rows] = np.array([key or 0 for key in keys], dtype=np.uint64)[key_ordinals]
         return Keys(term.kind, source.rows, codes, None, None, bits, None)
-    encoded = [b""] * source.rows
+    encoded_keys = [b""] * source.rows
     for row, ordinal in zip(rows.tolist(), key_ordinals.tolist(), strict=True):
         key = keys[ordinal]
-        encoded[row] = key if isinstance(key, bytes) else b""
+        encoded_keys[row] = key if isinstance(key, bytes) else b""
     starts = np.zeros(source.rows + 1, dtype=np.int64)
-    np.cumsum([len(key) for key in encoded], out=starts[1:])
-    return Keys(term.kind, source.rows, None, starts, np.frombuffer(b"".join(encoded), dtype=np.uint8), bits, None)
+    np.cumsum([len(key) for key in encoded_keys], out=starts[1:])
+    return Keys(term.kind, source.rows, None, starts, np.frombuffer(b"".join(encoded_keys), dtype=np.uint8), bits, None)
 
 
 def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:

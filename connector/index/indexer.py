@@ -171,7 +171,7 @@ class Indexer:
     audit: AuditLimits | None = None
     _audit_progress: dict[tuple[Table, str], _AuditProgress] = field(default_factory=dict)
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
-    _unsupported: set[str] = field(default_factory=set)
+    _unsupported_locations: set[str] = field(default_factory=set)
     """The locations of index files of an unknown version."""
 
     def run(self, interval_s: float) -> None:
@@ -204,8 +204,8 @@ class Indexer:
                     (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
                 )
         self._run_audits(sorted(due), round_)
-        busy = round_.builds or round_.merges or round_.damaged or round_.failed
-        _log.log(INFO if busy else DEBUG, "round done", **vars(round_))
+        has_activity = round_.builds or round_.merges or round_.damaged or round_.failed
+        _log.log(INFO if has_activity else DEBUG, "round done", **vars(round_))
         return round_
 
     def maintain(self, table: Table) -> Round:
@@ -229,8 +229,8 @@ class Indexer:
 
     def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
-        loaded = self.client.load_table(table)
-        if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
+        engine_table = self.client.load_table(table)
+        if not read_definitions(decode_table(engine_table.metadata, engine_table.location)).enabled:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
         for index in self.client.indexes(table):
@@ -241,8 +241,8 @@ class Indexer:
                     action = partial(self._build, table, index, workers, round_)
                     self._run_unless_backed_off((table, index.name, "build"), action, round_, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients also build index files.
-                full = any(count >= MERGED_FILES_MIN for count in index.json["levels"].values())
-                if lag_files or full or index.json.get("misplaced"):
+                has_full_level = any(count >= MERGED_FILES_MIN for count in index.json["levels"].values())
+                if lag_files or has_full_level or index.json.get("misplaced"):
                     self._run_unless_backed_off(
                         (table, index.name, "merge"), partial(self._merge, table, index.name, round_), round_
                     )
@@ -297,7 +297,7 @@ class Indexer:
                 table,
                 name,
                 index_files=len(progress.locations),
-                damaged=progress.damaged,
+                damaged_files=progress.damaged,
                 size_bytes=progress.size_bytes,
             )
             del self._audit_progress[table, name]
@@ -328,35 +328,45 @@ class Indexer:
     def _merge(self, table: Table, name: str, round_: Round) -> None:
         for _ in range(MERGES_MAX):
             merge = select_merge(
-                RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
-                for listed in self.client.index(table, name).json["index-files"]
-                if listed["state"] == "live" and listed["location"] not in self._unsupported
+                RegisteredFile(
+                    file_json["location"], file_json["level"], file_json["size-in-bytes"], file_json["created-ms"]
+                )
+                for file_json in self.client.index(table, name).json["index-files"]
+                if file_json["state"] == "live" and file_json["location"] not in self._unsupported_locations
             )
             if not merge:
                 return
-            merged = [file.location for file in merge]
-            loaded = self.client.load_table(table)
-            unsupported = find_unsupported_files(merged, Storage.of_table(loaded.storage, loaded.location))
-            if unsupported:  # Without these files, the merge may not be due.
-                self._leave_out(table, name, unsupported)
+            merged_locations = [file.location for file in merge]
+            engine_table = self.client.load_table(table)
+            unsupported_locations = find_unsupported_files(
+                merged_locations, Storage.of_table(engine_table.storage, engine_table.location)
+            )
+            if unsupported_locations:  # Without these files, the merge may not be due.
+                self._leave_out(table, name, unsupported_locations)
                 continue
-            with open_build(self.client, table, name, exclusive=True) as started:
+            with open_build(self.client, table, name, exclusive=True) as build_json:
                 # A merge copies entries. It works also after a dimension table was dropped or its snapshot expired.
-                task = BuildSource.of(self.client, table, started).task
-                dropped = self.client.list_unreferenced_files(table, name, merged)
-                written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
-                replaced = [location for location in merged if location not in written.unsupported]
-                if written.location is None and replaced:
+                task = BuildSource.of(self.client, table, build_json).task
+                unreferenced_files = self.client.list_unreferenced_files(table, name, merged_locations)
+                merged_index = merge_index_files(
+                    merged_locations, task.folder, task.storage, dropped_entries=unreferenced_files
+                )
+                replaced_locations = [
+                    location for location in merged_locations if location not in merged_index.unsupported
+                ]
+                if merged_index.location is None and replaced_locations:
                     # The registry can replace files only by a new file, so there must be one.
-                    written = merge_index_files(merged, task.folder, task.storage)
-                if written.location is not None:
-                    written_files = [(written.location, written.size_bytes)]
-                    self.client.register_index_files(table, name, started["build-id"], written_files, replaces=replaced)
-                self.client.finish_build(table, name, started["build-id"])
-            if written.unsupported:
-                self._leave_out(table, name, written.unsupported)
-            if written.location is None:
-                if not written.unsupported:
+                    merged_index = merge_index_files(merged_locations, task.folder, task.storage)
+                if merged_index.location is not None:
+                    written_files = [(merged_index.location, merged_index.size_bytes)]
+                    self.client.register_index_files(
+                        table, name, build_json["build-id"], written_files, replaces=replaced_locations
+                    )
+                self.client.finish_build(table, name, build_json["build-id"])
+            if merged_index.unsupported:
+                self._leave_out(table, name, merged_index.unsupported)
+            if merged_index.location is None:
+                if not merged_index.unsupported:
                     return
                 continue
             round_.merges += 1
@@ -364,17 +374,17 @@ class Indexer:
                 "index files merged",
                 table=_format_table(table),
                 index=name,
-                merged=len(replaced),
-                files=written.files,
-                rows=written.rows,
-                size_bytes=written.size_bytes,
+                merged=len(replaced_locations),
+                files=merged_index.files,
+                rows=merged_index.rows,
+                size_bytes=merged_index.size_bytes,
             )
 
     def _leave_out(self, table: Table, name: str, locations: Sequence[str]) -> None:
         """Select index files of an unknown version for no further merge."""
-        if len(self._unsupported) + len(locations) > UNSUPPORTED_MAX:
-            self._unsupported.clear()
-        self._unsupported.update(locations)
+        if len(self._unsupported_locations) + len(locations) > UNSUPPORTED_MAX:
+            self._unsupported_locations.clear()
+        self._unsupported_locations.update(locations)
         _log.warning("index files of an unknown version not merged", table=_format_table(table), index=name,
                      index_files=len(locations))  # fmt: skip
 
@@ -406,8 +416,8 @@ class Indexer:
                 round_.left += 1
                 return
             round_.failed += 1
-            where = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}
-            log.error("failed", error=str(error), again_in_s=self._back_off(key), **where)
+            traceback_field = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}
+            log.error("failed", error=str(error), again_in_s=self._back_off(key), **traceback_field)
         else:
             self._backoffs.pop(key, None)
 

@@ -75,16 +75,16 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
         NoSuchResource: A dimension table does not exist.
     """
     terms: dict[str, None] = {}
-    opened: dict[str, OpenTable] = {}
+    tables_by_name: dict[str, OpenTable] = {}
     for text in columns:
         match = _VIA.fullmatch(text)
         if match is None:
             terms[text] = None
             continue
         name = match["table"]
-        if name not in opened:
-            opened[name] = open_table(client, tuple(name.split(".")), CURRENT)
-        table = opened[name]
+        if name not in tables_by_name:
+            tables_by_name[name] = open_table(client, tuple(name.split(".")), CURRENT)
+        table = tables_by_name[name]
         if table.snapshot_id is None:
             raise InvalidRequest(f"The dimension table {name} has no snapshot: append its rows first")
         key = _find_field(table, match["partner"], KEY_TYPES)
@@ -95,10 +95,10 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
                 "key has a partner: add a column with the same values, and use that column"
             )
         source = DimensionSource(tuple(table.name), table.snapshot_id, key.id)
-        pinned = [Lookup(source, attribute.id, str(attribute.type))]
+        lookups = [Lookup(source, attribute.id, str(attribute.type))]
         if add_partners:
-            pinned.append(Lookup(source, HAS_PARTNER, "boolean"))
-        for lookup in pinned:
+            lookups.append(Lookup(source, HAS_PARTNER, "boolean"))
+        for lookup in lookups:
             terms[format_term(lookup.transform, match["key"])] = None
     return list(terms)
 
@@ -128,17 +128,17 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
         DimensionRefused: A dimension table or its snapshot does not exist, a column has another type, a key has several
             rows, or the tables are too large or cannot be read.
     """
-    wanted: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
+    attributes_by_source: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
     for term in terms:
         lookup = parse_lookup(term.transform)
         if lookup is not None:
             key_types[lookup.source] = term.source
-            attributes = wanted[lookup.source]
+            attributes = attributes_by_source[lookup.source]
             if lookup.attribute_id != HAS_PARTNER:
                 attributes[lookup.attribute_id] = lookup.type
     dimensions: dict[DimensionSource, pa.Table] = {}
-    for source, attributes in wanted.items():
+    for source, attributes in attributes_by_source.items():
         bytes_max = DIMENSION_BYTES_MAX - sum(table.nbytes for table in dimensions.values())
         name = ".".join(source.table)
         try:
@@ -157,25 +157,25 @@ def _read_dimension(
 ) -> pa.Table:
     """Read the key and the attributes of a dimension table, up to `bytes_max` bytes."""
     name = ".".join(source.table)
-    opened = open_table(client, source.table, At(snapshot_id=source.snapshot_id))
-    fields = {field.id: field for field in opened.schema.fields}
+    source_table = open_table(client, source.table, At(snapshot_id=source.snapshot_id))
+    fields = {field.id: field for field in source_table.schema.fields}
     types = {source.key_id: key_type, **attributes}
     for field_id, kind in types.items():
         if field_id not in fields or fields[field_id].type != kind:
             raise InvalidRequest(
                 f"{name} has no column with the field id {field_id} and the type {kind} at this snapshot"
             )
-    tasks = list(plan(client, opened))
+    tasks = list(plan(client, source_table))
     rows = sum(task.records for task in tasks)
     if rows > DIMENSION_ROWS_MAX:
         raise InvalidRequest(
             f"{name} has {rows:,} rows; a cube uses dimension tables of {DIMENSION_ROWS_MAX:,} rows at most"
         )
     names = [fields[field_id].name for field_id in types]
-    read_plan = ReadPlan(opened.metadata, opened.schema, tuple(names), TRUE)
+    read_plan = ReadPlan(source_table.metadata, source_table.schema, tuple(names), TRUE)
     batches: list[pa.RecordBatch] = []
     size_bytes = 0
-    for batch in TaskReader(read_plan, opened.storage).read_all(tasks):
+    for batch in TaskReader(read_plan, source_table.storage).read_all(tasks):
         size_bytes += batch.nbytes
         if size_bytes > bytes_max:
             raise InvalidRequest(
@@ -183,8 +183,11 @@ def _read_dimension(
                 f"{DIMENSION_BYTES_MAX:,} bytes in memory, which is the limit of a cube: use fewer attributes"
             )
         batches.append(batch)
-    read = pa.Table.from_batches(batches, read_plan.arrow)
-    columns = {str(field_id): read[fields[field_id].name].cast(to_row_type(kind)) for field_id, kind in types.items()}
+    dimension_table = pa.Table.from_batches(batches, read_plan.arrow)
+    columns = {
+        str(field_id): dimension_table[fields[field_id].name].cast(to_row_type(kind))
+        for field_id, kind in types.items()
+    }
     # The table is sent to the workers of a build, so it has the key a second time only if the key is an attribute.
     table = pa.table({"key": columns[str(source.key_id)], **{str(each): columns[str(each)] for each in attributes}})
     table = table.filter(pc.is_valid(table["key"])).combine_chunks()
@@ -218,20 +221,21 @@ def look_up(
         table = dimensions.get(lookup.source)
         if table is None:
             raise ValueError(f"{'.'.join(lookup.source.table)} is read only by builds, which add this file later")
-        joined = (lookup.source, term.column_id)
-        if joined not in places:
+        join_key = (lookup.source, term.column_id)
+        if join_key not in places:
             keys = columns[term.column_id].cast(to_row_type(term.source))
-            places[joined] = find_places(keys, table["key"].combine_chunks())
+            places[join_key] = find_places(keys, table["key"].combine_chunks())
         if lookup.attribute_id == HAS_PARTNER:
-            attributes[term] = pc.is_valid(places[joined])
+            attributes[term] = pc.is_valid(places[join_key])
         else:
-            encoded = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
+            dictionary_array = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
             # Groups are found faster by smaller codes.
-            codes = encoded.indices.cast(_choose_code_type(len(encoded.dictionary)))
+            codes = dictionary_array.indices.cast(_choose_code_type(len(dictionary_array.dictionary)))
             chunks = [
-                pa.DictionaryArray.from_arrays(codes.take(chunk), encoded.dictionary) for chunk in places[joined].chunks
+                pa.DictionaryArray.from_arrays(codes.take(chunk), dictionary_array.dictionary)
+                for chunk in places[join_key].chunks
             ]
-            attributes[term] = pa.chunked_array(chunks, pa.dictionary(codes.type, encoded.dictionary.type))
+            attributes[term] = pa.chunked_array(chunks, pa.dictionary(codes.type, dictionary_array.dictionary.type))
     return attributes
 
 

@@ -65,16 +65,16 @@ def select_merge(
     must move to another folder.
     """
     levels: dict[int, list[RegisteredFile]] = {}
-    misplaced: list[RegisteredFile] = []
+    misplaced_files: list[RegisteredFile] = []
     for file in sorted(files, key=lambda file: (file.created_ms, file.location)):
         if file.size_bytes < size_max_bytes // 2:
             levels.setdefault(file.level, []).append(file)
         if f"/{FORMER_INDEX_FOLDER}/" in file.location:
-            misplaced.append(file)
-    for _, listed in sorted(levels.items()):
-        if len(listed) >= fanout and len(chosen := _take_first(listed, size_max_bytes)) > 1:
-            return chosen
-    return _take_first(misplaced, size_max_bytes)
+            misplaced_files.append(file)
+    for _, level_files in sorted(levels.items()):
+        if len(level_files) >= fanout and len(chosen_files := _take_first(level_files, size_max_bytes)) > 1:
+            return chosen_files
+    return _take_first(misplaced_files, size_max_bytes)
 
 
 def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
@@ -87,7 +87,7 @@ def find_unsupported_files(locations: Iterable[str], storage: Storage) -> list[s
 
     A damaged file is not returned. The merge reports it.
     """
-    unsupported: list[str] = []
+    unsupported_locations: list[str] = []
     for location in locations:
         with suppress(Corrupt):
             try:
@@ -98,8 +98,8 @@ def find_unsupported_files(locations: Iterable[str], storage: Storage) -> list[s
                     tail = tail if footer_bytes <= len(tail) else _read_tail(file, size_bytes, footer_bytes)
                     read_header(tail, size_bytes, location)
             except UnknownVersion:
-                unsupported.append(location)
-    return unsupported
+                unsupported_locations.append(location)
+    return unsupported_locations
 
 
 def _read_tail(file: pa.NativeFile, size_bytes: int, length: int) -> bytes:
@@ -108,7 +108,11 @@ def _read_tail(file: pa.NativeFile, size_bytes: int, length: int) -> bytes:
 
 
 def merge_index_files(
-    locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
+    locations: Sequence[str],
+    folder: str,
+    storage: Storage,
+    *,
+    dropped_entries: Mapping[str, Iterable[int]] | None = None,
 ) -> MergedIndex:
     """Merge index files of one table and definition into a new file, and write it durably.
 
@@ -119,24 +123,25 @@ def merge_index_files(
         locations: The index files, the oldest first.
         folder: The location of the new file.
         storage: The storage of the index files.
-        dropped: The ordinals of data files to leave out, by the location of the index file.
+        dropped_entries: The ordinals of data files to leave out, by the location of the index file.
 
     Raises:
         Corrupt: A file is damaged. The message has its location.
         ValueError: A file is damaged. The message has its location.
     """
-    opened, blobs, unsupported = _open_index_files(locations, storage)
+    index_files, blobs, unsupported_locations = _open_index_files(locations, storage)
     identities = {
-        (index_file.header.table_uuid, index_file.header.definition, index_file.header.kind) for index_file in opened
+        (index_file.header.table_uuid, index_file.header.definition, index_file.header.kind)
+        for index_file in index_files
     }
     if len(identities) > 1:
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
-    masks = _mask_entries(opened, dropped or {})
+    masks = _mask_entries(index_files, dropped_entries or {})
     if not any(mask.any() for mask in masks):
-        return MergedIndex(None, 0, 0, 0, (), unsupported)
-    header = opened[0].header
+        return MergedIndex(None, 0, 0, 0, (), unsupported_locations)
+    header = index_files[0].header
     kind = KINDS[header.kind]
-    files = FilesTable.merge(zip((index_file.files for index_file in opened), masks, strict=True))
+    files = FilesTable.merge(zip((index_file.files for index_file in index_files), masks, strict=True))
     parts = assemble_index_file(
         header.definition,
         header.kind,
@@ -144,41 +149,41 @@ def merge_index_files(
         map(memoryview, kind.merge(list(zip(blobs, masks, strict=True)))),
         table_uuid=header.table_uuid,
         field_ids=header.field_ids,
-        level=max(index_file.header.level for index_file in opened) + 1,
+        level=max(index_file.header.level for index_file in index_files) + 1,
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
-    return MergedIndex(location, len(files), files.rows, storage.write(location, parts), (), unsupported)
+    return MergedIndex(location, len(files), files.rows, storage.write(location, parts), (), unsupported_locations)
 
 
 def _open_index_files(
     locations: Sequence[str], storage: Storage
 ) -> tuple[list[IndexFile], list[OpenedBlob], tuple[str, ...]]:
     """Return the index files, their opened blobs, and the locations of files of an unknown version."""
-    opened: list[IndexFile] = []
+    index_files: list[IndexFile] = []
     blobs: list[OpenedBlob] = []
-    unsupported: list[str] = []
+    unsupported_locations: list[str] = []
     for location in locations:
         try:
             index_file = open_index_file(storage.read(location), location)
             blob = KINDS[index_file.header.kind].open(index_file.blob)
         except UnknownVersion:
-            unsupported.append(location)
+            unsupported_locations.append(location)
             continue
-        opened.append(index_file)
+        index_files.append(index_file)
         blobs.append(blob)
-    return opened, blobs, tuple(unsupported)
+    return index_files, blobs, tuple(unsupported_locations)
 
 
-def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
+def _mask_entries(index_files: Sequence[IndexFile], dropped_entries: Mapping[str, Iterable[int]]) -> list[Mask]:
     """Return a mask of the entries to keep for each index file, as bool[data files].
 
     An entry is kept if it is not dropped and no newer index file has an entry for the same data file.
     """
     seen_ids: set[tuple[int, int]] = set()
     masks: list[Mask] = []
-    for index_file in reversed(opened):
+    for index_file in reversed(index_files):
         mask = np.ones(len(index_file.files), dtype=np.bool_)
-        mask[list(dropped.get(index_file.header.location, ()))] = False
+        mask[list(dropped_entries.get(index_file.header.location, ()))] = False
         for number, (high, low) in enumerate(index_file.files.ids.tolist()):
             if mask[number]:
                 mask[number] = (high, low) not in seen_ids

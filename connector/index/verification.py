@@ -55,26 +55,29 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
     Problems of the index file are reported in the result and never raised.
     """
     try:
-        opened = open_index_file(task.storage.read(location), location)
-        kind = KINDS[opened.header.kind]
-        index = kind.open(opened.blob)
+        index_file = open_index_file(task.storage.read(location), location)
+        kind = KINDS[index_file.header.kind]
+        index = kind.open(index_file.blob)
         index.verify()
     except UnknownVersion as error:
         return VerificationResult(location, problems=(str(error),), has_newer_version=True)
     except (Corrupt, ValueError, OSError) as error:
         return VerificationResult(location, problems=(str(error),), is_unreadable=True)
-    verdict = VerificationResult(location, len(opened.files), opened.files.rows, listed=opened.files)
-    actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
+    verdict = VerificationResult(location, len(index_file.files), index_file.files.rows, listed=index_file.files)
+    actual, expected = (
+        (index_file.header.table_uuid, index_file.header.definition),
+        (task.table_uuid, task.definition.id),
+    )
     problems = [f"the file belongs to table and index {actual}, not {expected}"] if actual != expected else []
-    if index.files != len(opened.files):
-        problems.append(f"the file has entries for {index.files} data files, but lists {len(opened.files)}")
-    if miscounted := kind.check_rows(index, opened.files.rows):
-        problems.append(miscounted)
+    if index.files != len(index_file.files):
+        problems.append(f"the file has entries for {index.files} data files, but lists {len(index_file.files)}")
+    if count_problem := kind.check_rows(index, index_file.files.rows):
+        problems.append(count_problem)
     if problems:
         return replace(verdict, problems=tuple(problems))
-    for number in rng.sample(range(len(opened.files)), min(sample, len(opened.files))):
-        path = opened.files.paths[number]
-        file = DataFile(path, int(opened.files.sizes[number]), int(opened.files.records[number]))
+    for number in rng.sample(range(len(index_file.files)), min(sample, len(index_file.files))):
+        path = index_file.files.paths[number]
+        file = DataFile(path, int(index_file.files.sizes[number]), int(index_file.files.records[number]))
         try:
             differences = _compare_file(index, number, task, file, rng)
         except (
@@ -104,5 +107,5 @@ def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFil
 
 
 def _sample_rows(keys: Keys, rng: random.Random) -> list[int]:
-    present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
-    return rng.sample(present.tolist(), min(SAMPLED_KEYS_PER_FILE, len(present)))
+    rows_with_keys = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
+    return rng.sample(rows_with_keys.tolist(), min(SAMPLED_KEYS_PER_FILE, len(rows_with_keys)))

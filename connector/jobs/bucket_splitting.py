@@ -48,23 +48,23 @@ def split_buckets(
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """
-    opened = open_rewritable(client, table, branch, history=settled)
-    coarse = list_coarser_specs(opened.metadata)
+    source_table = open_rewritable(client, table, branch, history=settled)
+    coarse = list_coarser_specs(source_table.metadata)
     began_ms = now_ms()
-    tasks = list(plan(client, opened, sequence_numbers=settled)) if coarse else []
+    tasks = list(plan(client, source_table, sequence_numbers=settled)) if coarse else []
     due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse and is_rewritable(task)]
     recheck_after_s = 0.0
     if settled:
-        due, recheck_after_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
+        due, recheck_after_s = settle(source_table, due, lambda tasks: tasks, now_ms() - began_ms)
     # The files are split partition by partition, so that each commit writes to few of the new buckets.
-    ordered = (task for members in group_by_partition(due) for task in members)
-    batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
-    policy = CompactionPolicy.of(opened.metadata, read_effective_properties(client, table))
+    ordered_tasks = (task for members in group_by_partition(due) for task in members)
+    batches = divide_tasks(ordered_tasks, BATCH_BYTES, BATCH_FILES)
+    policy = CompactionPolicy.of(source_table.metadata, read_effective_properties(client, table))
     return replace_batches(
         client,
-        opened,
+        source_table,
         tasks,
-        announce_batches((batch, partial(rewrite_batch, opened, batch)) for batch in batches),
+        announce_batches((batch, partial(rewrite_batch, source_table, batch)) for batch in batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,

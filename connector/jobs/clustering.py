@@ -136,34 +136,37 @@ def cluster_incrementally(
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """
-    opened = open_rewritable(client, table, branch, history=settled)
-    inherited = read_effective_properties(client, table)
-    layout = ClusteringLayout.of({**inherited, **opened.metadata.properties})
+    source_table = open_rewritable(client, table, branch, history=settled)
+    policy_properties = read_effective_properties(client, table)
+    layout = ClusteringLayout.of({**policy_properties, **source_table.metadata.properties})
     if layout is None:
         raise InvalidRequest(f"The table has no clustering columns; set the property {COLUMNS}")
-    names = [field.name for field in opened.schema.fields]
-    joins = parse_joins({**inherited, **opened.metadata.properties})
+    names = [field.name for field in source_table.schema.fields]
+    joins = parse_joins({**policy_properties, **source_table.metadata.properties})
     tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
-    joined = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
-    attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
-    policy = CompactionPolicy.of(opened.metadata, inherited)
+    joined_tables = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
+    attributes = Attributes(layout.columns, joined_tables, plan_read(source_table, names, TRUE).arrow)
+    policy = CompactionPolicy.of(source_table.metadata, policy_properties)
     began_ms = now_ms()
-    tasks = list(plan(client, opened, sequence_numbers=settled))
+    tasks = list(plan(client, source_table, sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
     choose = partial(_build_new_layers, layout=layout, policy=policy, full=full)
     recheck_after_s = 0.0
     if settled:
         candidates, recheck_after_s = settle(
-            opened, candidates, lambda tasks: chain.from_iterable(choose(tasks)), now_ms() - began_ms
+            source_table, candidates, lambda tasks: chain.from_iterable(choose(tasks)), now_ms() - began_ms
         )
     layers = choose(candidates)
     batches = (
-        ([task for layer in batch for task in layer], partial(_rewrite, opened, batch, layout, attributes, policy))
+        (
+            [task for layer in batch for task in layer],
+            partial(_rewrite, source_table, batch, layout, attributes, policy),
+        )
         for batch in divide_groups(layers, BATCH_BYTES, BATCH_FILES)
     )
     return replace_batches(
         client,
-        opened,
+        source_table,
         tasks,
         announce_batches(batches),
         target_bytes=policy.target_bytes,
@@ -184,35 +187,35 @@ def _build_new_layers(
     """Yield the files of each new layer, partition by partition."""
     shared = count_deletes(tasks)
     for members in group_by_partition(tasks):
-        loose, due = list[ScanTask](), full
+        loose_tasks, due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
-            placed = parse_layer(task.path)
+            layer_and_place = parse_layer(task.path)
             is_dirty = has_many_deletes(task, shared)
             due |= is_dirty
-            if placed is None or (full and placed[0] != layout.digest) or is_dirty:
-                loose.append(task)
+            if layer_and_place is None or (full and layer_and_place[0] != layout.digest) or is_dirty:
+                loose_tasks.append(task)
             else:
-                layers[placed[1]].append(task)
-        if due or len(loose) >= policy.min_files or _sum_sizes(loose) >= policy.target_bytes:
-            yield from _form_layers(loose, sorted(layers.values(), key=_sum_sizes))
+                layers[layer_and_place[1]].append(task)
+        if due or len(loose_tasks) >= policy.min_files or _sum_sizes(loose_tasks) >= policy.target_bytes:
+            yield from _form_layers(loose_tasks, sorted(layers.values(), key=_sum_sizes))
 
 
-def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
+def _form_layers(loose_tasks: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
     """Yield the files of each new layer: the loose files with small layers, or layers that are merged.
 
     Args:
-        loose: The files that belong to no layer.
+        loose_tasks: The files that belong to no layer.
         layers: The layers, in ascending order of size.
     """
-    for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
-        merged, size_bytes = list(part), _sum_sizes(part)
+    for part in divide_tasks(loose_tasks, LAYER_BYTES, LAYER_FILES):
+        layer_tasks, size_bytes = list(part), _sum_sizes(part)
         while layers and (layer_bytes := _sum_sizes(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
-            if len(merged) + len(layers[0]) > LAYER_FILES:
+            if len(layer_tasks) + len(layers[0]) > LAYER_FILES:
                 break
-            merged += layers.pop(0)
+            layer_tasks += layers.pop(0)
             size_bytes += layer_bytes
-        yield merged
+        yield layer_tasks
 
 
 def _sum_sizes(tasks: Sequence[ScanTask]) -> int:
@@ -223,7 +226,7 @@ def _sum_sizes(tasks: Sequence[ScanTask]) -> int:
 
 
 def _rewrite(
-    opened: OpenTable,
+    source_table: OpenTable,
     layers: Sequence[Layer],
     layout: ClusteringLayout,
     attributes: Attributes,
@@ -231,18 +234,18 @@ def _rewrite(
 ) -> RewrittenFiles:
     """Write the rows of the layers into clustered files, and return these files without committing them."""
     target, origins, keys = (
-        create_target(opened.metadata, opened.storage, opened.name),
+        create_target(source_table.metadata, source_table.storage, source_table.name),
         OriginLog(),
-        read_table_keys(opened.name),
+        read_table_keys(source_table.name),
     )
-    names = [field.name for field in opened.schema.fields]
-    if has_lineage(opened.metadata):
+    names = [field.name for field in source_table.schema.fields]
+    if has_lineage(source_table.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    read_plan = plan_read(opened, names, TRUE, positions=True)
+    read_plan = plan_read(source_table, names, TRUE, positions=True)
     suffix = layout.make_suffix(generate_layer_name())
-    layout_ids = [field.id for field in opened.schema.fields if field.name in attributes.columns]
+    layout_ids = [field.id for field in source_table.schema.fields if field.name in attributes.columns]
     # Files with different encryption cannot share a new file.
-    divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
+    layers_by_scheme: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
     protections: dict[EncryptionScheme | None, FileProtection | None] = {}
     for layer in layers:
         for protection, members in divide_by_protection(layer, target, keys):
@@ -250,27 +253,29 @@ def _rewrite(
             if protection is not None:
                 protection.refuse(layout_ids, PUBLISHES_LAYOUT)
             protections[scheme] = protection
-            divided[scheme].append(members)
+            layers_by_scheme[scheme].append(members)
     first, rows, parts = 0, 0, list[WrittenFiles]()
     with discard_on_error(parts, target.storage):
-        for scheme, parts_of_layers in divided.items():
+        for scheme, parts_of_layers in layers_by_scheme.items():
             works = []
             for members in parts_of_layers:
                 check = require_unchanged_scheme(scheme, target, keys)
-                works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
+                works.append(
+                    _LayerWork(source_table, read_plan, members, layout, attributes, policy, first, keys, check)
+                )
                 first += sum(task.records for task in members)
             # The first layer determines the length of bounds in all layers, because the strings of all partitions are
             # assumed to be similar.
             properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
-            into = replace(target, properties=properties)
-            with TableWriter(into, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
+            layer_target = replace(target, properties=properties)
+            with TableWriter(layer_target, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
                 for work in works:
                     rows += work.run(writer)
                     del work.sample
                 parts.append(writer.close())
-    written = WrittenFiles.join(parts).check_rows(rows, target.storage)
-    tasks = [task for parts_of_layers in divided.values() for members in parts_of_layers for task in members]
-    return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
+    written_files = WrittenFiles.join(parts).check_rows(rows, target.storage)
+    tasks = [task for parts_of_layers in layers_by_scheme.values() for members in parts_of_layers for task in members]
+    return RewrittenFiles(source_table, target, tasks, written_files.limit_indexes(target.storage), origins)
 
 
 @dataclass
@@ -301,11 +306,13 @@ class _LayerWork:
         size_bytes = _sum_sizes(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
-        sampled = to_sortable_keys(clustering.compute_keys(sample))
-        bounds = choose_range_bounds(sampled, ranges)
+        sample_keys = to_sortable_keys(clustering.compute_keys(sample))
+        bounds = choose_range_bounds(sample_keys, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec may belong to several partitions, and each partition gets its own files.
-        cut = _FileDivider(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_ROWS_MAX_FACTOR * rows / files))
+        divider = _FileDivider(
+            writer, choose_cell_bounds(sample_keys, files), math.ceil(_FILE_ROWS_MAX_FACTOR * rows / files)
+        )
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
                 for batch, origins in self._read():
@@ -313,7 +320,7 @@ class _LayerWork:
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
             for batch, origins, keys in spill.read_ranges():
                 order = np.argsort(keys, kind="stable")
-                cut.write(batch.take(pa.array(order)), origins[order], keys[order])
+                divider.write(batch.take(pa.array(order)), origins[order], keys[order])
         writer.close_files()
         return rows
 
@@ -321,13 +328,13 @@ class _LayerWork:
     def sample(self) -> tuple[int, pa.Table]:
         """The number of rows, and a sample of the rows with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
-        narrow = plan_read(self.opened, self.attributes.columns, TRUE)
+        narrow_plan = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, samples = np.random.default_rng(1), 0, []
-        reader = TaskReader(narrow, self.opened.storage, threads=False, keys=self.keys, check=self.check)
+        reader = TaskReader(narrow_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
         for batch in reader.read_all(self.tasks):
             rows += batch.num_rows
             samples.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
-        return rows, pa.Table.from_batches(samples, narrow.arrow).combine_chunks()
+        return rows, pa.Table.from_batches(samples, narrow_plan.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """Yield the rows of the layer with their origins."""
@@ -384,13 +391,13 @@ class _Spill:
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """At most two distinct keys of each range, to recognise a range with a single key."""
         self._sinks: list[pa.NativeFile | _EncryptedFile] = []
-        self._opened = ExitStack()
+        self._exit_stack = ExitStack()
 
     def __enter__(self) -> _Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._exit_stack.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
         """Add rows to the files of their ranges.
@@ -424,14 +431,14 @@ class _Spill:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             path = self._folder / str(number)
             if self._keys is None:
-                sink = self._opened.enter_context(pa.OSFile(str(path), "wb"))
+                sink = self._exit_stack.enter_context(pa.OSFile(str(path), "wb"))
                 self._sinks.append(sink)
             else:
                 self._keys[number] = AESGCM(AESGCM.generate_key(128))
-                sealed = _EncryptedFile(path, "wb", self._keys[number])
-                self._sinks.append(sealed)
-                sink = self._opened.enter_context(io.BufferedWriter(sealed, _SEALED_BYTES))
-            self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
+                encrypted_file = _EncryptedFile(path, "wb", self._keys[number])
+                self._sinks.append(encrypted_file)
+                sink = self._exit_stack.enter_context(io.BufferedWriter(encrypted_file, _SEALED_BYTES))
+            self._streams[number] = self._exit_stack.enter_context(pa.ipc.new_stream(sink, schema, options=options))
         return self._streams[number]
 
     def _open(self, number: int, path: Path) -> Any:
@@ -482,12 +489,12 @@ class _EncryptedFile(io.RawIOBase):
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)
 
-    def readinto(self, into: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         if not self._left:
             size = int.from_bytes(self._file.read(4), "little")
             self._left = self._cipher.decrypt(self._make_nonce(), self._file.read(size), None) if size else b""
-        data, self._left = self._left[: len(into)], self._left[len(into) :]
-        into[: len(data)] = data
+        data, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(data)] = data
         return len(data)
 
     def _make_nonce(self) -> bytes:
@@ -501,9 +508,9 @@ class _EncryptedFile(io.RawIOBase):
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
     """Return the rows as one batch, with their origins and keys."""
-    joined = pa.concat_batches(batches)
-    columns = list(range(joined.num_columns - 2))
-    origins, binary = joined.column(len(columns)).to_numpy(), joined.column(len(columns) + 1)
+    joined_batch = pa.concat_batches(batches)
+    columns = list(range(joined_batch.num_columns - 2))
+    origins, binary = joined_batch.column(len(columns)).to_numpy(), joined_batch.column(len(columns) + 1)
     width = binary.type.byte_width
     keys = np.frombuffer(binary.buffers()[1], f"S{width}", len(binary), binary.offset * width)
-    return joined.select(columns), origins, keys
+    return joined_batch.select(columns), origins, keys

@@ -38,11 +38,11 @@ def expire_columns(
         InvalidRequest: The table has no policy or an invalid policy, or a column cannot be dropped (`drop_columns`).
         Unreadable: A file cannot be read.
     """
-    opened = open_table(client, table, At(ref=MAIN))
+    source_table = open_table(client, table, At(ref=MAIN))
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     try:
-        policy = TtlPolicy.of({**read_effective_properties(client, table), **opened.metadata.properties})
-        rules = [] if policy is None else policy.list_rules(opened.metadata, now_ms)
+        policy = TtlPolicy.of({**read_effective_properties(client, table), **source_table.metadata.properties})
+        rules = [] if policy is None else policy.list_rules(source_table.metadata, now_ms)
     except errors.BadRequest as error:
         raise InvalidRequest(error.message) from None
     if policy is None:
@@ -60,10 +60,10 @@ def _sum(reports: Iterable[RewriteReport]) -> RewriteReport:
     for report in reports:
         for field in fields(RewriteReport):
             value = getattr(report, field.name)
-            before = getattr(total, field.name)
+            counts_before = getattr(total, field.name)
             if isinstance(value, dict):
                 for reason, count in value.items():
-                    before[reason] = before.get(reason, 0) + count
+                    counts_before[reason] = counts_before.get(reason, 0) + count
             else:
-                setattr(total, field.name, before + value)
+                setattr(total, field.name, counts_before + value)
     return total

@@ -75,21 +75,21 @@ def merge_files(
     Raises:
         InvalidRequest: The condition does not select whole partitions, or the table has format version 1.
     """
-    opened, target = _open(client, table, branch)
+    source_table, target = _open(client, table, branch)
     if target_bytes is not None:
         target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
     policy = CopyPolicy.of(target.properties)
-    tasks = list(plan(client, opened, stats=find_float_columns(opened.schema)))
+    tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema)))
     selected_tasks = []
-    selected = filter(is_rewritable, _select_tasks(opened, tasks, where, utc=utc))
-    for members in group_by_partition(selected):
+    tasks_to_merge = filter(is_rewritable, _select_tasks(source_table, tasks, where, utc=utc))
+    for members in group_by_partition(tasks_to_merge):
         due = [task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes]
         if len(due) > 1 or any(task.deletes for task in due):
             selected_tasks.append(due)
-    work = _PartitionRewrite(opened, opened, target, policy if target.ordering is None else None)
+    work = _PartitionRewrite(source_table, source_table, target, policy if target.ordering is None else None)
     return replace_batches(
         client,
-        opened,
+        source_table,
         tasks,
         work.list_batches(selected_tasks),
         target_bytes=policy.target_bytes,
@@ -131,32 +131,42 @@ def drop_columns(
         InvalidRequest: A column cannot be null or is needed by the table's layout, the condition does not select whole
             partitions, files are encrypted or not Parquet, or the table has format version 1.
     """
-    opened, target = _open(client, table, branch)
-    ids = [_find_droppable(opened, name) for name in columns]
+    source_table, target = _open(client, table, branch)
+    ids = [_find_droppable(source_table, name) for name in columns]
     if not ids:
         raise InvalidRequest("Name at least one column to drop")
-    dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
+    dropped_columns = _DroppedColumns.of(source_table.schema, frozenset(ids))
     sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
-    keys = read_table_keys(opened.name)
-    select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
+    keys = read_table_keys(source_table.name)
+    select = partial(_select_tasks, source_table, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # Most runs of the column TTL policy find no files to rewrite.
-        bound = bind_filter(where, opened)
-        candidates = select(plan(client, opened, bound, stats=dropped.names))
-        if not any(dropped.measure_columns(opened, task, keys) for task in candidates):
+        bound = bind_filter(where, source_table)
+        candidates = select(plan(client, source_table, bound, stats=dropped_columns.names))
+        if not any(dropped_columns.measure_columns(source_table, task, keys) for task in candidates):
             return RewriteReport()
-    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.remaining_schema)]))
+    tasks = list(
+        plan(
+            client, source_table, stats=[*dropped_columns.names, *find_float_columns(dropped_columns.remaining_schema)]
+        )
+    )
     selected_tasks = list(select(tasks))
     _check_rewritable(selected_tasks)
-    won_bytes = {task.path: dropped.measure_columns(opened, task, keys) for task in selected_tasks}
-    selected = [task for task in selected_tasks if won_bytes[task.path]]
-    trimmed = replace(opened, schema=dropped.remaining_schema)
-    work = _PartitionRewrite(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
+    won_bytes = {task.path: dropped_columns.measure_columns(source_table, task, keys) for task in selected_tasks}
+    tasks_to_rewrite = [task for task in selected_tasks if won_bytes[task.path]]
+    trimmed_table = replace(source_table, schema=dropped_columns.remaining_schema)
+    work = _PartitionRewrite(
+        source_table,
+        trimmed_table,
+        replace(target, schema=dropped_columns.remaining_schema),
+        policy,
+        dropped_columns.leaves,
+    )
     report = replace_batches(
         client,
-        opened,
+        source_table,
         tasks,
-        work.list_batches(group_by_partition(selected)),
+        work.list_batches(group_by_partition(tasks_to_rewrite)),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -204,12 +214,12 @@ def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
 
     Plans can then prune the file by conditions on these columns, and the next drop does not need to open the file.
     """
-    rows, changed = file["record-count"], dict(file)
+    rows, new_file = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
-        counts = changed.get(name) or {"keys": [], "values": []}
+        counts = new_file.get(name) or {"keys": [], "values": []}
         count_by_id = dict(zip(counts["keys"], counts["values"], strict=True)) | dict.fromkeys(sorted(leaves), rows)
-        changed[name] = {"keys": list(count_by_id), "values": list(count_by_id.values())}
-    return changed
+        new_file[name] = {"keys": list(count_by_id), "values": list(count_by_id.values())}
+    return new_file
 
 
 class _DroppedColumns(NamedTuple):
@@ -243,12 +253,14 @@ class _DroppedColumns(NamedTuple):
         dropped_leaves = [
             leaf for leaf in list_leaves(schema) if leaf.id not in {leaf.id for leaf in list_leaves(remaining)}
         ]
-        counted = frozenset(leaf.id for leaf in dropped_leaves if not leaf.repeated)
+        counted_ids = frozenset(leaf.id for leaf in dropped_leaves if not leaf.repeated)
         columns = schema.index.by_id
-        names = tuple(columns[leaf.id].name for leaf in dropped_leaves) if len(counted) == len(dropped_leaves) else ()
-        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in dropped_leaves)}), counted, names, remaining)
+        names = (
+            tuple(columns[leaf.id].name for leaf in dropped_leaves) if len(counted_ids) == len(dropped_leaves) else ()
+        )
+        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in dropped_leaves)}), counted_ids, names, remaining)
 
-    def measure_columns(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
+    def measure_columns(self, source_table: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
         """Return the size of the columns in a file, in bytes.
 
         The size is 0 if the file does not have the columns, or if they are null in all rows. A file without field ids
@@ -261,7 +273,7 @@ class _DroppedColumns(NamedTuple):
         nulls = dict(zip(counts["keys"], counts["values"], strict=True))
         if self.names and all(nulls.get(leaf) == task.records for leaf in self.leaves):
             return 0
-        with SourceFile(task.path, opened.storage, keys=keys) as source:
+        with SourceFile(task.path, source_table.storage, keys=keys) as source:
             columns = [n for n, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
             if any(leaf.ids[0] is None for leaf in source.leaves):
                 columns = columns or [0]
@@ -271,12 +283,12 @@ class _DroppedColumns(NamedTuple):
 
 
 def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:
-    opened = open_rewritable(client, table, branch)
-    return opened, create_target(opened.metadata, opened.storage, opened.name)
+    source_table = open_rewritable(client, table, branch)
+    return source_table, create_target(source_table.metadata, source_table.storage, source_table.name)
 
 
 def _select_tasks(
-    opened: OpenTable,
+    source_table: OpenTable,
     tasks: Iterable[ScanTask],
     where: str | Mapping[str, Any] | None,
     *,
@@ -291,18 +303,18 @@ def _select_tasks(
     Raises:
         InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False.
     """
-    bound = bind_filter(where, opened)
-    if not utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound)):
+    bound_filter = bind_filter(where, source_table)
+    if not utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound_filter)):
         raise InvalidRequest(
             "The session's time zone is not UTC, so times in the condition are ambiguous; set it to UTC, or compare "
             "dates"
         )
-    read_plan = plan_read(opened, [], TRUE)
+    read_plan = plan_read(source_table, [], TRUE)
     residuals: dict[int, Residuals] = {}
     for task in tasks:
-        spec = find_spec(opened.metadata, task)
+        spec = find_spec(source_table.metadata, task)
         if task.spec_id not in residuals:
-            residuals[task.spec_id] = Residuals(bound, spec)
+            residuals[task.spec_id] = Residuals(bound_filter, spec)
         residual = residuals[task.spec_id](read_partition(read_plan, task))
         if residual == TRUE:
             yield task
@@ -327,13 +339,13 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
         )
 
 
-def _find_droppable(opened: OpenTable, name: str) -> int:
+def _find_droppable(source_table: OpenTable, name: str) -> int:
     """Return the id of a column, after a check that all its values may be null.
 
     Raises:
         InvalidRequest: The table has no column with this name, or its values cannot be dropped.
     """
-    schema, metadata = opened.schema, opened.metadata
+    schema, metadata = source_table.schema, source_table.metadata
     column = _find_column(schema, name)
     if column is None:
         raise InvalidRequest(

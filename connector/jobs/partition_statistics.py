@@ -55,43 +55,43 @@ def is_partitioned(metadata: TableMetadata) -> bool:
 
 
 def write_partition_statistics(
-    client: SeamarkClient, opened: OpenTable, metadata: TableMetadata, location: str, snapshot_id: int
+    client: SeamarkClient, source_table: OpenTable, metadata: TableMetadata, location: str, snapshot_id: int
 ) -> tuple[int, int]:
     """Write the partition statistics file, and return the number of partitions and the file's size in bytes.
 
     Raises:
         OSError: The file cannot be written.
     """
-    listed = client.partitions(opened.name, at=At(snapshot_id)).to_pylist()
+    partition_rows = client.partitions(source_table.name, at=At(snapshot_id)).to_pylist()
     has_vectors = metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
-    vectors = _count_vectors(client, opened, snapshot_id) if has_vectors else Counter()
-    for row in listed:
+    vectors = _count_vectors(client, source_table, snapshot_id) if has_vectors else Counter()
+    for row in partition_rows:
         row["vectors"] = vectors[row["spec_id"], row["partition"]]
         row["position_delete_files"] -= row["vectors"]
         row["values"] = _map_values_by_id(metadata, row)
-    unified = _unify_fields(metadata)
-    listed.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in unified])
+    fields_by_id = _unify_fields(metadata)
+    partition_rows.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in fields_by_id])
     fields, arrays = [], []
     parts = [
         pa.field(name, build_arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
-        for field_id, (name, kind) in unified.items()
+        for field_id, (name, kind) in fields_by_id.items()
     ]
     values = [
-        _make_partition_array(kind, [row["values"].get(field_id) for row in listed])
-        for field_id, (_, kind) in unified.items()
+        _make_partition_array(kind, [row["values"].get(field_id) for row in partition_rows])
+        for field_id, (_, kind) in fields_by_id.items()
     ]
     fields.append(pa.field("partition", pa.struct(parts), False, {FIELD_ID: "1"}))
     arrays.append(pa.StructArray.from_arrays(values, fields=parts))
     for field_id, name, kind, source in _COLUMNS:
         optional = field_id > (_REQUIRED_V3 if has_vectors else _REQUIRED)
         fields.append(pa.field(name, kind, optional, {FIELD_ID: str(field_id)}))
-        arrays.append(pa.array([None if source is None else row[source] for row in listed], kind))
+        arrays.append(pa.array([None if source is None else row[source] for row in partition_rows], kind))
     if has_vectors:
         fields.append(pa.field(_DV_COUNT[1], pa.int32(), False, {FIELD_ID: str(_DV_COUNT[0])}))
-        arrays.append(pa.array([row["vectors"] for row in listed], pa.int32()))
+        arrays.append(pa.array([row["vectors"] for row in partition_rows], pa.int32()))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink, compression="zstd")
-    return len(listed), opened.storage.write(location, [memoryview(sink.getvalue())])
+    return len(partition_rows), source_table.storage.write(location, [memoryview(sink.getvalue())])
 
 
 def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
@@ -134,9 +134,9 @@ def _map_values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int,
     }
 
 
-def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -> Counter[tuple[int, str]]:
+def _count_vectors(client: SeamarkClient, source_table: OpenTable, snapshot_id: int) -> Counter[tuple[int, str]]:
     vectors: Counter[tuple[int, str]] = Counter()
-    for page in client.iter_files(opened.name, content="deletes", at=At(snapshot_id)):
+    for page in client.iter_files(source_table.name, content="deletes", at=At(snapshot_id)):
         columns = [page[name].to_pylist() for name in ("file_format", "spec_id", "partition")]
         vectors.update(
             (spec_id, partition) for kind, spec_id, partition in zip(*columns, strict=True) if kind == _VECTORS

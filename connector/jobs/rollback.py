@@ -57,9 +57,9 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
     def count(kind: str, *names: str) -> int:
         return sum(int(summary.get(f"{kind}-{name}", 0)) for name in names)
 
-    restored = count("added", "data-files", "delete-files")
-    removed = count("deleted", "data-files") + count("removed", "delete-files")
-    return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored, removed)
+    restored_files = count("added", "data-files", "delete-files")
+    removed_files = count("deleted", "data-files") + count("removed", "delete-files")
+    return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored_files, removed_files)
 
 
 def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:

@@ -137,7 +137,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = [*_tokenize(text), _Token("end", "", len(text))]
-        self._at = 0
+        self._position = 0
 
     def parse(self) -> TableStatement | None:
         if not self._accept_words("ALTER", "TABLE"):
@@ -145,29 +145,29 @@ class _Parser:
         table = self._parse_name()
         if table is None:
             return None
-        where = self._parse_predicate() if self._accept_words("PARTITION") else None
+        predicate = self._parse_predicate() if self._accept_words("PARTITION") else None
         if self._accept_words("MERGE", "FILES"):
-            return self._require_end(MergeFiles(table, where, self._parse_target_bytes()))
-        if where is not None and self._accept_words("DROP", "COLUMNS"):
-            return self._require_end(DropColumns(table, where, self._parse_columns()))
+            return self._require_end(MergeFiles(table, predicate, self._parse_target_bytes()))
+        if predicate is not None and self._accept_words("DROP", "COLUMNS"):
+            return self._require_end(DropColumns(table, predicate, self._parse_columns()))
         return None
 
     @property
     def _next(self) -> _Token:
-        return self._tokens[self._at]
+        return self._tokens[self._position]
 
     def _accept_words(self, *words: str) -> bool:
         """Consume these words if they are the next tokens, and return whether they were."""
-        next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
+        next_words = tuple(token.word for token in self._tokens[self._position : self._position + len(words)])
         if next_words != words:
             return False
-        self._at += len(words)
+        self._position += len(words)
         return True
 
     def _accept_mark(self, mark: str) -> bool:
         if self._next.kind != "mark" or self._next.text != mark:
             return False
-        self._at += 1
+        self._position += 1
         return True
 
     def _parse_name(self) -> tuple[str, ...] | None:
@@ -175,7 +175,7 @@ class _Parser:
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
-            self._at += 1
+            self._position += 1
             if not self._accept_mark("."):
                 return tuple(levels)
         return None
@@ -187,10 +187,10 @@ class _Parser:
         begin, depth = self._next.start, 1
         while depth and self._next.kind != "end":
             depth += {"(": 1, ")": -1}.get(self._next.text, 0) if self._next.kind == "mark" else 0
-            self._at += 1
+            self._position += 1
         if depth:
             return None
-        return self._text[begin : self._tokens[self._at - 1].start].strip() or None
+        return self._text[begin : self._tokens[self._position - 1].start].strip() or None
 
     def _parse_target_bytes(self) -> int | None:
         if not self._accept_words("TARGET"):
@@ -200,7 +200,7 @@ class _Parser:
         size_bytes = parse_bytes(self._next.text[1:-1])
         if size_bytes is None:
             self._fail("a size: a number and KB, MB, GB or TB")
-        self._at += 1
+        self._position += 1
         return size_bytes
 
     def _parse_columns(self) -> tuple[str, ...]:

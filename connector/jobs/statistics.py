@@ -92,8 +92,8 @@ def compute_statistics(
         Unreadable: A file cannot be read.
         Refused: The server refuses the commit.
     """
-    loaded = client.load_table(table, history=True)
-    metadata = decode_table(loaded.metadata, loaded.location)
+    engine_table = client.load_table(table, history=True)
+    metadata = decode_table(engine_table.metadata, engine_table.location)
     policy = StatisticsPolicy.of({**read_effective_properties(client, table), **metadata.properties})
     snapshot = metadata.current_snapshot
     if snapshot is None:
@@ -101,8 +101,8 @@ def compute_statistics(
     newest = find_known_statistics(metadata, snapshot)
     if if_stale and not newest.is_stale(metadata, policy):
         return StatisticsReport()
-    opened = open_table(client, table, At(snapshot.snapshot_id))
-    return _Computation(client, metadata, policy, newest, opened).run(full=full, dry_run=dry_run)
+    source_table = open_table(client, table, At(snapshot.snapshot_id))
+    return _Computation(client, metadata, policy, newest, source_table).run(full=full, dry_run=dry_run)
 
 
 class _Computation:
@@ -114,10 +114,10 @@ class _Computation:
         metadata: TableMetadata,
         policy: StatisticsPolicy,
         newest: KnownStatistics,
-        opened: OpenTable,
+        source_table: OpenTable,
     ) -> None:
-        self._client, self._metadata, self._newest, self._opened = client, metadata, newest, opened
-        self._types = policy.list_column_types(opened.schema)
+        self._client, self._metadata, self._newest, self._source_table = client, metadata, newest, source_table
+        self._types = policy.list_column_types(source_table.schema)
         if not self._types:
             raise InvalidRequest("The table has none of the columns for which statistics are requested")
         self._snapshot_id = newest.snapshot.snapshot_id
@@ -125,26 +125,32 @@ class _Computation:
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
         """Read the new rows, and commit the statistics unless `dry_run` is set."""
-        counted = {} if full else self._load_sketches()
-        tasks = list(plan(self._client, self._opened))
-        new = tasks if not counted else self._select_uncounted(tasks)
-        whole = self._types.keys() - counted.keys()
+        known_sketches = {} if full else self._load_sketches()
+        tasks = list(plan(self._client, self._source_table))
+        new = tasks if not known_sketches else self._select_uncounted(tasks)
+        uncounted_columns = self._types.keys() - known_sketches.keys()
         report = StatisticsReport(
-            self._snapshot_id, len(self._types), len(whole), len(tasks if whole else new), len(tasks)
+            self._snapshot_id,
+            len(self._types),
+            len(uncounted_columns),
+            len(tasks if uncounted_columns else new),
+            len(tasks),
         )
-        report.rows = sum(task.records for task in (tasks if whole else new))
+        report.rows = sum(task.records for task in (tasks if uncounted_columns else new))
         if dry_run:
             return report
         paths = {task.path for task in new}
         builders = {column: SketchBuilder() for column in self._types}
         self._read([task for task in tasks if task.path in paths], self._types.keys(), builders)
-        self._read([task for task in tasks if task.path not in paths], whole, builders)
+        self._read([task for task in tasks if task.path not in paths], uncounted_columns, builders)
         sketches = {
-            column: ThetaSketch.union([builder.build(), counted[column][0] if column in counted else ThetaSketch()])
+            column: ThetaSketch.union(
+                [builder.build(), known_sketches[column][0] if column in known_sketches else ThetaSketch()]
+            )
             for column, builder in builders.items()
         }
-        removed = {column: count for column, (_, count) in counted.items()}
-        self._commit(sketches, removed, report)
+        removed_rows = {column: count for column, (_, count) in known_sketches.items()}
+        self._commit(sketches, removed_rows, report)
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
@@ -159,51 +165,56 @@ class _Computation:
             return {}
         usable: dict[int, tuple[ThetaSketch, int]] = {}
         try:
-            sketches = _read_sketches(self._opened.storage, file, blobs)
+            sketches = _read_sketches(self._source_table.storage, file, blobs)
         except (OSError, ValueError, Corrupt):
             # The file was deleted or is damaged, so the data files are read again.
             return {}
         for column, sketch in sketches.items():
-            removed = newest.removed + parse_count(blobs[column].properties or {}, REMOVED, 0)
-            if removed * 100 < self._percent * max(1, newest.rows):
-                usable[column] = sketch, removed
+            removed_rows = newest.removed + parse_count(blobs[column].properties or {}, REMOVED, 0)
+            if removed_rows * 100 < self._percent * max(1, newest.rows):
+                usable[column] = sketch, removed_rows
         return usable
 
     def _select_uncounted(self, tasks: Iterable[ScanTask]) -> list[ScanTask]:
         snapshots = self._newest.uncounted
         if not snapshots:
             return []
-        counted: set[str] = set()
-        for page in self._client.iter_files(self._opened.name, content="data", at=At(self._snapshot_id)):
-            for path, added in zip(page["file_path"].to_pylist(), page["snapshot_id"].to_pylist(), strict=True):
-                if added is not None and added not in snapshots:
-                    counted.add(path)
-        return [task for task in tasks if task.path not in counted]
+        counted_paths: set[str] = set()
+        for page in self._client.iter_files(self._source_table.name, content="data", at=At(self._snapshot_id)):
+            for path, added_snapshot_id in zip(
+                page["file_path"].to_pylist(), page["snapshot_id"].to_pylist(), strict=True
+            ):
+                if added_snapshot_id is not None and added_snapshot_id not in snapshots:
+                    counted_paths.add(path)
+        return [task for task in tasks if task.path not in counted_paths]
 
     def _read(
         self, tasks: Collection[ScanTask], columns: Collection[int], builders: Mapping[int, SketchBuilder]
     ) -> None:
         if not tasks or not columns:
             return
-        fields = [field for field in self._opened.schema.fields if field.id in columns]
-        read_plan = plan_read(self._opened, [field.name for field in fields], TRUE)
+        fields = [field for field in self._source_table.schema.fields if field.id in columns]
+        read_plan = plan_read(self._source_table, [field.name for field in fields], TRUE)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
-        with closing(read_tasks(read_plan, self._opened.storage, tasks)) as read:
-            for batch in join_small_batches(_report_progress(read)):
+        with closing(read_tasks(read_plan, self._source_table.storage, tasks)) as task_batches:
+            for batch in join_small_batches(_report_progress(task_batches)):
                 for field, column in zip(fields, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
 
     def _commit(
-        self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
+        self, sketches: Mapping[int, ThetaSketch], removed_rows: Mapping[int, int], report: StatisticsReport
     ) -> None:
         """Write the sketches and the partition statistics into files, and commit them for the snapshot."""
-        storage, folder = self._opened.storage, get_metadata_folder(self._metadata.location, self._metadata.properties)
+        storage, folder = (
+            self._source_table.storage,
+            get_metadata_folder(self._metadata.location, self._metadata.properties),
+        )
         sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
         blobs = []
         for column, sketch in sketches.items():
             properties = {NDV: str(min(round(sketch.estimate), max(self._newest.rows, len(sketch.hashes))))}
-            properties |= {REMOVED: str(removed[column])} if removed.get(column) else {}
+            properties |= {REMOVED: str(removed_rows[column])} if removed_rows.get(column) else {}
             blobs.append(
                 Blob(THETA, [sketch.encode()], (column,), None, properties, self._snapshot_id, sequence_number)
             )
@@ -216,14 +227,14 @@ class _Computation:
             tuple(BlobMetadata(THETA, self._snapshot_id, sequence_number, b.fields, dict(b.properties)) for b in blobs),
         )
         updates = [{"action": "set-statistics", "statistics": msgspec.to_builtins(file)}]
-        written = [location]
+        locations = [location]
         try:
             storage.write(location, [data])
             if is_partitioned(self._metadata):
                 location = f"{folder}/partition-stats-{self._snapshot_id}-{uuid.uuid4()}.parquet"
-                written.append(location)
+                locations.append(location)
                 report.partitions, size = write_partition_statistics(
-                    self._client, self._opened, self._metadata, location, self._snapshot_id
+                    self._client, self._source_table, self._metadata, location, self._snapshot_id
                 )
                 of_partitions = PartitionStatisticsFile(self._snapshot_id, location, size)
                 update = {"partition-statistics": msgspec.to_builtins(of_partitions)}
@@ -231,7 +242,7 @@ class _Computation:
                 report.size_bytes += size
             self._update(updates)
         except (Refused, OSError, InvalidRequest):
-            for location in written:
+            for location in locations:
                 with suppress(OSError):
                     storage.delete(location)
             raise
@@ -239,19 +250,19 @@ class _Computation:
 
     def _update(self, updates: list[dict[str, object]]) -> None:
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
-        update_table(self._client, self._opened.name, requirements, updates)
+        update_table(self._client, self._source_table.name, requirements, updates)
         # If the snapshot has expired in the meantime, no other job would remove the statistics file.
         with suppress(ClientError):
-            loaded = self._client.load_table(self._opened.name, history=True)
-            now = decode_table(loaded.metadata, loaded.location)
+            engine_table = self._client.load_table(self._source_table.name, history=True)
+            now = decode_table(engine_table.metadata, engine_table.location)
             if now.snapshot(self._snapshot_id) is None:
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
                 removals = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
-                update_table(self._client, self._opened.name, requirements, removals)
+                update_table(self._client, self._source_table.name, requirements, removals)
 
 
-def _report_progress(read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
-    for task, batches in read:
+def _report_progress(task_batches: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+    for task, batches in task_batches:
         yield from batches
         advance(1, task.size_bytes)
 
@@ -268,12 +279,12 @@ def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, B
     sketches = {}
     for blob in footer.blobs:
         if blob.type == THETA and len(blob.fields) == 1 and blob.fields[0] in blobs:
-            stored = data[blob.offset : blob.offset + blob.length]
-            sketches[blob.fields[0]] = ThetaSketch.decode(_inflate(stored, blob.compression_codec))
+            compressed_sketch = data[blob.offset : blob.offset + blob.length]
+            sketches[blob.fields[0]] = ThetaSketch.decode(_inflate(compressed_sketch, blob.compression_codec))
     return sketches
 
 
-def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
+def _inflate(compressed_sketch: memoryview, codec: str | None) -> bytes | memoryview:
     """Return a stored sketch, decompressed if it is compressed.
 
     Raises:
@@ -281,9 +292,9 @@ def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
         Corrupt: The sketch has more than `_SKETCH_BYTES_MAX` bytes.
     """
     if codec is None:
-        return stored
-    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:
-        inflated = bytes(stream.read(_SKETCH_BYTES_MAX + 1))
-    if len(inflated) > _SKETCH_BYTES_MAX:
+        return compressed_sketch
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(compressed_sketch)), codec) as stream:
+        sketch_bytes = bytes(stream.read(_SKETCH_BYTES_MAX + 1))
+    if len(sketch_bytes) > _SKETCH_BYTES_MAX:
         raise Corrupt(f"a decompressed sketch has more than {_SKETCH_BYTES_MAX:,} bytes")
-    return inflated
+    return sketch_bytes

@@ -74,43 +74,43 @@ def _merge_small_files(
     groups = list(_find_mergeable(tasks, policy.target_bytes, slots))
     if not groups:
         return WrittenFiles.join(parts)
-    opened = open_table(client, table, At())
+    source_table = open_table(client, table, At())
     # If the schema or the partition spec has changed in the meantime, the commit will detect the conflict.
-    if not _is_same(opened, target):
+    if not _is_same(source_table, target):
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
     # With a sort order, row groups are not copied, because the rows of all files must be sorted together.
-    how = policy if target.ordering is None else None
-    merged, replaced_paths = list[WrittenFiles](), set[str]()
-    work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
-    with discard_on_error(merged, target.storage):
+    merge_policy = policy if target.ordering is None else None
+    merged_parts, replaced_paths = list[WrittenFiles](), set[str]()
+    work = ((batch, partial(_rewrite, source_table, target, batch, merge_policy)) for batch in batches)
+    with discard_on_error(merged_parts, target.storage):
         for batch, rewrite in runner(work):
             with suppress(*_FAILED):
                 new = rewrite()
                 if new is not None:
-                    merged.append(new.written)
+                    merged_parts.append(new.written)
                     replaced_paths.update(task.path for task in batch)
-    remaining, superseded = zip(*(_divide(part, replaced_paths) for part in parts), strict=True)
-    WrittenFiles.join(superseded).discard(target.storage)
-    return WrittenFiles.join([*remaining, *merged])
+    remaining, replaced_parts = zip(*(_divide(part, replaced_paths) for part in parts), strict=True)
+    WrittenFiles.join(replaced_parts).discard(target.storage)
+    return WrittenFiles.join([*remaining, *merged_parts])
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
     """Yield groups of small files of a partition. Each group is merged separately into fewer files."""
-    small = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
-    share = sum(task.size_bytes for task in small) // slots
-    for members in group_by_partition(small):
+    small_tasks = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
+    share = sum(task.size_bytes for task in small_tasks) // slots
+    for members in group_by_partition(small_tasks):
         limit = min(BATCH_BYTES, max(target_bytes, share))
         for group in divide_tasks(members, limit, BATCH_FILES):
             if len(group) > max(1, -(-sum(task.size_bytes for task in group) // target_bytes)):
                 yield group
 
 
-def _is_same(opened: OpenTable, target: WriteTarget) -> bool:
-    metadata = opened.metadata
+def _is_same(source_table: OpenTable, target: WriteTarget) -> bool:
+    metadata = source_table.metadata
     return (metadata.table_uuid or "", metadata.current_schema, metadata.default_spec.spec_id) == (
         target.table_uuid,
         target.schema,
@@ -119,9 +119,9 @@ def _is_same(opened: OpenTable, target: WriteTarget) -> bool:
 
 
 def _rewrite(
-    opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], policy: CopyPolicy | None
+    source_table: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], policy: CopyPolicy | None
 ) -> RewrittenFiles:
-    return rewrite_rows(opened, target, batch, policy, published=False)
+    return rewrite_rows(source_table, target, batch, policy, published=False)
 
 
 def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
@@ -130,7 +130,7 @@ def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles,
     An index file covers the data files of its task, and is committed if at least one of them is committed.
     """
     files = tuple(file for file in part.files if file["file-path"] not in replaced_paths)
-    skipped = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)
-    remaining = WrittenFiles(files, part.index_files if files else (), skipped)
-    superseded = tuple(file for file in part.files if file["file-path"] in replaced_paths)
-    return remaining, replace(part, files=superseded, index_files=() if files else part.index_files, skipped=())
+    skipped_indexes = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)
+    remaining = WrittenFiles(files, part.index_files if files else (), skipped_indexes)
+    replaced_files = tuple(file for file in part.files if file["file-path"] in replaced_paths)
+    return remaining, replace(part, files=replaced_files, index_files=() if files else part.index_files, skipped=())

@@ -73,20 +73,20 @@ class MoveSelection:
         """Return whether all tables and views of the namespace are selected."""
         if not self.namespaces and not self.entries:
             return True
-        return any(namespace[: len(selected)] == selected for selected in self.namespaces)
+        return any(namespace[: len(selected_namespace)] == selected_namespace for selected_namespace in self.namespaces)
 
     def needs(self, namespace: Levels) -> bool:
         """Return whether the namespace or anything in it is selected."""
         return self.includes_all(namespace) or any(
-            selected[: len(namespace)] == namespace
-            for selected in (*self.namespaces, *(entry[:-1] for entry in self.entries))
+            selected_name[: len(namespace)] == namespace
+            for selected_name in (*self.namespaces, *(entry[:-1] for entry in self.entries))
         )
 
     def find_missing(self, names: Collection[Levels]) -> list[tuple[Kind, Levels]]:
         """Return the selected names that are not among `names`."""
-        selected: list[tuple[Kind, Levels]] = [("namespace", name) for name in sorted(set(self.namespaces))]
-        selected += [("table", name) for name in sorted(set(self.entries))]
-        return [(kind, name) for kind, name in selected if name not in names]
+        selected_names: list[tuple[Kind, Levels]] = [("namespace", name) for name in sorted(set(self.namespaces))]
+        selected_names += [("table", name) for name in sorted(set(self.entries))]
+        return [(kind, name) for kind, name in selected_names if name not in names]
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Move:
     selection: MoveSelection = field(default_factory=MoveSelection)
     into: Levels = ()
     workers: int = 8
-    _seen: set[Levels] = field(default_factory=set, init=False)
+    _seen_namespaces: set[Levels] = field(default_factory=set, init=False)
     """The selected names that the source has."""
 
     def run(self) -> Generator[Result]:
@@ -129,28 +129,28 @@ class Move:
                         continue
                     pending.add(pool.submit(step))
                     if len(pending) >= self.workers * _PENDING_PER_WORKER:
-                        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                        yield from (future.result() for future in done)
+                        finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in finished_futures)
                 while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
+                    finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in finished_futures)
             finally:
                 for future in pending:
                     future.cancel()
-        for kind, name in self.selection.find_missing(self._seen):
+        for kind, name in self.selection.find_missing(self._seen_namespaces):
             yield Result(kind, name, "gone", "The catalog does not have it")
 
     def _list_steps(self) -> Iterator[Result | Callable[[], Result]]:
         """Move the namespaces and yield their results. Also yield a function for each table and view that moves it."""
         for namespace in self.source.list_namespaces():
-            self._seen.add(namespace)
+            self._seen_namespaces.add(namespace)
             if not self.selection.needs(namespace):
                 continue
             target = (*self.into, *namespace)
             if namespace:
-                created = self._move_namespace(namespace, target)
-                yield Result("namespace", target, *created)
-                if created.outcome in ("refused", "gone"):
+                result = self._move_namespace(namespace, target)
+                yield Result("namespace", target, *result)
+                if result.outcome in ("refused", "gone"):
                     continue
             try:
                 tables, views = self.source.list_tables(namespace), self.source.list_views(namespace)
@@ -160,7 +160,7 @@ class Move:
             kinds: Sequence[tuple[Kind, list[str]]] = (("table", tables), ("view", views))
             for kind, name in chain.from_iterable(((kind, name) for name in names) for kind, names in kinds):
                 if self.selection.includes(namespace, name):
-                    self._seen.add((*namespace, name))
+                    self._seen_namespaces.add((*namespace, name))
                     yield partial(self._move_entry, kind, namespace, name)
 
     def _move_namespace(self, namespace: Levels, target: Levels) -> Answer:

@@ -43,8 +43,8 @@ class RestDestination:
             response = self._connection.post(Endpoints.create_namespace, body)
         if response.status_code == 400 and "location" in properties:
             other_properties = {name: value for name, value in properties.items() if name != "location"}
-            created = self.create_namespace(namespace, other_properties)
-            return created._replace(reason=created.reason or f"Without its location: {read_message(response)}")
+            answer = self.create_namespace(namespace, other_properties)
+            return answer._replace(reason=answer.reason or f"Without its location: {read_message(response)}")
         return _answer(response)
 
     def register_table(self, name: Levels, metadata_location: str) -> Answer:
@@ -59,21 +59,21 @@ class RestDestination:
         load = Endpoints.load_table if kind is IdentifierKind.TABLE else Endpoints.load_view
         try:
             with translate_errors():
-                existing = self._connection.find_location(load, kind, name)
-                if existing is None and not self._dry_run:
+                existing_location = self._connection.find_location(load, kind, name)
+                if existing_location is None and not self._dry_run:
                     body: dict[str, Any] = {"name": name[-1], "metadata-location": metadata_location}
                     response = self._connection.post(endpoint, body, name[:-1])
                     if response.status_code != _CONFLICT_STATUS:
                         return _answer(response)
                     # Another export, or an earlier attempt of this request, may have registered the name.
-                    existing = self._connection.find_location(load, kind, name)
+                    existing_location = self._connection.find_location(load, kind, name)
         except CatalogRefusal as error:
             return Answer("refused", str(error))
-        if existing == metadata_location:
+        if existing_location == metadata_location:
             return Answer("unchanged")
-        if existing is None:
+        if existing_location is None:
             return Answer("moved") if self._dry_run else Answer("refused", "The name is taken in the other catalog")
-        return Answer("refused", f"It exists in the other catalog with the metadata file {existing}")
+        return Answer("refused", f"It exists in the other catalog with the metadata file {existing_location}")
 
     def close(self) -> None:
         self._connection.close()

@@ -40,8 +40,8 @@ class SeamarkDestination:
             if "location" not in properties:
                 return Answer("refused", error.message)
             other_properties = {name: value for name, value in properties.items() if name != "location"}
-            created = self.create_namespace(namespace, other_properties)
-            return created._replace(reason=created.reason or f"Without its location: {error.message}")
+            answer = self.create_namespace(namespace, other_properties)
+            return answer._replace(reason=answer.reason or f"Without its location: {error.message}")
         except Refused as error:
             return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
         return Answer("moved")

@@ -20,13 +20,13 @@ _PLAIN_VALUE_MIN_BYTES = 4
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def is_selective(used: npt.NDArray[np.bool_]) -> bool:
+def is_selective(used_mask: npt.NDArray[np.bool_]) -> bool:
     """Return whether strings of a row group are read faster as dictionary codes.
 
     Args:
-        used: The used rows of the row group, as bool[rows].
+        used_mask: The used rows of the row group, as bool[rows].
     """
-    return bool(np.count_nonzero(used) <= _USED_ROWS_MAX_FRACTION * len(used))
+    return bool(np.count_nonzero(used_mask) <= _USED_ROWS_MAX_FRACTION * len(used_mask))
 
 
 def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
@@ -43,7 +43,7 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
     # A name with a dot may also be the path of a field in a struct.
     flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
     coded_names = {name for name in flat if schema.field(name).type in _TYPES}
-    coded = []
+    column_names = []
     for leaf in range(group.num_columns) if coded_names else ():
         chunk = group.column(leaf)
         if (
@@ -52,8 +52,8 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
             and chunk.has_dictionary_page
             and chunk.total_uncompressed_size < _PLAIN_VALUE_MIN_BYTES * chunk.num_values
         ):
-            coded.append(chunk.path_in_schema)
-    return coded
+            column_names.append(chunk.path_in_schema)
+    return column_names
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

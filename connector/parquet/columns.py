@@ -77,8 +77,8 @@ def read_columns(
             except (Unreadable, pa.ArrowException, OSError):
                 if not _is_encrypted(source):
                     raise
-                with _with_plain_footer(source, path, distinct_ids, keys()) as plain:
-                    columns = _read(plain, path, distinct_ids, projection, rows)
+                with _with_plain_footer(source, path, distinct_ids, keys()) as plain_source:
+                    columns = _read(plain_source, path, distinct_ids, projection, rows)
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -145,8 +145,8 @@ def _with_plain_footer(
 class _Overlaid(io.RawIOBase):
     """A file in which new bytes replace the bytes from `at` on."""
 
-    def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
-        self._source, self._at, self._end, self._place = source, at, end, 0
+    def __init__(self, source: pa.NativeFile, start: int, end: bytes) -> None:
+        self._source, self._start, self._end, self._place = source, start, end, 0
 
     def readable(self) -> bool:
         return True
@@ -158,16 +158,16 @@ class _Overlaid(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._at + len(self._end)}
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._start + len(self._end)}
         self._place = starts[whence] + offset
         return self._place
 
-    def readinto(self, into: Any) -> int:
-        if self._place < self._at:
-            data = self._source.read_at(min(len(into), self._at - self._place), self._place)
+    def readinto(self, buffer: Any) -> int:
+        if self._place < self._start:
+            data = self._source.read_at(min(len(buffer), self._start - self._place), self._place)
         else:
-            data = self._end[self._place - self._at :][: len(into)]
-        into[: len(data)] = data
+            data = self._end[self._place - self._start :][: len(buffer)]
+        buffer[: len(data)] = data
         self._place += len(data)
         return len(data)
 

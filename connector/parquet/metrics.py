@@ -90,8 +90,8 @@ def list_leaves(schema: Schema) -> list[LeafColumn]:
 def _list_leaves(
     fields: tuple[Field, ...], positions: tuple[int, ...], repeated: bool, path: str
 ) -> Iterator[LeafColumn]:
-    written = [field for field in fields if field.type != UNKNOWN]
-    for position, field in enumerate(written):
+    written_fields = [field for field in fields if field.type != UNKNOWN]
+    for position, field in enumerate(written_fields):
         yield from _list_leaves_within(
             field.id, field.type, (*positions, position), repeated, path + make_file_name(field.name)
         )
@@ -139,10 +139,10 @@ def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) 
 
 def _parse_mode(text: str, fallback: Mode) -> Mode:
     """Return the mode in the value of a property, or the fallback if the value is invalid, as in Iceberg's writers."""
-    normalized = text.strip().lower()
-    if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
+    normalized_text = text.strip().lower()
+    if (match := _TRUNCATE.fullmatch(normalized_text)) and int(match[1]):
         return Mode(True, True, int(match[1]))
-    return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized, fallback)
+    return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized_text, fallback)
 
 
 def _select_first_columns(schema: Schema, limit: int) -> list[int]:
@@ -247,9 +247,9 @@ class Metrics:
             if all(chunk.is_stats_set and chunk.statistics.has_null_count for chunk in chunks):
                 nulls[leaf.id] = sum(chunk.statistics.null_count for chunk in chunks)
             if get_base_name(leaf.kind) in FLOATS:
-                counted = [self._nans.get((group, leaf.id)) for group in range(len(chunks))]
-                if None not in counted:
-                    nans[leaf.id] = sum(filter(None, counted))
+                nan_counts = [self._nans.get((group, leaf.id)) for group in range(len(chunks))]
+                if None not in nan_counts:
+                    nans[leaf.id] = sum(filter(None, nan_counts))
             has_bounds = mode.bounds and leaf.id in nulls
             if has_bounds and (min_max := self._read_min_max(leaf, chunks)) is not None:
                 lower[leaf.id] = encode_single_value(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))

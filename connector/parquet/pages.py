@@ -91,7 +91,7 @@ class Pages:
             hole_bytes: The maximum gap between pages that are read in one request.
             encrypted: Whether the file is encrypted. Pages of an encrypted file cannot be read separately.
         """
-        self._encrypted = encrypted
+        self._is_encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._stripped_chunks_by_group: dict[int, tuple[int, list[Fields]]] = {}
 
@@ -105,7 +105,7 @@ class Pages:
             names: The names of the columns.
             rows: The ascending positions of the rows in the row group, as int64[rows].
         """
-        if self._encrypted:
+        if self._is_encrypted:
             return None
         group = self._file.metadata.row_group(number)
         stretches = np.count_nonzero(np.diff(rows // STRETCH_ROWS)) + 1
@@ -164,9 +164,9 @@ class Pages:
 
     @cached_property
     def _footer(self) -> Fields:
-        out = io.BytesIO()
-        self._file.metadata.write_metadata_file(out)  # It writes the original footer, which is in memory.
-        return thrift.read_structure(out.getvalue(), len(_MAGIC))[0]
+        buffer = io.BytesIO()
+        self._file.metadata.write_metadata_file(buffer)  # It writes the original footer, which is in memory.
+        return thrift.read_structure(buffer.getvalue(), len(_MAGIC))[0]
 
     def _group(self, number: int) -> Fields:
         group: Fields = self._footer[_ROW_GROUPS][1][1][number]
@@ -202,8 +202,8 @@ class Pages:
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
             for chunk, chunk_pages in zip(chunks, pages, strict=True)
         ]
-        read = iter(self._read_ranges([span for chunk_spans in spans for span in chunk_spans]))
-        page_bytes = [[next(read) for _ in chunk_spans] for chunk_spans in spans]
+        ranges_read = iter(self._read_ranges([span for chunk_spans in spans for span in chunk_spans]))
+        page_bytes = [[next(ranges_read) for _ in chunk_spans] for chunk_spans in spans]
         first, last = chunks[0].rows[pages[0]], chunks[0].rows[pages[0] + 1]
         sources: list[tuple[_Chunk, bytes, list[bytes]]] = []
         for chunk, chunk_parts in zip(chunks, page_bytes, strict=True):
@@ -227,8 +227,8 @@ class Pages:
         # The positions of the requested rows among the rows of the pages.
         page = np.searchsorted(first, wanted_rows, "right") - 1
         positions = (np.cumsum(last - first) - (last - first))[page] + wanted_rows - first[page]
-        selected = table.take(pa.array(positions)).combine_chunks()
-        return {chunk.name: combine_to_array(selected.column(chunk.name)) for chunk in chunks}
+        selected_rows = table.take(pa.array(positions)).combine_chunks()
+        return {chunk.name: combine_to_array(selected_rows.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
         """Return a Parquet file of one row group with these chunks.
@@ -262,25 +262,25 @@ class Pages:
 
     def _strip_chunks(self, row_group: int) -> tuple[int, list[Fields]]:
         """Return the Thrift type and the encoded chunks of a row group, without statistics, offsets and sizes."""
-        cached = self._stripped_chunks_by_group.get(row_group)
-        if cached is None:
+        cached_chunks = self._stripped_chunks_by_group.get(row_group)
+        if cached_chunks is None:
             kind, chunks = self._group(row_group)[_CHUNKS][1]
             stripped_chunks = []
             for chunk in chunks:
                 meta = {field: value for field, value in chunk[_META][1].items() if field in _COPIED_METADATA_FIELDS}
                 stripped_chunks.append({_CHUNK_AT: (I64, 0), _META: (chunk[_META][0], meta)})
-            cached = self._stripped_chunks_by_group[row_group] = kind, stripped_chunks
-        return cached
+            cached_chunks = self._stripped_chunks_by_group[row_group] = kind, stripped_chunks
+        return cached_chunks
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges (offset, length). Close ranges are read in one request."""
-        joined: list[tuple[int, int]] = []
+        joined_ranges: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
-            if joined and offset <= joined[-1][1] + self._hole_bytes:
-                joined[-1] = joined[-1][0], max(joined[-1][1], offset + size)
+            if joined_ranges and offset <= joined_ranges[-1][1] + self._hole_bytes:
+                joined_ranges[-1] = joined_ranges[-1][0], max(joined_ranges[-1][1], offset + size)
             else:
-                joined.append((offset, offset + size))
-        chunks_read = [(start, self._source.read_at(end - start, start)) for start, end in joined]
+                joined_ranges.append((offset, offset + size))
+        chunks_read = [(start, self._source.read_at(end - start, start)) for start, end in joined_ranges]
         results = []
         for offset, size in ranges:
             start, data = next(span for span in reversed(chunks_read) if span[0] <= offset)

@@ -217,8 +217,8 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
         array = array.dictionary_decode()
     try:
         if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
-            plain = array.view(pa.timestamp(array.type.unit))
-            return plain.cast(pa.timestamp(target.unit)).view(target)
+            local_times = array.view(pa.timestamp(array.type.unit))
+            return local_times.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
     except pa.ArrowException:  # The error is hidden, because it may quote a value of an encrypted file.
         raise AmbiguousColumn(f"a value of its column for {name} does not fit the type {target}") from None

@@ -104,12 +104,12 @@ def _can_predicate_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> boo
         return True
     op = predicate.op
     nulls = statistics.null_count if statistics.has_null_count else None
-    empty = nulls is not None and nulls == chunk.num_values
+    has_only_nulls = nulls is not None and nulls == chunk.num_values
     if op is Op.IS_NULL:
         return nulls is None or nulls > 0
     if op in NULL_MATCHES:
         return True
-    if empty:
+    if has_only_nulls:
         return False
     if not statistics.has_min_max or op in (Op.NOT_NULL, Op.IS_NAN):
         return True

@@ -241,10 +241,10 @@ class Reference:
     alias: bool = False
 
     def build_body(self) -> dict[str, Any]:
-        at = {"start": self.start, "end": self.end}
+        position = {"start": self.start, "end": self.end}
         if self.plan:
-            return {**at, "plan": list(self.plan), "alias": self.alias}
-        return {**at, "table": list(self.table), "plan-snapshot-id": self.plan_snapshot_id}
+            return {**position, "plan": list(self.plan), "alias": self.alias}
+        return {**position, "table": list(self.table), "plan-snapshot-id": self.plan_snapshot_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class Seamark:
         self._plans = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
-        self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
+        self._known_tables: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         """Request a plan of a table.
@@ -452,10 +452,10 @@ class Seamark:
         _, raw = await self._ask("POST", path, data, headers=self._plans, answer_bytes_max=_GROUPS_BYTES_MAX)
         return raw
 
-    async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
+    async def lease(self, name: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view, or withdraw the plans if `lease_s` is 0."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
-        path = f"{make_table_path(of)}/plan-snapshots"
+        path = f"{make_table_path(name)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
@@ -489,8 +489,8 @@ class Seamark:
         except NoSuchResource:
             return None
         try:
-            loaded = convert_json(raw, _LoadedView)
-            metadata = loaded.metadata
+            loaded_view = convert_json(raw, _LoadedView)
+            metadata = loaded_view.metadata
             version = next(each for each in metadata.versions if each.version_id == metadata.current_version_id)
             schema = next(each for each in metadata.schemas if each.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
@@ -508,7 +508,7 @@ class Seamark:
             return None
         catalog = version.default_catalog and version.default_catalog.lower()
         return View(
-            loaded.metadata_location, text, columns, catalog, ".".join(version.default_namespace).lower() or None
+            loaded_view.metadata_location, text, columns, catalog, ".".join(version.default_namespace).lower() or None
         )
 
     async def plan_view(
@@ -536,17 +536,17 @@ class Seamark:
 
     async def load_table(self, table: Name) -> KnownTable | None:
         """Return the current state of a table, or None if there is no table of this name."""
-        cached = self._known.get(table)
+        cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
             version, raw = await self._ask(
-                "GET", path, known_version=cached.version if cached else "", headers={FRESH_HEADER: "true"}
+                "GET", path, known_version=cached_table.version if cached_table else "", headers={FRESH_HEADER: "true"}
             )
         except NoSuchResource:
-            self._known.discard(table)
+            self._known_tables.discard(table)
             return None
-        if cached is not None and not raw:
-            return cached
+        if cached_table is not None and not raw:
+            return cached_table
         try:
             metadata = convert_json(raw, _Loaded).metadata
             schema = next(each for each in metadata.schemas if each.schema_id == metadata.current_schema_id)
@@ -568,7 +568,7 @@ class Seamark:
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))
-            self._known.put(table, current, size if cube_metadata is None else size + 2 * len(raw))
+            self._known_tables.put(table, current, size if cube_metadata is None else size + 2 * len(raw))
         return current
 
     def _decode_metadata(self, raw: bytes) -> TableMetadata:

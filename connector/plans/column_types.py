@@ -34,11 +34,11 @@ def list_column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | Non
 def _list_fields(name: str, kind: Any) -> dict[str, str]:
     """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
-    below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
-    if len(below) != len(fields) or any("." in field_name for field_name in below):
+    kinds_by_name = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
+    if len(kinds_by_name) != len(fields) or any("." in field_name for field_name in kinds_by_name):
         return {}
     types: dict[str, str] = {}
-    for field_name, inner in below.items():
+    for field_name, inner in kinds_by_name.items():
         types |= (
             {f"{name}.{field_name}": inner} if isinstance(inner, str) else _list_fields(f"{name}.{field_name}", inner)
         )

@@ -89,8 +89,8 @@ class ColumnComparison:
             literal.zone for literal in self.literals if literal.zone is not None and self.transform == IDENTITY
         )
 
-    def move_columns(self, to: Move) -> ColumnComparison | None:
-        column = to(self.column)
+    def move_columns(self, move_reference: Move) -> ColumnComparison | None:
+        column = move_reference(self.column)
         return None if column is None else replace(self, column=column)
 
     def negate(self) -> ColumnComparison | None:
@@ -112,8 +112,8 @@ class Like:
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
-    def move_columns(self, to: Move) -> Like | None:
-        column = to(self.column)
+    def move_columns(self, move_reference: Move) -> Like | None:
+        column = move_reference(self.column)
         return None if column is None else replace(self, column=column)
 
 
@@ -140,12 +140,16 @@ class SemiJoin:
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
-    def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the semi-join on the columns that `to` returns, or None. A semi-join that loses pairs is weaker.
+    def move_columns(self, move_reference: Move) -> SemiJoin | None:
+        """Return the semi-join on the columns that `move_reference` returns, or None.
+
+        A semi-join that loses pairs is weaker.
 
         All pairs of a range have the same column, so either all of them are lost, or none.
         """
-        pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
+        pairs = tuple(
+            (reference, column) for old, column in self.pairs if (reference := move_reference(old)) is not None
+        )
         return replace(self, pairs=pairs) if pairs else None
 
 
@@ -200,12 +204,12 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
     return next(iter(distinct)) if len(distinct) == 1 else AnyOf(tuple(distinct), size) if distinct else NEVER
 
 
-def move(condition: Condition | None, to: Move) -> Condition | None:
-    """Return the condition on the columns that `to` returns.
+def move(condition: Condition | None, move_reference: Move) -> Condition | None:
+    """Return the condition on the columns that `move_reference` returns.
 
-    Parts on columns for which `to` returns None are left out.
+    Parts on columns for which `move_reference` returns None are left out.
     """
-    return weaken(condition, lambda atom: atom.move_columns(to))
+    return weaken(condition, lambda atom: atom.move_columns(move_reference))
 
 
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
@@ -337,8 +341,10 @@ def _write_comparison(comparison: ColumnComparison) -> str:
             return f"{term} BETWEEN {texts[0]} AND {texts[1]}"
         case "STARTS WITH":
             prefix = comparison.literals[0].value
-            escaped = "".join(f"\\{character}" if character in "%_\\" else character for character in prefix)
-            return f"{term} LIKE {quote_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
+            escaped_prefix = "".join(f"\\{character}" if character in "%_\\" else character for character in prefix)
+            return f"{term} LIKE {quote_text(escaped_prefix + '%')}" + (
+                "" if escaped_prefix == prefix else " ESCAPE '\\'"
+            )
     return f"{term} {comparison.op} {texts[0]}"
 
 
@@ -363,7 +369,7 @@ def build_expression(condition: Condition) -> Expression:
 
 def _convert_comparison(comparison: ColumnComparison) -> Expression:
     """Return the Iceberg expression of one comparison, which is true for the same rows."""
-    negated, literals = comparison.negated, comparison.literals
+    is_negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
     null = any(literal.kind == "null" for literal in literals)
@@ -375,36 +381,36 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
     def compare(op: Op, literal: Literal) -> Expression:
         if literal.kind == "null":
             return iceberg.FALSE
-        return Not(predicate(op, literal)) if negated else predicate(op, literal)
+        return Not(predicate(op, literal)) if is_negated else predicate(op, literal)
 
     match comparison.op:
         case "IS NULL":
-            return not_null if negated else is_null
+            return not_null if is_negated else is_null
         case "IS NOT DISTINCT FROM" | "IS DISTINCT FROM" as op:
-            is_equality = (op == "IS NOT DISTINCT FROM") != negated
+            is_equality = (op == "IS NOT DISTINCT FROM") != is_negated
             if null:
                 return is_null if is_equality else not_null
             return predicate(Op.EQ if is_equality else Op.NOT_EQ, *literals)
         case "IS TRUE":
-            return predicate(Op.EQ, Literal("boolean", str(not negated)))
+            return predicate(Op.EQ, Literal("boolean", str(not is_negated)))
         case "=" | "<>" as op:
             if null:
                 return iceberg.FALSE
-            if (op == "=") != negated:
+            if (op == "=") != is_negated:
                 return predicate(Op.EQ, *literals)
             return iceberg.join_by_and(not_null, predicate(Op.NOT_EQ, *literals))
         case "IN":
             present_literals = [each for each in literals if each.kind != "null"]
-            if negated:
+            if is_negated:
                 return iceberg.FALSE if null else iceberg.join_by_and(not_null, predicate(Op.NOT_IN, *present_literals))
             return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE
         case "BETWEEN":
             bounds = compare(Op.GT_EQ, literals[0]), compare(Op.LT_EQ, literals[1])
-            return iceberg.join_by_or(*bounds) if negated else iceberg.join_by_and(*bounds)
+            return iceberg.join_by_or(*bounds) if is_negated else iceberg.join_by_and(*bounds)
         case "STARTS WITH":
             if not literals[0].value:
-                return iceberg.FALSE if negated else not_null
-            if negated:
+                return iceberg.FALSE if is_negated else not_null
+            if is_negated:
                 return iceberg.join_by_and(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
             return predicate(Op.STARTS_WITH, *literals)
     return compare(_ORDERED[comparison.op], literals[0])

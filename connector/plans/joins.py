@@ -94,7 +94,7 @@ class Dimension:
     def request(self) -> JoinRequest:
         """Return the join for a plan request."""
         scan, join = self.planned.scan, self.join
-        nested = tuple(dimension.request() for dimension in self.dimensions)
+        nested_requests = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
         condition = drop_functions(weaken(condition, _keep_whole_column))
         return JoinRequest(
@@ -102,7 +102,7 @@ class Dimension:
             join.on,
             None if condition is None else build_expression(condition),
             self.snapshot_id,
-            nested,
+            nested_requests,
             () if join.is_extreme else scan.likes,
             join.transform,
             join.any_of,
@@ -127,12 +127,12 @@ def find_dimensions(
         tables: The tables by their names in the statement.
     """
     selected_dimensions = {}
-    for number, planned in planned_scans.items():
-        table = _find_table(planned, tables)
+    for number, planned_scan in planned_scans.items():
+        table = _find_table(planned_scan, tables)
         if table is not None and table.files > 1:  # A table with one file is always read completely.
             dimensions = _DimensionTree(planned_scans, tables).list_dimensions(number, ())
             if dimensions:
-                selected_dimensions[planned] = dimensions
+                selected_dimensions[planned_scan] = dimensions
     return selected_dimensions
 
 
@@ -146,25 +146,27 @@ def explain_unrequested_joins(
 
     Each line has the name of a table and the reason.
     """
-    planned = planned_scans[number]
-    limited, requested = (
-        _find_table(planned, tables),
-        {dimension.join.scan for dimension in dimensions.get(planned, ())},
+    planned_scan = planned_scans[number]
+    limited_table, requested_scans = (
+        _find_table(planned_scan, tables),
+        {dimension.join.scan for dimension in dimensions.get(planned_scan, ())},
     )
     reasons: dict[str, None] = {}
-    for join in planned.scan.joins:
+    for join in planned_scan.scan.joins:
         other = planned_scans.get(join.scan)
-        if join.scan in requested or other is None:
+        if join.scan in requested_scans or other is None:
             continue
         table, name = _find_table(other, tables), ".".join(other.table)
-        if limited is None or table is None:
+        if limited_table is None or table is None:
             reason = "the table is not read at the current snapshot"
             reasons[
-                f"joins leave out no files, because {reason}" if limited is None else _explain_unhelpful(name, reason)
+                f"joins leave out no files, because {reason}"
+                if limited_table is None
+                else _explain_unhelpful(name, reason)
             ] = None
         elif table.snapshot_id is None:
             reasons[_explain_unhelpful(name, "the table has no snapshot")] = None
-        elif not _is_small(table, limited):
+        elif not _is_small(table, limited_table):
             reasons[_explain_unhelpful(name, f"the table is not {SIZE_RATIO_MIN} times smaller")] = None
         else:
             reasons[
@@ -186,7 +188,7 @@ class _DimensionTree:
         known_tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     ) -> None:
         self._planned_scans = planned_scans
-        self._known = known_tables
+        self._known_tables = known_tables
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
@@ -197,25 +199,25 @@ class _DimensionTree:
             number: The number of the scan.
             path: The numbers of the scans above it in the tree.
         """
-        limited = _find_table(self._planned_scans[number], self._known)
-        if limited is None or len(path) >= DEPTH_MAX:
+        limited_table = _find_table(self._planned_scans[number], self._known_tables)
+        if limited_table is None or len(path) >= DEPTH_MAX:
             return ()
         dimensions: list[Dimension] = []
         for join in self._planned_scans[number].scan.joins:
             if not self._left or not self._steps:
                 break
             self._steps -= 1
-            planned = self._planned_scans.get(join.scan)
-            table = None if planned is None else _find_table(planned, self._known)
-            if planned is None or table is None or table.snapshot_id is None or join.scan in path:
+            planned_scan = self._planned_scans.get(join.scan)
+            table = None if planned_scan is None else _find_table(planned_scan, self._known_tables)
+            if planned_scan is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
             # The server finds extremes in statistics of files, so the table may have any size.
             if join.is_extreme:
                 self._left -= 1
-                dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
+                dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, ()))
                 continue
-            if not _is_small(table, limited) and not (
-                planned.table == self._planned_scans[number].table and _has_literal_equality(planned.scan)
+            if not _is_small(table, limited_table) and not (
+                planned_scan.table == self._planned_scans[number].table and _has_literal_equality(planned_scan.scan)
             ):
                 continue
             self._left -= 1
@@ -227,10 +229,10 @@ class _DimensionTree:
             if (
                 behind
                 or not (is_pushed_down or is_open)
-                or not planned.scan.columns <= {column for _, column in join.on}
-                or (is_open and planned.scan.columns)
+                or not planned_scan.scan.columns <= {column for _, column in join.on}
+                or (is_open and planned_scan.scan.columns)
             ):
-                dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
+                dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1
         return tuple(
@@ -263,12 +265,12 @@ def _has_literal_equality(scan: Scan) -> bool:
     return any(isinstance(part, ColumnComparison) and part.op in ("=", "IN") and not part.negated for part in parts)
 
 
-def _is_small(table: KnownTable, limited: KnownTable) -> bool:
-    return table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
+def _is_small(table: KnownTable, limited_table: KnownTable) -> bool:
+    return table.size_bytes <= max(SMALL_BYTES, limited_table.size_bytes // SIZE_RATIO_MIN)
 
 
 def _find_table(
-    planned: PlannedScan, tables: Mapping[tuple[str | None, str | None, str], KnownTable]
+    planned_scan: PlannedScan, tables: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> KnownTable | None:
-    scan = planned.scan
+    scan = planned_scan.scan
     return None if scan.is_past else tables.get((scan.catalog, scan.schema, scan.table))

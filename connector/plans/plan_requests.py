@@ -66,7 +66,7 @@ class PlanRequests:
         self._seamark = seamark
         self._max_kept_fraction = max_kept_fraction
         self._until_s = until_s
-        self._failed = False
+        self._has_failed = False
         self.refusal_reason = ""
         self.answered: set[PlannedScan] = set()
         """The scans for which the server has answered a request. These scans count in the query history."""
@@ -77,7 +77,7 @@ class PlanRequests:
 
     def has_failed(self) -> bool:
         """Return whether the server has failed to respond. A refusal counts as a response."""
-        return self._failed
+        return self._has_failed
 
     async def request_plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
@@ -88,54 +88,73 @@ class PlanRequests:
             dimension.planned.read: dimension for each in dimensions.values() for dimension in list_depth_first(each)
         }
         requests = {}
-        for planned in planned_scans:
-            joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
+        for planned_scan in planned_scans:
+            joins, pin = dimensions.get(planned_scan, ()), pins.get(planned_scan.read)
             if pin is not None:
                 # No file of a table with a single file can be left out, so all statements use the same plan of it.
-                requests[planned] = _build_request(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
-            elif planned.table in self._streams:
-                requests[planned] = _build_request(planned, planned.scan.snapshot_id, 1.0, joins)
-            elif planned.scan.condition is not None or joins or self._hide_partitions:
-                requests[planned] = _build_request(planned, planned.scan.snapshot_id, self._max_kept_fraction, joins)
+                requests[planned_scan] = _build_request(planned_scan, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+            elif planned_scan.table in self._streams:
+                requests[planned_scan] = _build_request(planned_scan, planned_scan.scan.snapshot_id, 1.0, joins)
+            elif planned_scan.scan.condition is not None or joins or self._hide_partitions:
+                requests[planned_scan] = _build_request(
+                    planned_scan, planned_scan.scan.snapshot_id, self._max_kept_fraction, joins
+                )
         plans = await self._request_plans(requests)
-        repeated = {}
-        for planned, each in dimensions.items():
-            plan = plans.get(planned)
+        repeated_requests = {}
+        for planned_scan, each in dimensions.items():
+            plan = plans.get(planned_scan)
             if plan is None or len(plan.joins) != len(list_depth_first(each)) or not _is_consistent(each, plan, plans):
-                plans.pop(planned, None)
-                if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
-                    repeated[planned] = replace(requests[planned], joins=())
-        repeated |= self._request_other_scans(groups, plans, repeated)
-        plans |= await self._request_plans(repeated)
+                plans.pop(planned_scan, None)
+                if (
+                    planned_scan.scan.condition is not None
+                    or planned_scan.read in pins
+                    or planned_scan.table in self._streams
+                ):
+                    repeated_requests[planned_scan] = replace(requests[planned_scan], joins=())
+        repeated_requests |= self._request_other_scans(groups, plans, repeated_requests)
+        plans |= await self._request_plans(repeated_requests)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
-        effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
+        effective = (
+            _select_effective_joins(dimensions.get(planned_scan, ()), plan) for planned_scan, plan in plans.items()
+        )
         needed = {dimension.planned.read for joins in effective for dimension, _ in joins}
-        for read in pins.keys() - needed:
+        for table_read in pins.keys() - needed:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
-            group = next(group for group in groups.values() if any(planned.read == read for planned in group))
+            group = next(
+                group for group in groups.values() if any(planned_scan.read == table_read for planned_scan in group)
+            )
             if group[0].table not in self._streams and all(
-                planned in plans and self._keeps_most(plans[planned]) for planned in group
+                planned_scan in plans and self._keeps_most(plans[planned_scan]) for planned_scan in group
             ):
                 _drop(plans, group)
-        return {planned: plan for planned, plan in plans.items() if plan.is_made}
+        return {planned_scan: plan for planned_scan, plan in plans.items() if plan.is_made}
 
     def _request_other_scans(
-        self, groups: Mapping[object, list[PlannedScan]], plans: Plans, repeated: Mapping[PlannedScan, TablePlanRequest]
+        self,
+        groups: Mapping[object, list[PlannedScan]],
+        plans: Plans,
+        repeated_requests: Mapping[PlannedScan, TablePlanRequest],
     ) -> dict[PlannedScan, TablePlanRequest]:
         """Return requests for scans without plans, if other scans of the same table have plans."""
         requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
-            answers = {planned: plans[planned] for planned in group if planned in plans}
+            answers = {planned_scan: plans[planned_scan] for planned_scan in group if planned_scan in plans}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
-                snapshots = {planned.read: answer.snapshot_id for planned, answer in answers.items()}
-                if any(answer.snapshot_id != snapshots[planned.read] for planned, answer in answers.items()):
+                snapshots = {planned_scan.read: answer.snapshot_id for planned_scan, answer in answers.items()}
+                if any(answer.snapshot_id != snapshots[planned_scan.read] for planned_scan, answer in answers.items()):
                     _drop(plans, group)  # Another client has committed between the two requests.
                     continue
-                for planned in group:
-                    if planned in repeated or planned not in plans or not plans[planned].is_made:
-                        keep = planned in plans or planned in repeated
-                        requests[planned] = _build_request(planned, snapshots.get(planned.read), 1.0, keep=keep)
+                for planned_scan in group:
+                    if (
+                        planned_scan in repeated_requests
+                        or planned_scan not in plans
+                        or not plans[planned_scan].is_made
+                    ):
+                        keep = planned_scan in plans or planned_scan in repeated_requests
+                        requests[planned_scan] = _build_request(
+                            planned_scan, snapshots.get(planned_scan.read), 1.0, keep=keep
+                        )
         return requests
 
     async def _drop_moved_refs(
@@ -145,13 +164,20 @@ class PlanRequests:
         plans: Plans,
     ) -> None:
         """Remove the plans of each table whose branches, tags or current snapshot changed during planning."""
-        mixed = [
-            group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
+        mixed_groups = [
+            group
+            for group in groups.values()
+            if len({planned_scan.read for planned_scan in group}) > 1 and group[0] in plans
         ]
-        tables = await self.request_all({group[0].table: self._seamark.load_table(group[0].table) for group in mixed})
-        for group in mixed:
+        tables = await self.request_all(
+            {group[0].table: self._seamark.load_table(group[0].table) for group in mixed_groups}
+        )
+        for group in mixed_groups:
             table = tables.get(group[0].table)
-            if table is None or any(plans[at].snapshot_id != table.resolve_snapshot_id(at.scan.ref) for at in group):
+            if table is None or any(
+                plans[planned_scan_of_group].snapshot_id != table.resolve_snapshot_id(planned_scan_of_group.scan.ref)
+                for planned_scan_of_group in group
+            ):
                 _drop(plans, group)
         _drop_inconsistent(groups, dimensions, plans)
 
@@ -160,9 +186,11 @@ class PlanRequests:
 
     async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
         answers = await self.request_all({request: self._plan(request) for request in dict.fromkeys(requests.values())})
-        answered = {planned: answers[request] for planned, request in requests.items() if request in answers}
-        self.answered |= answered.keys()
-        return answered
+        answered_plans = {
+            planned_scan: answers[request] for planned_scan, request in requests.items() if request in answers
+        }
+        self.answered |= answered_plans.keys()
+        return answered_plans
 
     async def _plan(self, request: TablePlanRequest) -> TablePlanResponse:
         request = replace(request, hide_partitions=self._hide_partitions)
@@ -186,13 +214,13 @@ class PlanRequests:
         left_s = self._until_s - asyncio.get_running_loop().time()
         tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
         try:
-            _, unfinished = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+            _, unfinished_tasks = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
         finally:
             for task in tasks.values():
                 task.cancel()
-        if unfinished:
-            self._failed, self.refusal_reason = True, "Seamark was too slow"
-            await asyncio.wait(unfinished)
+        if unfinished_tasks:
+            self._has_failed, self.refusal_reason = True, "Seamark was too slow"
+            await asyncio.wait(unfinished_tasks)
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
     def _is_answered(self, task: asyncio.Task[Any]) -> bool:
@@ -205,7 +233,7 @@ class PlanRequests:
             case Refused():  # The table does not exist or is a view, or the filter cannot be bound.
                 self.refusal_reason = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
-                self._failed, self.refusal_reason = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                self._has_failed, self.refusal_reason = True, f"Seamark failed: {error.kind or type(error).__name__}"
                 _log.warning("The server did not respond to a request for a plan", error=error.message)
             case _:
                 raise error
@@ -213,14 +241,14 @@ class PlanRequests:
 
 
 def drop_scans(
-    dropped: Sequence[PlannedScan],
+    dropped_scans: Sequence[PlannedScan],
     plans: Plans,
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
-    """Return the plans that stay valid if the scans in `dropped` get no plan."""
+    """Return the plans that stay valid if the scans in `dropped_scans` get no plan."""
     left = dict(plans)
-    _drop(left, dropped)
+    _drop(left, dropped_scans)
     _drop_inconsistent(_group_scans(planned_scans), dimensions, left)
     return left
 
@@ -230,16 +258,16 @@ def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) ->
 
     The number is None if an index on attributes of the dimension left out the files.
     """
-    used = _select_effective_joins(dimensions, plan)
+    used_dimensions = _select_effective_joins(dimensions, plan)
     return [
         ("+".join(dict.fromkeys(column for column, _ in dimension.on)), outcome.keys)
-        for dimension, outcome in used
+        for dimension, outcome in used_dimensions
         if dimension in dimensions
     ]
 
 
 def _build_request(
-    planned: PlannedScan,
+    planned_scan: PlannedScan,
     snapshot_id: int | None,
     max_kept_fraction: float,
     joins: Sequence[Dimension] = (),
@@ -251,18 +279,18 @@ def _build_request(
     Args:
         keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
-    filter = planned.scan.filter if keep else None
-    ref = planned.scan.ref if snapshot_id is None else None
-    past, wanted = planned.scan.is_past, tuple(join.request() for join in joins)
+    filter = planned_scan.scan.filter if keep else None
+    ref = planned_scan.scan.ref if snapshot_id is None else None
+    past, join_requests = planned_scan.scan.is_past, tuple(join.request() for join in joins)
     return TablePlanRequest(
-        planned.table,
+        planned_scan.table,
         filter,
         snapshot_id,
         max_kept_fraction,
         past,
-        wanted,
+        join_requests,
         ref,
-        use=planned.scan.use,
+        use=planned_scan.scan.use,
     )
 
 
@@ -291,8 +319,8 @@ def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, pla
 def _group_scans(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
     """Group the scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
-    for planned in planned_scans:
-        groups[planned.state].append(planned)
+    for planned_scan in planned_scans:
+        groups[planned_scan.state].append(planned_scan)
     return groups
 
 
@@ -303,20 +331,26 @@ def _drop_inconsistent(
 ) -> None:
     """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
     while True:
-        apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
+        nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [
-            planned for planned, plan in plans.items() if not _is_consistent(dimensions.get(planned, ()), plan, plans)
+            planned_scan
+            for planned_scan, plan in plans.items()
+            if not _is_consistent(dimensions.get(planned_scan, ()), plan, plans)
         ]
-        wrong = [planned for planned in (*inconsistent, *chain.from_iterable(apart)) if planned in plans]
-        if not wrong:
+        scans_to_drop = [
+            planned_scan
+            for planned_scan in (*inconsistent, *chain.from_iterable(nameless_groups))
+            if planned_scan in plans
+        ]
+        if not scans_to_drop:
             return
-        _drop(plans, wrong)
+        _drop(plans, scans_to_drop)
 
 
 def _have_names(group: Sequence[PlannedScan], plans: Plans) -> bool:
-    return all(planned in plans and plans[planned].is_made for planned in group)
+    return all(planned_scan in plans and plans[planned_scan].is_made for planned_scan in group)
 
 
 def _drop(plans: Plans, planned_scans: Sequence[PlannedScan]) -> None:
-    for planned in planned_scans:
-        plans.pop(planned, None)
+    for planned_scan in planned_scans:
+        plans.pop(planned_scan, None)

@@ -45,10 +45,12 @@ def write_summary(
 
     It also lists the columns and key counts of joins that left out files.
     """
-    counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
-    used = [
-        f"{'.'.join(planned.table)}.{columns}:{show_keys(keys)}"
-        for planned, plan in plans.items()
-        for columns, keys in find_used_joins(dimensions.get(planned, ()), plan)
+    counts = [
+        f"{'.'.join(planned_scan.table)}={plan.files}/{plan.considered_files}" for planned_scan, plan in plans.items()
     ]
-    return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])
+    used_joins = [
+        f"{'.'.join(planned_scan.table)}.{columns}:{show_keys(keys)}"
+        for planned_scan, plan in plans.items()
+        for columns, keys in find_used_joins(dimensions.get(planned_scan, ()), plan)
+    ]
+    return "; ".join(["rewritten", *counts, *([f"joins={','.join(used_joins)}"] if used_joins else [])])

@@ -86,8 +86,8 @@ class TableUse:
         """Return the use as fields of a plan request."""
         if not self.counts:
             return {"counts": False}
-        named = {"columns": self.columns, "grouping": self.grouping, "join-columns": self.joins}
-        fields: dict[str, object] = {field: list(names) for field, names in named.items() if names}
+        names_by_field = {"columns": self.columns, "grouping": self.grouping, "join-columns": self.joins}
+        fields: dict[str, object] = {field: list(names) for field, names in names_by_field.items() if names}
         if self.aggregates:
             fields["aggregates"] = [{"function": function, "column": column} for function, column in self.aggregates]
         return fields

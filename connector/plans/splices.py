@@ -21,12 +21,12 @@ def splice(text: str, replacements: Iterable[Replacement]) -> str:
         ValueError: Two replacements overlap, or one is not within the text.
     """
     pieces = []
-    at = 0
+    position = 0
     for start, end, new in sorted(replacements):
-        if not at <= start <= end <= len(text):
+        if not position <= start <= end <= len(text):
             raise ValueError(
                 f"the replacement of [{start}, {end}) overlaps another replacement, or is not within the text"
             )
-        pieces += [text[at:start], new]
-        at = end
-    return "".join([*pieces, text[at:]])
+        pieces += [text[position:start], new]
+        position = end
+    return "".join([*pieces, text[position:]])

@@ -68,28 +68,30 @@ def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int
 
     If `start` is None, the changes start from an empty table.
     """
-    for before, after in _divide_at_replaces(list_snapshots_between(table, start, end), start):
-        yield from _compare_plans(client, table, before, after)
+    for from_snapshot_id, to_snapshot_id in _divide_at_replaces(list_snapshots_between(table, start, end), start):
+        yield from _compare_plans(client, table, from_snapshot_id, to_snapshot_id)
 
 
 def _divide_at_replaces(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
     """Yield pairs of snapshots (before, after) with no `replace` between them."""
-    before, after = start, start
+    from_snapshot_id, to_snapshot_id = start, start
     for snapshot in snapshots:
         if is_replace(snapshot):
-            if after is not None and after != before:
-                yield before, after
-            before = snapshot.snapshot_id
-        after = snapshot.snapshot_id
-    if after is not None and after != before:
-        yield before, after
+            if to_snapshot_id is not None and to_snapshot_id != from_snapshot_id:
+                yield from_snapshot_id, to_snapshot_id
+            from_snapshot_id = snapshot.snapshot_id
+        to_snapshot_id = snapshot.snapshot_id
+    if to_snapshot_id is not None and to_snapshot_id != from_snapshot_id:
+        yield from_snapshot_id, to_snapshot_id
 
 
-def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, after: int) -> Iterator[SnapshotChange]:
+def _compare_plans(
+    client: SeamarkClient, table: OpenTable, from_snapshot_id: int | None, to_snapshot_id: int
+) -> Iterator[SnapshotChange]:
     earlier: dict[str, ScanTask] = {}
-    if before is not None:
-        earlier = {task.path: task for task in plan(client, replace(table, snapshot_id=before))}
-    for task in plan(client, replace(table, snapshot_id=after)):
+    if from_snapshot_id is not None:
+        earlier = {task.path: task for task in plan(client, replace(table, snapshot_id=from_snapshot_id))}
+    for task in plan(client, replace(table, snapshot_id=to_snapshot_id)):
         earlier_task = earlier.pop(task.path, None)
         if earlier_task is None:
             yield SnapshotChange(INSERT, task)

@@ -164,8 +164,8 @@ class Deletes:
         try:
             if not file.is_vector:
                 return self._storage.read(file.path)
-            with self._storage.open_input_file(file.path) as opened:
-                return memoryview(opened.read_at(max(0, file.length), max(0, file.offset)))
+            with self._storage.open_input_file(file.path) as input_file:
+                return memoryview(input_file.read_at(max(0, file.length), max(0, file.offset)))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(
                 file.path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}"

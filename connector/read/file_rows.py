@@ -51,24 +51,24 @@ class FileRowReader:
 
     def __post_init__(self) -> None:
         task, read_plan = self.task, self.read_plan
-        self._deleted = self.deletes.load(task.path, task.deletes)
+        self._deleted_rows = self.deletes.load(task.path, task.deletes)
         self._removed = None if task.removed_by is None else self.deletes.load(task.path, task.removed_by)
         tested_columns = {predicate.column_id for predicate in collect_predicates(self.where)}
-        for row_set in (self._deleted, self._removed):
+        for row_set in (self._deleted_rows, self._removed):
             tested_columns |= set() if row_set is None else row_set.column_ids
-        tested: dict[int, Field] = {}
+        tested_fields: dict[int, Field] = {}
         for column_id in tested_columns:
             root, steps = _find_path(column_id, read_plan.schema, read_plan.metadata.schemas)
-            tested[root.id] = root
+            tested_fields[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
-        self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
-        outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
+        self._inherited_lineage = InheritedLineage.of(task.file) if read_plan.lineage else None
+        outputs = read_plan.fields if self._inherited_lineage is None else [*read_plan.fields, *read_plan.lineage]
         fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
-        needed = {field.id: field for field in (*outputs, *tested.values())}
+        needed = {field.id: field for field in (*outputs, *tested_fields.values())}
         self._projected = FileProjection(fields, needed.values(), _read_identity_values(read_plan, task))
-        self._tested_ids = list(tested)
-        self._tested_outputs = [field.id for field in outputs if field.id in tested]
-        self._other_outputs = [field.id for field in outputs if field.id not in tested]
+        self._tested_ids = list(tested_fields)
+        self._tested_outputs = [field.id for field in outputs if field.id in tested_fields]
+        self._other_outputs = [field.id for field in outputs if field.id not in tested_fields]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
         self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
 
@@ -78,14 +78,14 @@ class FileRowReader:
             rows = self.file.metadata.row_group(number).num_rows
             if self._is_in_span(number):
                 mask = self._select_candidates(row_numbers, first, rows)
-                possible = mask is None or bool(mask.any())
-                read = False
-                if possible and self._groups.may_match(number):
+                may_match = mask is None or bool(mask.any())
+                is_read = False
+                if may_match and self._groups.may_match(number):
                     for batch in self._read_group(number, first, rows, mask, counts):
-                        read = True
+                        is_read = True
                         yield batch
-                counts.row_groups += read
-                counts.row_groups_skipped += not read
+                counts.row_groups += is_read
+                counts.row_groups_skipped += not is_read
             first += rows
 
     def _is_in_span(self, number: int) -> bool:
@@ -108,13 +108,13 @@ class FileRowReader:
             start, end = np.searchsorted(row_numbers, (first, first + rows)).tolist()
             mask = np.zeros(rows, dtype=np.bool_)
             mask[row_numbers[start:end] - first] = True
-        deleted = self._deleted.mark_deleted_positions(first, rows)
-        if deleted is not None:
-            mask = ~deleted if mask is None else mask & ~deleted
+        deleted_mask = self._deleted_rows.mark_deleted_positions(first, rows)
+        if deleted_mask is not None:
+            mask = ~deleted_mask if mask is None else mask & ~deleted_mask
         if self._removed is not None and not self._removed.keys:
-            removed = self._removed.mark_deleted_positions(first, rows)
-            removed = np.zeros(rows, dtype=np.bool_) if removed is None else removed
-            mask = removed if mask is None else mask & removed
+            removed_mask = self._removed.mark_deleted_positions(first, rows)
+            removed_mask = np.zeros(rows, dtype=np.bool_) if removed_mask is None else removed_mask
+            mask = removed_mask if mask is None else mask & removed_mask
         return mask
 
     def _read_group(
@@ -132,7 +132,7 @@ class FileRowReader:
             mask: The rows that are selected by position and not deleted, as bool[rows], or None for all rows.
             counts: The counts of the scan, which are increased.
         """
-        filtered: dict[int, list[pa.Array]] = {column_id: [] for column_id in self._tested_outputs}
+        filtered_arrays: dict[int, list[pa.Array]] = {column_id: [] for column_id in self._tested_outputs}
         if self._tested_ids:
             masks = []
             start = 0
@@ -142,28 +142,31 @@ class FileRowReader:
                 matches = self._matches(columns, first + start, size, mask_slice)
                 masks.append(matches)
                 for column_id in self._tested_outputs:
-                    filtered[column_id].append(columns[column_id].filter(pa.array(matches)))
+                    filtered_arrays[column_id].append(columns[column_id].filter(pa.array(matches)))
                 start += size
             mask = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
             if not mask.any():
                 return
-        start = matched = 0
-        tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered.items()}
+        start = matched_rows = 0
+        tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered_arrays.items()}
         names = self._projected.list_names(self._other_outputs)
         from_pages = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
         if from_pages is not None:
             counts.row_groups_by_pages += 1
             columns = self._projected.project_columns(from_pages, self._other_outputs, from_pages.num_rows)
-            assembled = self._assemble(
+            assembled_batch = self._assemble(
                 columns | {column_id: combine_to_array(parts) for column_id, parts in tested_values.items()},
                 first,
                 rows,
                 mask,
             )
-            yield from (assembled.slice(matched, BATCH_ROWS) for matched in range(0, from_pages.num_rows, BATCH_ROWS))
+            yield from (
+                assembled_batch.slice(matched_rows, BATCH_ROWS)
+                for matched_rows in range(0, from_pages.num_rows, BATCH_ROWS)
+            )
             return
-        few = mask is not None and is_selective(mask)
-        for batch, size in self._read(number, rows, self._other_outputs, few=few):
+        is_few = mask is not None and is_selective(mask)
+        for batch, size in self._read(number, rows, self._other_outputs, few=is_few):
             mask_slice = None if mask is None else mask[start : start + size]
             count = size if mask_slice is None else int(np.count_nonzero(mask_slice))
             if count:
@@ -172,11 +175,11 @@ class FileRowReader:
                 batch = None if batch is None else decode_strings(batch, self.file.schema_arrow)
                 columns = self._projected.project_columns(batch, self._other_outputs, count)
                 columns |= {
-                    column_id: combine_to_array(parts.slice(matched, count))
+                    column_id: combine_to_array(parts.slice(matched_rows, count))
                     for column_id, parts in tested_values.items()
                 }
                 yield self._assemble(columns, first + start, size, mask_slice)
-            start, matched = start + size, matched + count
+            start, matched_rows = start + size, matched_rows + count
 
     def _read(
         self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
@@ -193,10 +196,10 @@ class FileRowReader:
             for start in range(0, rows, BATCH_ROWS):
                 yield None, min(BATCH_ROWS, rows - start)
             return
-        coded = tuple(select_coded_columns(self.file, number, names)) if few else ()
-        if coded and coded not in self._coded:
-            self._coded[coded] = self.coded(coded)
-        file = self._coded[coded] if coded else self.file
+        coded_names = tuple(select_coded_columns(self.file, number, names)) if few else ()
+        if coded_names and coded_names not in self._coded:
+            self._coded[coded_names] = self.coded(coded_names)
+        file = self._coded[coded_names] if coded_names else self.file
         for batch in file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 
@@ -206,12 +209,12 @@ class FileRowReader:
         }
         matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
-        if self._deleted.keys:
-            matches = matches & ~self._deleted.mark_deleted_keys(values, rows)
+        if self._deleted_rows.keys:
+            matches = matches & ~self._deleted_rows.mark_deleted_keys(values, rows)
         if self._removed is not None and self._removed.keys:
-            removed = self._removed.mark_deleted_keys(values, rows)
+            removed_mask = self._removed.mark_deleted_keys(values, rows)
             by_position = self._removed.mark_deleted_positions(first, rows)
-            matches = matches & (removed if by_position is None else removed | by_position)
+            matches = matches & (removed_mask if by_position is None else removed_mask | by_position)
         return matches
 
     def _assemble(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
@@ -229,7 +232,7 @@ class FileRowReader:
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
         # Positions are computed only if the scan or the row lineage needs them.
-        if needs_positions or self._inherited is not None:
+        if needs_positions or self._inherited_lineage is not None:
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]
         for name in self.read_plan.names:
@@ -239,10 +242,10 @@ class FileRowReader:
                 arrays.append(pa.repeat(pa.scalar(self.task.path), count))
             elif name == POSITION:
                 arrays.append(pa.array(positions))
-            elif self._inherited is None:
+            elif self._inherited_lineage is None:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
-                arrays.append(self._inherited.fill(lineage[name], columns[lineage[name]], positions))
+                arrays.append(self._inherited_lineage.fill(lineage[name], columns[lineage[name]], positions))
         if self.read_plan.positions:
             arrays.append(pa.array(positions))
         return _build_batch(arrays, self.read_plan.arrow, count)

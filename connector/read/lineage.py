@@ -62,16 +62,16 @@ class InheritedLineage:
             raise AmbiguousColumn("the plan has no sequence number for it, so the row lineage is unknown")
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
-    def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
+    def fill(self, field_id: int, stored_values: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
         """Return a lineage column for the rows at the given positions, as int64[rows].
 
         Args:
             field_id: The id of the lineage column.
-            stored: The column that the file stores, which may have nulls.
+            stored_values: The column that the file stores, which may have nulls.
             positions: The positions of the rows.
         """
-        if not stored.null_count:
-            return stored
+        if not stored_values.null_count:
+            return stored_values
         if field_id == ROW_ID:
-            return pc.coalesce(stored, pa.array(positions + self.first_row_id))
-        return pc.fill_null(stored, self.sequence_number)
+            return pc.coalesce(stored_values, pa.array(positions + self.first_row_id))
+        return pc.fill_null(stored_values, self.sequence_number)

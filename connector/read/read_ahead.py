@@ -43,35 +43,35 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
     Raises:
         Unreadable: A file cannot be read. The error is raised no later than when the batches of the file are requested.
     """
-    own = TaskReader(read_plan, storage, threads=False)
+    own_reader = TaskReader(read_plan, storage, threads=False)
     # Each thread has its own reader, because the caches of a reader are not thread-safe.
     readers = threading.local()
 
-    def read(together: Sequence[ScanTask]) -> list[_Read]:
+    def read(task_group: Sequence[ScanTask]) -> list[_Read]:
         reader: TaskReader | None = getattr(readers, "reader", None)
         if reader is None:
             reader = readers.reader = TaskReader(read_plan, storage, threads=False)
-        return [(task, list(reader.read(task))) for task in together]
+        return [(task, list(reader.read(task))) for task in task_group]
 
     pool: ThreadPoolExecutor | None = None
-    waiting: deque[ScanTask | Future[list[_Read]]] = deque()
+    queue: deque[ScanTask | Future[list[_Read]]] = deque()
 
     def take_next_reads() -> Iterable[_Read]:
-        first = waiting.popleft()
-        return [(first, own.read(first))] if isinstance(first, ScanTask) else first.result()
+        first = queue.popleft()
+        return [(first, own_reader.read(first))] if isinstance(first, ScanTask) else first.result()
 
     try:
-        for together in _divide(tasks):
-            if not _is_small(together[0]):
-                waiting += together
+        for task_group in _divide(tasks):
+            if not _is_small(task_group[0]):
+                queue += task_group
             else:
                 if pool is None:
-                    threads = _THREADS if storage.is_local(together[0].path) else _THREADS_REMOTE
+                    threads = _THREADS if storage.is_local(task_group[0].path) else _THREADS_REMOTE
                     pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
-                waiting.append(pool.submit(read, together))
-            while len(waiting) > _THREADS_REMOTE:
+                queue.append(pool.submit(read, task_group))
+            while len(queue) > _THREADS_REMOTE:
                 yield from take_next_reads()
-        while waiting:
+        while queue:
             yield from take_next_reads()
     finally:
         if pool is not None:
@@ -80,10 +80,10 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
     """Yield groups of successive small files within the limits. Each other file is in a separate group."""
-    above = (_READ_FILES_MAX + 1, 0, 0)
+    excess_weights = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,
-        lambda task: (1, task.size_bytes, task.records) if _is_small(task) else above,
+        lambda task: (1, task.size_bytes, task.records) if _is_small(task) else excess_weights,
         (_READ_FILES_MAX, _READ_BYTES_MAX, _READ_ROWS_MAX),
     )
 

@@ -141,15 +141,15 @@ def scan(
     """
     if at == CURRENT:
         client = client.with_fresh_rows(after)
-    opened = open_table(client, table, at)
-    bound = bind_filter(where, opened)
-    read_plan = plan_read(opened, columns, bound)
+    source_table = open_table(client, table, at)
+    bound = bind_filter(where, source_table)
+    read_plan = plan_read(source_table, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
-        tasks_of_plan = plan(client, opened, bound, least_rows=limit, columns=read_plan.names)
-        return restrict_to_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
+        tasks_of_plan = plan(client, source_table, bound, least_rows=limit, columns=read_plan.names)
+        return restrict_to_rows(client, source_table, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
-    return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id, keys)
+    return TableScan(source_table.storage, read_plan, tasks, limit, source_table.snapshot_id, keys)
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -214,18 +214,26 @@ class TaskReader:
             Unreadable: The file cannot be read.
         """
         with _add_path_to_errors(task.path):
-            where = self._compute_residual(task)
+            residual = self._compute_residual(task)
         selected_positions = _decode_positions(task) if positions is None else positions
-        if where == FALSE or (selected_positions is not None and not len(selected_positions)):
+        if residual == FALSE or (selected_positions is not None and not len(selected_positions)):
             return
         hides = self._keys is not None and not self._is_private
         with (
             _add_path_to_errors(task.path, hides=hides),
-            _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, coded),
+            _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, open_with_codes),
         ):
             self.counts.files += 1
             rows = FileRowReader(
-                self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
+                self._read_plan,
+                task,
+                residual,
+                file,
+                pages,
+                open_with_codes,
+                self._mapping,
+                self._deletes,
+                self._threads,
             )
             for batch in join_small_batches(rows.read_batches(selected_positions, self.counts)):
                 self.counts.rows += batch.num_rows
@@ -239,12 +247,12 @@ class TaskReader:
         """
         if self._keys is None or (self._is_private and self._check is None):
             return
-        with SourceFile(task.path, source, keys=self._keys) as opened:
+        with SourceFile(task.path, source, keys=self._keys) as source_file:
             if not self._is_private:
                 for deletes in (task.deletes, task.removed_by or ()):
-                    check_deletes(opened, self._deletes.load(task.path, deletes).column_ids)
+                    check_deletes(source_file, self._deletes.load(task.path, deletes).column_ids)
             if self._check is not None:
-                self._check(task.path, opened)
+                self._check(task.path, source_file)
 
     def _compute_residual(self, task: ScanTask) -> Expression:
         """Return the residual of the filter for the file's partition.
@@ -285,26 +293,26 @@ def _open_file(
         _buffer_if_small(
             storage.open_input_file(task.path), _WHOLE_FILE_BYTES_MAX if is_local else _WHOLE_FILE_BYTES_MAX_REMOTE
         ) as source,
-        ExitStack() as opened,
+        ExitStack() as stack,
     ):
 
-        def parquet(metadata: pq.FileMetaData | None, coded: Sequence[str] = ()) -> pq.ParquetFile:
-            return opened.enter_context(
+        def parquet(metadata: pq.FileMetaData | None, coded_names: Sequence[str] = ()) -> pq.ParquetFile:
+            return stack.enter_context(
                 pq.ParquetFile(
                     source,
                     metadata=metadata,
                     pre_buffer=not isinstance(source, pa.BufferReader),
                     coerce_int96_timestamp_unit="us",
                     decryption_properties=decryption,
-                    read_dictionary=list(coded),
+                    read_dictionary=list(coded_names),
                 )
             )
 
-        checked = b"" if decryption is None else _read_footer(source)
+        checked_footer = b"" if decryption is None else _read_footer(source)
         check(task, source)
         metadata = _read_plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
-        if checked and _read_footer(source) != checked:
+        if checked_footer and _read_footer(source) != checked_footer:
             raise Unreadable(task.path, "the file was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(

@@ -44,18 +44,18 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
     )
 
 
-def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
+def select_settled(source_table: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
     """Return the tasks whose files have at least a given age at a given time.
 
     If no snapshot has changed rows in the `age_ms` before this time, all tasks are returned.
 
     Args:
-        opened: The table, with all snapshots.
+        source_table: The table, with all snapshots.
         tasks: The tasks, with sequence numbers.
         age_ms: The minimum age.
         at_ms: The time, in milliseconds since the epoch.
     """
-    snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
+    snapshots = sorted(source_table.history, key=lambda snapshot: snapshot.sequence_number)
     young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
     if not any(snapshot.build_summary_map().get("operation") in _CHANGES for snapshot in young):
         return list(tasks)
@@ -64,7 +64,7 @@ def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at
 
 
 def settle(
-    opened: OpenTable,
+    source_table: OpenTable,
     tasks: Sequence[ScanTask],
     choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
     planned_ms: int,
@@ -72,7 +72,7 @@ def settle(
     """Select the tasks whose files will probably stay unchanged while a job rewrites them.
 
     Args:
-        opened: The table, with all snapshots.
+        source_table: The table, with all snapshots.
         tasks: The tasks, with sequence numbers.
         choose: A function that returns the tasks of its argument that the job would rewrite.
         planned_ms: See `compute_settled_age_ms`.
@@ -86,6 +86,6 @@ def settle(
         return tasks, 0.0
     age_ms = compute_settled_age_ms(due, planned_ms)
     # The times of snapshots come from the clock of the server, and the clock of a job may be behind it.
-    at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in opened.history)])
-    settled = select_settled(opened, tasks, age_ms, at_ms)
-    return settled, age_ms / 1000 if len(settled) < len(tasks) else 0.0
+    at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in source_table.history)])
+    settled_tasks = select_settled(source_table, tasks, age_ms, at_ms)
+    return settled_tasks, age_ms / 1000 if len(settled_tasks) < len(tasks) else 0.0

@@ -157,18 +157,18 @@ def load_table(
     return client.load_table(table, history=history or by_time_or_id, loaded_before=loaded_before)
 
 
-def open_loaded_table(loaded: EngineTable, table: Name, at: At) -> OpenTable:
+def open_loaded_table(engine_table: EngineTable, table: Name, at: At) -> OpenTable:
     """Open a loaded table at a snapshot.
 
     Raises:
         InvalidRequest: The snapshot, branch or tag does not exist.
     """
-    metadata = decode_table(loaded.metadata, str(table))
+    metadata = decode_table(engine_table.metadata, str(table))
     snapshot_id, schema = _resolve_snapshot(metadata, at)
     without_history = msgspec.structs.replace(
         metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={}, current_snapshot_id=None, statistics=()
     )
-    storage = Storage.of_table(loaded.storage, metadata.location)
+    storage = Storage.of_table(engine_table.storage, metadata.location)
     return OpenTable(table, without_history, schema, snapshot_id, storage, metadata.snapshots)
 
 
@@ -301,9 +301,9 @@ def restrict_to_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, filter_json = At(snapshot_id=table.snapshot_id), encode_expression(add_nan(where))
+    snapshot_choice, filter_json = At(snapshot_id=table.snapshot_id), encode_expression(add_nan(where))
     schema_id = table.metadata.current_schema_id
-    bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=at)
+    bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=snapshot_choice)
     rows_by_path = {file_rows.file_path: file_rows for file_rows in bitmap_rows}
     for task in tasks:
         rows = rows_by_path.get(task.path)

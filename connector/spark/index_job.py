@@ -36,7 +36,7 @@ class SparkWorkers:
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
-        self._owned = owned
+        self._owns_session = owned
 
     @classmethod
     def start(cls, master: str) -> SparkWorkers:
@@ -44,9 +44,9 @@ class SparkWorkers:
 
         All other settings come from spark-defaults.conf. If this process already has a session, it is used.
         """
-        running = SparkSession.getActiveSession()
-        if running is not None:
-            return cls(running)
+        active_session = SparkSession.getActiveSession()
+        if active_session is not None:
+            return cls(active_session)
         # By default, PySpark would run any python3 in the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("seamark index build").master(master)
@@ -74,7 +74,7 @@ class SparkWorkers:
             raise
 
     def close(self) -> None:
-        if self._owned:
+        if self._owns_session:
             self._spark.stop()
 
 

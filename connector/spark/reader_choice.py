@@ -46,12 +46,12 @@ def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expr
     """Estimate the rows that each reader would read, from one plan and, if there are bitmap indexes, from bitmaps."""
     remaining = RemainingRows()
     for task in restrict_to_rows(client, table, where, plan(client, table, where)):
-        touched = chosen = task.records
+        touched_rows = chosen_rows = task.records
         if task.rows is not None:
             rows = np.asarray(BitMap.deserialize(task.rows).to_array(), dtype=np.int64)
-            touched = min(task.records, PAGE_ROWS * len(np.unique(rows // PAGE_ROWS)))
-            chosen = len(rows)
+            touched_rows = min(task.records, PAGE_ROWS * len(np.unique(rows // PAGE_ROWS)))
+            chosen_rows = len(rows)
         remaining.planned += task.records
-        remaining.touched += touched
-        remaining.chosen += chosen
+        remaining.touched += touched_rows
+        remaining.chosen += chosen_rows
     return remaining

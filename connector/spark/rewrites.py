@@ -60,11 +60,11 @@ def keep_job_group(spark: SparkSession) -> Iterator[None]:
     Without this, later jobs would belong to the group of the rewrite.
     """
     context = spark.sparkContext
-    before = {name: context.getLocalProperty(name) for name in _GROUP}
+    old_properties = {name: context.getLocalProperty(name) for name in _GROUP}
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_properties.items():
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes the property
 
 
@@ -87,7 +87,7 @@ def run_on_spark(
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
     context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)
-    remaining_batches, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
+    remaining_batches, tasks_by_future = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
 
     def run(rewrite: Rewrite) -> _Outcome:
         task = partial(_run_in_task, rewrite, folders, umask, keys)
@@ -97,14 +97,14 @@ def run_on_spark(
     with ThreadPoolExecutor(slots) as pool:
         try:
             while True:
-                while len(running) < slots and (batch := next(remaining_batches, None)) is not None:
+                while len(tasks_by_future) < slots and (batch := next(remaining_batches, None)) is not None:
                     tasks, rewrite = batch
-                    running[pool.submit(inheritable_thread_target(spark)(run), rewrite)] = tasks
-                if not running:
+                    tasks_by_future[pool.submit(inheritable_thread_target(spark)(run), rewrite)] = tasks
+                if not tasks_by_future:
                     return
-                for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                    tasks = running.pop(ended)
-                    yield tasks, partial(_read_result, ended, tasks)
+                for future in wait(tasks_by_future, return_when=FIRST_COMPLETED).done:
+                    tasks = tasks_by_future.pop(future)
+                    yield tasks, partial(_read_result, future, tasks)
         finally:
             with suppress(Py4JError):  # The JVM may have ended already.
                 context.cancelJobGroup(group)
@@ -131,9 +131,9 @@ def _run_in_task(
     return None if new is None else replace(new, tasks=())
 
 
-def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
+def _read_result(future: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
     try:
-        outcome = ended.result()
+        outcome = future.result()
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if not lines or has_keys():  # The message may quote a value of an encrypted file.

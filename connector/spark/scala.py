@@ -13,7 +13,7 @@ OPTIMIZER = f"{SPARK}catalyst.optimizer."
 
 def to_list(sequence: Any) -> list[Any]:
     """Return the items of a Scala Seq."""
-    return [sequence.apply(at) for at in range(sequence.size())]
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def to_strings(sequence: Any) -> list[str]:

@@ -132,37 +132,37 @@ def read(
     if not uri:
         raise InvalidRequest(f"{name!r} is not a catalog of this session; add it with connect(spark, {name!r}, uri)")
     client = SeamarkClient(uri, token=token or None)
-    opened = open_table(client, levels, at)
-    suits_seamark = where is not None and _suits_seamark_reader(spark, client, opened, where)
-    if suits_seamark or (at == CURRENT and _misses_rows(opened)):
+    source_table = open_table(client, levels, at)
+    suits_seamark = where is not None and _suits_seamark_reader(spark, client, source_table, where)
+    if suits_seamark or (at == CURRENT and _misses_rows(source_table)):
         options = {"uri": uri, "table": join_name(levels), **_make_snapshot_options(at)}
         options |= {"where": where} if where is not None and suits_seamark else {}
         options |= {"token": token} if token else {}
         if columns is not None and (where is None or suits_seamark):
-            options["columns"] = ",".join(_resolve_column_names(spark, opened, columns))
+            options["columns"] = ",".join(_resolve_column_names(spark, source_table, columns))
         frame = spark.read.format("seamark").options(**options).load()
         frame = frame if where is None or suits_seamark else frame.where(where)
     else:
         version = at.snapshot_id if at.ref is None else at.ref
         if at.as_of_ms is not None:
-            version = opened.snapshot_id
+            version = source_table.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
         frame = reader.table(".".join(map(backquote, (name, *levels))))
         frame = frame if where is None else frame.where(where)
     return frame if columns is None else frame.select(*map(backquote, columns))
 
 
-def _misses_rows(opened: OpenTable) -> bool:
+def _misses_rows(source_table: OpenTable) -> bool:
     """Return whether Iceberg's reader misses rows that wait for a flush.
 
     Spark itself plans stream tables from format version 3 on.
     """
-    metadata = opened.metadata
+    metadata = source_table.metadata
     is_stream = parse_bool(metadata.properties, STREAM_ENABLED, False)
     return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
 
 
-def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
+def _resolve_column_names(spark: SparkSession, source_table: OpenTable, columns: Sequence[str]) -> list[str]:
     """Return the column names in the table's spelling if the session ignores case and the names are unambiguous.
 
     Otherwise, return the names unchanged.
@@ -170,21 +170,21 @@ def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Seque
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)
     names: dict[str, str | None] = {}
-    for field in opened.schema.fields:
-        folded = field.name.lower()
-        names[folded] = None if folded in names else field.name
+    for field in source_table.schema.fields:
+        lower_name = field.name.lower()
+        names[lower_name] = None if lower_name in names else field.name
     return [names.get(column.lower()) or column for column in columns]
 
 
-def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
+def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, source_table: OpenTable, where: str) -> bool:
     try:
-        bound = bind_filter(where, opened)
+        bound = bind_filter(where, source_table)
     except InvalidRequest:  # Spark may support a predicate that Seamark cannot parse.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound)):
         return False  # In a predicate, Spark interprets strings as times in the session's zone.
-    return estimate_remaining_rows(client, opened, bound).suits_seamark
+    return estimate_remaining_rows(client, source_table, bound).suits_seamark
 
 
 def _make_snapshot_options(at: At) -> dict[str, str]:

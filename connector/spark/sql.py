@@ -44,11 +44,13 @@ def sql(
     """
     try:
         if _is_change(spark, text):
-            planned = queries.plan_source(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
+            source_statement = queries.plan_source(
+                spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction
+            )
             try:
-                return execute(spark, planned, args).frame
+                return execute(spark, source_statement, args).frame
             except AnalysisException as error:
-                if planned == text or not queries.is_plan_gone(error):
+                if source_statement == text or not queries.is_plan_gone(error):
                     raise
             return execute(spark, text, args).frame
         return queries.sql(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)

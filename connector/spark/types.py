@@ -87,20 +87,20 @@ def find_spark_conversion(kind: Type) -> Convert | None:
 
 def _convert_struct(array: pa.Array, inner: list[Convert | None]) -> pa.Array:
     parts = [pc.struct_field(array, [number]) for number in range(len(inner))]
-    converted = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
-    return pa.StructArray.from_arrays(converted, [field.name for field in array.type], mask=array.is_null())
+    children = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
+    return pa.StructArray.from_arrays(children, [field.name for field in array.type], mask=array.is_null())
 
 
 def _convert_list(array: pa.Array, element: Convert) -> pa.Array:
-    whole = pa.concat_arrays([array])
-    return pa.ListArray.from_arrays(whole.offsets, element(whole.values), mask=whole.is_null())
+    joined_array = pa.concat_arrays([array])
+    return pa.ListArray.from_arrays(joined_array.offsets, element(joined_array.values), mask=joined_array.is_null())
 
 
 def _convert_map(array: pa.Array, key: Convert | None, value: Convert | None) -> pa.Array:
-    whole = pa.concat_arrays([array])
-    keys = whole.keys if key is None else key(whole.keys)
-    items = whole.items if value is None else value(whole.items)
-    return pa.MapArray.from_arrays(whole.offsets, keys, items, mask=whole.is_null())
+    joined_array = pa.concat_arrays([array])
+    keys = joined_array.keys if key is None else key(joined_array.keys)
+    items = joined_array.items if value is None else value(joined_array.items)
+    return pa.MapArray.from_arrays(joined_array.offsets, keys, items, mask=joined_array.is_null())
 
 
 def _convert_uuids(array: pa.Array) -> pa.Array:

@@ -42,18 +42,20 @@ def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, 
     left, right = sides
     check_comparable(left, node)
     check_comparable(right, node)
-    plain = f"({left.sql} {op} {right.sql})"
+    comparison = f"({left.sql} {op} {right.sql})"
     if op == "=" and left.type.is_float and left.literal is None and right.literal is None:
         # DuckDB's hash joins distinguish 0.0 and -0.0. The sum of either zero and 0 is 0.0.
-        plain = f"({left.sql} + 0 = {right.sql} + 0)"
+        comparison = f"({left.sql} + 0 = {right.sql} + 0)"
     unsure = [side.sql for side in sides if side.type.is_float and side.literal is None]
     if not unsure:
-        return SqlValue(plain, BOOLEAN)
+        return SqlValue(comparison, BOOLEAN)
     if positive and op != "<>":
-        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({text})' for text in unsure)})", BOOLEAN)
+        return SqlValue(f"({comparison}{''.join(f' AND NOT isnan({text})' for text in unsure)})", BOOLEAN)
     nan = " OR ".join(f"isnan({text})" for text in unsure)
     answer = "TRUE" if op == "<>" else "FALSE"
-    return SqlValue(f"(CASE WHEN {plain} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {plain} END)", BOOLEAN)
+    return SqlValue(
+        f"(CASE WHEN {comparison} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {comparison} END)", BOOLEAN
+    )
 
 
 def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> SqlValue:
@@ -80,12 +82,12 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
     """
     a_type, b_type = as_decimal(left.type), as_decimal(right.type)
     scale = max(a_type.scale, b_type.scale)
-    whole = max(a_type.precision - a_type.scale, b_type.precision - b_type.scale)
+    integer_digits = max(a_type.precision - a_type.scale, b_type.precision - b_type.scale)
     match sign:
         case "+" | "-":
-            kind = make_decimal(min(PRECISION_MAX, whole + scale + 1), scale)
-            wide = [cast(side, kind) for side in (left, right)]
-            return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {name_duckdb_type(kind)})", kind)
+            kind = make_decimal(min(PRECISION_MAX, integer_digits + scale + 1), scale)
+            wide_sides = [cast(side, kind) for side in (left, right)]
+            return SqlValue(f"CAST({wide_sides[0].sql} {sign} {wide_sides[1].sql} AS {name_duckdb_type(kind)})", kind)
         case "*":
             if a_type.scale + b_type.scale > PRECISION_MAX:
                 raise InvalidRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
@@ -98,15 +100,17 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             )
         case "%":
             kind = make_decimal(min(a_type.precision - a_type.scale, b_type.precision - b_type.scale) + scale, scale)
-            common = make_decimal(min(PRECISION_MAX, whole + scale), scale)
+            common = make_decimal(min(PRECISION_MAX, integer_digits + scale), scale)
             a, b = cast(left, common).sql, cast(right, common).sql
             return SqlValue(
                 f"CAST(CASE WHEN {b} = 0 THEN {DIVISION_BY_ZERO} ELSE {a} % {b} END AS {name_duckdb_type(kind)})", kind
             )
     digits = max(_QUOTIENT_SCALE_MIN, a_type.scale + b_type.precision + 1)
-    whole = a_type.precision - a_type.scale + b_type.scale
-    scale = digits if whole + digits <= PRECISION_MAX else max(PRECISION_MAX - whole, _QUOTIENT_SCALE_MIN)
-    kind = make_decimal(min(PRECISION_MAX, whole + scale), scale)
+    integer_digits = a_type.precision - a_type.scale + b_type.scale
+    scale = (
+        digits if integer_digits + digits <= PRECISION_MAX else max(PRECISION_MAX - integer_digits, _QUOTIENT_SCALE_MIN)
+    )
+    kind = make_decimal(min(PRECISION_MAX, integer_digits + scale), scale)
     return divide_decimals(cast(left, a_type), cast(right, b_type), kind)
 
 
@@ -118,15 +122,15 @@ def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
     denominator = f"({_to_unscaled_integer(right)} * CAST('1{'0' * max(0, -shift)}' AS HUGEINT))"
-    rounds_away = f"2 * abs({numerator} % {denominator}) >= abs({denominator})"
-    away = f"CASE WHEN {rounds_away} THEN sign({numerator}) * sign({denominator}) ELSE 0 END"
-    unscaled = f"CAST({numerator} // {denominator} + {away} AS DECIMAL({PRECISION_MAX}, 0))"
+    rounding_condition = f"2 * abs({numerator} % {denominator}) >= abs({denominator})"
+    rounding_step = f"CASE WHEN {rounding_condition} THEN sign({numerator}) * sign({denominator}) ELSE 0 END"
+    unscaled_sql = f"CAST({numerator} // {denominator} + {rounding_step} AS DECIMAL({PRECISION_MAX}, 0))"
     unit = f"CAST('1e-{kind.scale}' AS DECIMAL({kind.scale + 1}, {kind.scale}))" if kind.scale else "1"
-    scaled = f"CAST({unscaled} * {unit} AS {name_duckdb_type(kind)})"
-    return SqlValue(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled} END)", kind)
+    scaled_sql = f"CAST({unscaled_sql} * {unit} AS {name_duckdb_type(kind)})"
+    return SqlValue(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled_sql} END)", kind)
 
 
-def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
+def sum_decimals(value: SqlValue, distinct: str = "", over_clause: str = "") -> SqlValue:
     """Return the sum of decimals.
 
     DuckDB adds them as 128-bit integers, whose overflow is not an error.
@@ -134,13 +138,13 @@ def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValu
     Args:
         value: The decimals.
         distinct: `DISTINCT ` or an empty text.
-        over: The window of the sum, or an empty text.
+        over_clause: The window of the sum, or an empty text.
     """
     kind = make_decimal(PRECISION_MAX, value.type.scale)
-    total = f"CAST(sum({distinct}{value.sql}){over} AS {name_duckdb_type(kind)})"
+    total = f"CAST(sum({distinct}{value.sql}){over_clause} AS {name_duckdb_type(kind)})"
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
-    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
+    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over_clause})"
     # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
     # rows.
     limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
@@ -153,8 +157,8 @@ def _to_unscaled_integer(value: SqlValue) -> str:
 
 def round_to_milliseconds(value: SqlValue) -> SqlValue:
     """Return a timestamp rounded to milliseconds, as Trino rounds it: half a millisecond is rounded up."""
-    moved = f"(epoch_us({value.sql}) + 500)"
-    return SqlValue(f"make_timestamp({moved} - ({moved} % 1000 + 1000) % 1000)", TIMESTAMP)
+    shifted_micros = f"(epoch_us({value.sql}) + 500)"
+    return SqlValue(f"make_timestamp({shifted_micros} - ({shifted_micros} % 1000 + 1000) % 1000)", TIMESTAMP)
 
 
 def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> SqlValue:

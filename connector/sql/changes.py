@@ -81,10 +81,10 @@ def translate_change(
         UnsupportedInDuckDB: The statement is not translated.
     """
     tree = statement.tree
-    allowed = _ALLOWED.get(type(tree))
-    if allowed is None:
+    allowed_arguments = _ALLOWED.get(type(tree))
+    if allowed_arguments is None:
         raise UnsupportedInDuckDB(f"{type(tree).__name__.upper()} is not translated")
-    check_args(tree, allowed)
+    check_args(tree, allowed_arguments)
     change = _Change(statement, columns_of, name_of, catalog, now)
     match tree:
         case exp.Insert():
@@ -107,22 +107,26 @@ class _Change:
         self._now = now
 
     def translate_insert(self, tree: exp.Expr) -> DuckDBChange:
-        into = tree.this
-        table = into.this if isinstance(into, exp.Schema) else into
+        target_node = tree.this
+        table = target_node.this if isinstance(target_node, exp.Schema) else target_node
         columns = self._find_target_columns(table)
-        names = [expression.name for expression in into.expressions] if isinstance(into, exp.Schema) else list(columns)
-        chosen = _check_distinct([_find_column(name, columns, table) for name in names])
+        names = (
+            [expression.name for expression in target_node.expressions]
+            if isinstance(target_node, exp.Schema)
+            else list(columns)
+        )
+        target_columns = _check_distinct([_find_column(name, columns, table) for name in names])
         translation = Translation(self._columns_of, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
-        if len(query_columns) != len(chosen):
-            raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(chosen)} columns")
-        converted = ", ".join(
+        if len(query_columns) != len(target_columns):
+            raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(target_columns)} columns")
+        converted_columns = ", ".join(
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns, strict=True))
+            for n, (name, (_, kind)) in enumerate(zip(target_columns, query_columns, strict=True))
         )
-        text = f"SELECT {converted} FROM ({query})"  # noqa: S608
+        text = f"SELECT {converted_columns} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
-        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query)
+        return DuckDBChange(text, tuple(target_columns), tables, self._name_of(table), self._statement.query)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
         """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`."""
@@ -131,19 +135,19 @@ class _Change:
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
             place += "$"  # The name of the column with the places must not occur in the statement.
         kind, texts = self._statement.kind, divide_row_change(self._statement.text)
-        chosen = []
+        target_columns = []
         for assignment in tree.expressions if kind is Kind.UPDATE else ():
             if not isinstance(assignment, exp.EQ) or not isinstance(assignment.this, exp.Column):
                 raise UnsupportedInDuckDB(f"SET {describe(assignment)} is not translated")
-            chosen.append(_find_column(assignment.this.name, columns, tree.this))
-        if len(texts.values) != len(_check_distinct(chosen)):
+            target_columns.append(_find_column(assignment.this.name, columns, tree.this))
+        if len(texts.values) != len(_check_distinct(target_columns)):
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
-        selected = quote_name(place)
-        text = f"SELECT {', '.join([selected, *texts.values])} FROM {texts.source}"  # noqa: S608
-        parsed = parse(text)
-        query = parsed.tree
+        place_column = quote_name(place)
+        text = f"SELECT {', '.join([place_column, *texts.values])} FROM {texts.source}"  # noqa: S608
+        parsed_statement = parse(text)
+        query = parsed_statement.tree
         clause = query.args.get("from_")
-        if not isinstance(query, exp.Select) or clause is None or len(query.expressions) != 1 + len(chosen):
+        if not isinstance(query, exp.Select) or clause is None or len(query.expressions) != 1 + len(target_columns):
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         target = clause.this
 
@@ -152,23 +156,23 @@ class _Change:
             return {**table_columns, place: BIGINT} if table is target else table_columns
 
         translation = Translation(find_columns, self._now)
-        translated, query_columns = translation.query(query, NameScope((), {}))
-        if len(query_columns) != 1 + len(chosen):  # A value is a star.
+        query_sql, query_columns = translation.query(query, NameScope((), {}))
+        if len(query_columns) != 1 + len(target_columns):  # A value is a star.
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         for table in translation.tables:
             table.place = place if table.node is target else None
-        converted = [
+        converted_columns = [
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
+            for n, (name, (_, kind)) in enumerate(zip(target_columns, query_columns[1:], strict=True), 1)
         ]
         # The analysis of conditions would not find the column with the places, so the query does not contain it.
         query.expressions[0].replace(exp.Literal.number(1))
         return DuckDBChange(
-            f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
-            (place, *chosen),
+            f"SELECT {', '.join(['c0', *converted_columns])} FROM ({query_sql})",  # noqa: S608
+            (place, *target_columns),
             tuple(translation.tables),
             self._name_of(tree.this),
-            parsed,
+            parsed_statement,
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
@@ -179,10 +183,10 @@ class _Change:
         exists = ""
         if tree.args.get("exists"):
             exists = " IF NOT EXISTS" if word == "CREATE" else " IF EXISTS"
-        dropped = tree.args.get("tables") or [tree.this]
-        if len(dropped) != 1:
+        dropped_tables = tree.args.get("tables") or [tree.this]
+        if len(dropped_tables) != 1:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
-        target_node, columns = dropped[0], ""
+        target_node, columns = dropped_tables[0], ""
         if isinstance(target_node, exp.Schema):
             columns = f" ({', '.join(_define_column(expression) for expression in target_node.expressions)})"
             target_node = target_node.this
@@ -241,15 +245,15 @@ def divide_row_change(text: str) -> RowChangeTexts:
         return RowChangeTexts((), text[tokens[2].start : end])
     if words[:1] != ["UPDATE"] or "SET" not in words:
         raise UnsupportedInDuckDB("UPDATE of this form is not translated")
-    at = words.index("SET")
-    groups, condition = _parse_assignments(tokens[at + 1 :])
+    set_position = words.index("SET")
+    groups, condition = _parse_assignments(tokens[set_position + 1 :])
     values = []
     for group in groups:
         equals = next((n for n, token in enumerate(group) if token.word == "="), None)
         if equals is None or equals + 1 == len(group):
             raise UnsupportedInDuckDB("UPDATE of this form is not translated")
         values.append(text[group[equals + 1].start : group[-1].end])
-    source = text[tokens[1].start : tokens[at - 1].end]
+    source = text[tokens[1].start : tokens[set_position - 1].end]
     if condition is not None:
         source += f" {text[condition.start : end]}"
     return RowChangeTexts(tuple(values), source)

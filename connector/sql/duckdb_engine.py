@@ -69,16 +69,18 @@ def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
 class TableStream:
     """A stream of a table's rows for DuckDB. Each scan of the stream reads the files again."""
 
-    def __init__(self, read: PlannedTableRead) -> None:
-        self._read = read
-        table = read.table
+    def __init__(self, table_read: PlannedTableRead) -> None:
+        self._read = table_read
+        table = table_read.table
         self._names = [name for name in table.columns if name in table.used]
         numbers = {name: number for number, name in enumerate(table.columns)}
-        self._renamed = [f"c{numbers[name]}" for name in self._names]
-        stored = tuple(name for name in self._names if name != table.place)
-        self._has_places = len(stored) < len(self._names)
-        where = extract_row_filter(read.where)
-        self._plan = ReadPlan(read.opened.metadata, read.opened.schema, stored, where, positions=self._has_places)
+        self._new_names = [f"c{numbers[name]}" for name in self._names]
+        stored_names = tuple(name for name in self._names if name != table.place)
+        self._has_places = len(stored_names) < len(self._names)
+        row_filter = extract_row_filter(table_read.where)
+        self._plan = ReadPlan(
+            table_read.opened.metadata, table_read.opened.schema, stored_names, row_filter, positions=self._has_places
+        )
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
         self.failure: Exception | None = None
 
@@ -87,7 +89,7 @@ class TableStream:
         if not self._names:
             return _NO_COLUMNS
         kinds = [pa.uuid() if n in self._uuids else field.type for n, field in enumerate(self._plan.arrow)]
-        return pa.schema(list(zip(self._renamed, kinds, strict=True)))
+        return pa.schema(list(zip(self._new_names, kinds, strict=True)))
 
     def __arrow_c_schema__(self) -> object:
         return self.schema.__arrow_c_schema__()
@@ -127,20 +129,20 @@ class TableStream:
 @contextmanager
 def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTableRead]) -> Iterator[list[TableStream]]:
     """Register the tables in DuckDB under their names in the translation."""
-    streams = [TableStream(read) for read in reads]
+    streams = [TableStream(table_read) for table_read in reads]
     try:
-        for stream, read in zip(streams, reads, strict=True):
-            con.register(read.table.name, stream)
+        for stream, table_read in zip(streams, reads, strict=True):
+            con.register(table_read.table.name, stream)
         yield streams
     finally:
-        for read in reads:
-            con.unregister(read.table.name)
+        for table_read in reads:
+            con.unregister(table_read.table.name)
 
 
 @contextmanager
-def register_stream(con: duckdb.DuckDBPyConnection, name: str, read: PlannedTableRead) -> Iterator[TableStream]:
+def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
     """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
-    stream = TableStream(read)
+    stream = TableStream(table_read)
     con.register(name, stream)
     try:
         yield stream

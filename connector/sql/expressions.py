@@ -226,9 +226,9 @@ class Expressions:
     def _translate_comparison(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> SqlValue:
         if isinstance(node.this, exp.Tuple) and isinstance(node.expression, exp.Tuple):
             return self._translate_row_comparison(node, scope)
-        quantified = _to_in(node)
-        if quantified is not None:
-            return self.translate_value(quantified, scope)
+        in_node = _to_in(node)
+        if in_node is not None:
+            return self.translate_value(in_node, scope)
         sides = to_common_type(
             [self.translate_value(node.this, scope), self.translate_value(node.expression, scope)], node
         )
@@ -273,21 +273,21 @@ class Expressions:
             check_args(node, frozenset(("this", "query")))
             return self._translate_in_query(node, query, scope)
         check_args(node, frozenset(("this", "expressions")))
-        listed = _list_values(node)
+        list_values = _list_values(node)
         if isinstance(node.this, exp.Tuple):
             # In Trino, IN of a row with a null field is null, even if another field differs.
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
-        value, *candidates = to_common_type(self.translate_values([node.this, *listed], scope), node)
+        value, *candidates = to_common_type(self.translate_values([node.this, *list_values], scope), node)
         check_comparable(value, node)
-        if value.type.is_float and listed != node.expressions:  # In Trino, NaN is in VALUES that contain NaN.
+        if value.type.is_float and list_values != node.expressions:  # In Trino, NaN is in VALUES that contain NaN.
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with VALUES of the type {value.type} is not translated")
         if value.type.is_float:
             check_length(len(value.sql) * len(candidates), node)
             # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
-            equal = [
+            equalities = [
                 translate_comparison("=", [value, candidate], node, positive=False).sql for candidate in candidates
             ]
-            return SqlValue(f"({' OR '.join(equal)})", BOOLEAN)
+            return SqlValue(f"({' OR '.join(equalities)})", BOOLEAN)
         return SqlValue(f"({value.sql} IN ({', '.join(candidate.sql for candidate in candidates)}))", BOOLEAN)
 
     def _translate_in_query(self, node: exp.Expr, query: exp.Expr, scope: NameScope) -> SqlValue:
@@ -369,8 +369,8 @@ class Expressions:
 
     def _translate_nullif(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         first, second = self.translate_values([node.this, node.expression], scope)
-        equal = translate_comparison("=", to_common_type([first, second], node), node, positive=True)
-        return SqlValue(f"CASE WHEN {equal.sql} THEN NULL ELSE {first.sql} END", first.type)
+        equality = translate_comparison("=", to_common_type([first, second], node), node, positive=True)
+        return SqlValue(f"CASE WHEN {equality.sql} THEN NULL ELSE {first.sql} END", first.type)
 
     # Arithmetic
 
@@ -419,29 +419,31 @@ class Expressions:
 
     def _translate_cast(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node, frozenset(("this", "to")))
-        to = parse_target_type(node.args["to"], node)
+        target_type = parse_target_type(node.args["to"], node)
         inner = node.this
         digits = read_time_precision(node.args["to"])
         if isinstance(inner, exp.Literal) and inner.is_string:
             text = str(inner.this)
-            if to in (TIMESTAMP, ZONED) and count_fraction_digits(text) > digits:
+            if target_type in (TIMESTAMP, ZONED) and count_fraction_digits(text) > digits:
                 raise UnsupportedInDuckDB(f"{describe(node)}: the text has more than {digits} digits of a second")
-            if to == ZONED and has_offset(text):
+            if target_type == ZONED and has_offset(text):
                 self._has_offset = True
                 self._check_zones(node)
-            return parse_typed_text(text, to, node)
+            return parse_typed_text(text, target_type, node)
         value = self.translate_value(inner, scope)
-        if to in (TIMESTAMP, ZONED) and value.type in (TIMESTAMP, ZONED) and digits < TIME_DIGITS_MAX:
-            if digits != MILLISECOND_DIGITS or to == ZONED:
+        if target_type in (TIMESTAMP, ZONED) and value.type in (TIMESTAMP, ZONED) and digits < TIME_DIGITS_MAX:
+            if digits != MILLISECOND_DIGITS or target_type == ZONED:
                 raise UnsupportedInDuckDB(f"{describe(node)}: {digits} digits of a second are not translated")
             return round_to_milliseconds(cast(self.read_in_utc(value, node), TIMESTAMP))
-        if value.type == to:
+        if value.type == target_type:
             return value
-        if to in (TIMESTAMP, DATE):
+        if target_type in (TIMESTAMP, DATE):
             self.read_in_utc(value, node)
-        if not _is_exact_cast(value.type, to):
-            raise UnsupportedInDuckDB(f"{describe(node)}: a conversion from {value.type} to {to} is not translated")
-        return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to)
+        if not _is_exact_cast(value.type, target_type):
+            raise UnsupportedInDuckDB(
+                f"{describe(node)}: a conversion from {value.type} to {target_type} is not translated"
+            )
+        return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(target_type)})", target_type)
 
 
 def check_length(characters: int, node: exp.Expr) -> None:
@@ -463,33 +465,33 @@ def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
     return SqlValue(f"(CASE {branches} ELSE {results[-1].sql} END)", find_type(results))
 
 
-def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
+def _is_exact_cast(source: SqlType, target_type: SqlType) -> bool:
     """Return whether DuckDB's cast has the same result as Trino's cast for all values."""
     if source == UNKNOWN:
         return True
     if source.is_integer:
-        return to.is_number or to == VARCHAR
+        return target_type.is_number or target_type == VARCHAR
     if source.name == "decimal":
-        return to.name in ("decimal", "double", "bigint", "integer")
+        return target_type.name in ("decimal", "double", "bigint", "integer")
     if source == REAL:
-        return to == DOUBLE
+        return target_type == DOUBLE
     if source == BOOLEAN:
-        return to == VARCHAR or to.is_integer
-    return (source, to) in {(DATE, TIMESTAMP), (TIMESTAMP, DATE), (DATE, VARCHAR), (UUID, VARCHAR)} or (
-        (source, to) in {(DATE, ZONED), (TIMESTAMP, ZONED), (ZONED, TIMESTAMP), (ZONED, DATE)}
+        return target_type == VARCHAR or target_type.is_integer
+    return (source, target_type) in {(DATE, TIMESTAMP), (TIMESTAMP, DATE), (DATE, VARCHAR), (UUID, VARCHAR)} or (
+        (source, target_type) in {(DATE, ZONED), (TIMESTAMP, ZONED), (ZONED, TIMESTAMP), (ZONED, DATE)}
     )
 
 
 def _list_values(node: exp.Expr) -> list[exp.Expr]:
     """Return the values after IN. The rows of VALUES are values, too."""
-    listed = list(node.expressions)
-    if len(listed) == 1 and isinstance(listed[0], exp.Values):
-        check_args(listed[0], frozenset(("expressions",)))
+    values = list(node.expressions)
+    if len(values) == 1 and isinstance(values[0], exp.Values):
+        check_args(values[0], frozenset(("expressions",)))
         return [
             row.expressions[0] if isinstance(row, exp.Tuple) and len(row.expressions) == 1 else row
-            for row in listed[0].expressions
+            for row in values[0].expressions
         ]
-    return listed
+    return values
 
 
 def _to_in(node: exp.Expr) -> exp.Expr | None:

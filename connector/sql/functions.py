@@ -180,8 +180,8 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
         kind = make_decimal(min(PRECISION_MAX, value_type.precision + 1), value_type.scale)
         if places >= value_type.scale:
             return cast(value, kind)
-        narrow = make_decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + places + 1), places)
-        return cast(SqlValue(f"CAST({value.sql} AS {name_duckdb_type(narrow)})", narrow), kind)
+        rounded_type = make_decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + places + 1), places)
+        return cast(SqlValue(f"CAST({value.sql} AS {name_duckdb_type(rounded_type)})", rounded_type), kind)
     kind = make_decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + min(1, value_type.scale)), 0)
     return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(kind)})", kind)
 
@@ -267,8 +267,8 @@ def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
         raise UnsupportedInDuckDB(f"{describe(node)}: the text to replace must be a literal")
     new = node.args.get("replacement")
     values = [require_type(value, VARCHAR, node) for value in e.translate_values([node.this, old], scope)]
-    by = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
-    return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {by})", VARCHAR)
+    replacement = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
+    return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {replacement})", VARCHAR)
 
 
 # Aggregates
@@ -357,13 +357,13 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
 
     FILTER itself is not used, because some translations of an aggregate contain several aggregates.
     """
-    aggregate, where = node.this, node.expression.this
+    aggregate, condition = node.this, node.expression.this
     if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         raise UnsupportedInDuckDB(f"{describe(node)}: FILTER is not translated for this aggregate")
     inner = aggregate.copy()
     argument = inner.this.expressions[0] if isinstance(inner.this, exp.Distinct) else inner.this
     value = exp.Literal.number(1) if isinstance(argument, exp.Star) else argument.copy()
-    argument.replace(exp.If(this=where.copy(), true=value))
+    argument.replace(exp.If(this=condition.copy(), true=value))
     return e.translate_value(inner, scope)
 
 

@@ -69,64 +69,64 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
     sign = "-" if negative else ""
     if "e" in text.lower():
         try:
-            double = float(sign + text)
+            double_value = float(sign + text)
         except ValueError:
             raise InvalidRequest(f"{text[:40]!r} is not a number") from None
-        return SqlValue(f"CAST('{double!r}' AS DOUBLE)", DOUBLE, node)
+        return SqlValue(f"CAST('{double_value!r}' AS DOUBLE)", DOUBLE, node)
     match = _NUMBER.fullmatch(text)
     if match is None or not any(match.groups("")):
         raise InvalidRequest(f"{text[:40]!r} is not a number")
-    whole, fraction = match[1].lstrip("0"), match[2]
+    integer_digits, fraction = match[1].lstrip("0"), match[2]
     if fraction is None:
-        size = int(whole or "0")
+        size = int(integer_digits or "0")
         if size >= _INT64 + negative:
             raise InvalidRequest(f"{sign}{text[:40]} is out of the range of bigint")
         kind = INTEGER if size < _INT32 + negative else BIGINT
         return SqlValue(
             f"CAST({sign}{size} AS {name_duckdb_type(kind)})" if kind == BIGINT or negative else str(size), kind, node
         )
-    kind = make_decimal(max(1, len(whole) + len(fraction)), len(fraction))
+    kind = make_decimal(max(1, len(integer_digits) + len(fraction)), len(fraction))
     if kind.precision > PRECISION_MAX:
         raise InvalidRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
-    return SqlValue(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {name_duckdb_type(kind)})", kind, node)
+    return SqlValue(f"CAST('{sign}{integer_digits or '0'}.{fraction or '0'}' AS {name_duckdb_type(kind)})", kind, node)
 
 
-def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
+def parse_typed_text(text: str, target_type: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value of a typed text such as `DATE '…'`.
 
     Raises:
         InvalidRequest: The text is not a value of the type.
     """
     try:
-        if to == VARCHAR:
+        if target_type == VARCHAR:
             return SqlValue(quote_text(text), VARCHAR, node)
-        if to == DATE and _DAY.fullmatch(text):
+        if target_type == DATE and _DAY.fullmatch(text):
             return SqlValue(f"DATE '{date.fromisoformat(text).isoformat()}'", DATE, node)
         match = _TIMESTAMP.fullmatch(text)
-        if to in (TIMESTAMP, ZONED) and match is not None:
+        if target_type in (TIMESTAMP, ZONED) and match is not None:
             day, clock, zone = match.groups()
-            offset = "" if to == TIMESTAMP else "+00:00" if zone in (None, "Z", "UTC") else zone
-            if to == ZONED or zone is None:
+            offset = "" if target_type == TIMESTAMP else "+00:00" if zone in (None, "Z", "UTC") else zone
+            if target_type == ZONED or zone is None:
                 moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{offset}")
-                moment = moment if to == TIMESTAMP else moment.astimezone(UTC).replace(tzinfo=None)
-                name, suffix = ("TIMESTAMP", "") if to == TIMESTAMP else ("TIMESTAMPTZ", "+00")
-                return SqlValue(f"{name} '{moment.isoformat(' ')}{suffix}'", to, node)
-        if to == UUID and _UUID.fullmatch(text):
+                moment = moment if target_type == TIMESTAMP else moment.astimezone(UTC).replace(tzinfo=None)
+                name, suffix = ("TIMESTAMP", "") if target_type == TIMESTAMP else ("TIMESTAMPTZ", "+00")
+                return SqlValue(f"{name} '{moment.isoformat(' ')}{suffix}'", target_type, node)
+        if target_type == UUID and _UUID.fullmatch(text):
             return SqlValue(f"UUID '{text.lower()}'", UUID, node)
-        if to.is_integer and _WHOLE.fullmatch(text):
-            return cast(parse_number(text.lstrip("+-"), node, negative=text.startswith("-")), to)
-        if to.is_float and _DOUBLE.fullmatch(text):
-            return SqlValue(f"CAST('{text}' AS {name_duckdb_type(to)})", to, node)
-        if to == BOOLEAN and text.lower() in ("true", "false"):
+        if target_type.is_integer and _WHOLE.fullmatch(text):
+            return cast(parse_number(text.lstrip("+-"), node, negative=text.startswith("-")), target_type)
+        if target_type.is_float and _DOUBLE.fullmatch(text):
+            return SqlValue(f"CAST('{text}' AS {name_duckdb_type(target_type)})", target_type, node)
+        if target_type == BOOLEAN and text.lower() in ("true", "false"):
             return SqlValue(text.upper(), BOOLEAN, node)
-        if to.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
+        if target_type.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
             decimal_value = parse_number(
                 text.lstrip("-") + ("" if "." in text else "."), node, negative=text.startswith("-")
             )
-            return decimal_value if to.precision == 0 else cast(decimal_value, to)
+            return decimal_value if target_type.precision == 0 else cast(decimal_value, target_type)
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"{text[:40]!r} is not a valid {to}") from None
-    raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {to}")
+        raise InvalidRequest(f"{text[:40]!r} is not a valid {target_type}") from None
+    raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {target_type}")
 
 
 def count_fraction_digits(text: str) -> int:
@@ -147,18 +147,18 @@ def read_time_precision(node: exp.Expr) -> int:
     return int(sizes[0]) if sizes and sizes[0].isdigit() else MILLISECOND_DIGITS
 
 
-def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
+def parse_target_type(node: exp.Expr, type_node: exp.Expr) -> SqlType:
     params = [
         int(str(expression.this.this)) for expression in node.expressions if isinstance(expression.this, exp.Literal)
     ]
     if node.this is _Type.DECIMAL:
-        if not params and isinstance(whole.this, exp.Literal):
+        if not params and isinstance(type_node.this, exp.Literal):
             return make_decimal(0, 0)  # The caller derives the precision from the digits of the text.
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
-            raise InvalidRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
+            raise InvalidRequest(f"{describe(type_node)}: a decimal has 1 to {PRECISION_MAX} digits")
         return make_decimal(precision, scale)
     target = _CASTS.get(node.this)
     if target is None or (target == VARCHAR and params):
-        raise UnsupportedInDuckDB(f"{describe(whole)}: the type {describe(node)} is not translated")
+        raise UnsupportedInDuckDB(f"{describe(type_node)}: the type {describe(node)} is not translated")
     return target

@@ -110,16 +110,16 @@ class Translation:
         """
         match node:
             case exp.Select():
-                allowed, body = _SELECT, self._translate_select
+                allowed_arguments, body = _SELECT, self._translate_select
             case exp.Union() | exp.Except() | exp.Intersect():
-                allowed, body = _SET, self._translate_set_operation
+                allowed_arguments, body = _SET, self._translate_set_operation
             case exp.Subquery():
-                allowed, body = _SUBQUERY, self._translate_subquery
+                allowed_arguments, body = _SUBQUERY, self._translate_subquery
             case exp.Values():
                 return self._translate_values(node, outer)
             case _:
                 raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-        check_args(node, allowed)
+        check_args(node, allowed_arguments)
         clause, texts = node.args.get("with_"), []
         if clause is not None:
             check_args(clause, frozenset(("expressions",)))
@@ -154,12 +154,12 @@ class Translation:
         texts = ["SELECT DISTINCT" if distinct is not None else "SELECT"]
         texts.append(", ".join(f"{value.sql} AS c{n}" for n, (_, value) in enumerate(outputs)))
         texts += [f"FROM {source}"] if source else []
-        if (where := node.args.get("where")) is not None:
-            texts.append(f"WHERE {e.translate_condition(where.this, scope)}")
+        if (where_node := node.args.get("where")) is not None:
+            texts.append(f"WHERE {e.translate_condition(where_node.this, scope)}")
         if (group := node.args.get("group")) is not None:
             texts.append(f"GROUP BY {self._translate_group(group, outputs, scope)}")
-        if (having := node.args.get("having")) is not None:
-            texts.append(f"HAVING {e.translate_condition(having.this, scope)}")
+        if (having_node := node.args.get("having")) is not None:
+            texts.append(f"HAVING {e.translate_condition(having_node.this, scope)}")
         if (order := node.args.get("order")) is not None:
             keys = self._translate_order_keys(order, outputs, scope, distinct=distinct is not None)
             texts.append(f"ORDER BY {', '.join(keys)}")
@@ -338,8 +338,11 @@ class Translation:
             for expression in node.expressions
         ]
         values = [self.expressions.translate_values(row, outer) for row in rows]
-        if len({len(row) for row in values}) != 1:
-            raise InvalidRequest("The rows of VALUES have different numbers of columns")
+        widths = {len(row) for row in values}
+        if len(widths) != 1:
+            raise InvalidRequest(
+                f"The rows of VALUES have {min(widths)} to {max(widths)} columns; give each row the same number"
+            )
         columns: list[tuple[str, SqlType]] = []
         for number, column in enumerate(zip(*values, strict=True)):
             kind = UNKNOWN
@@ -376,8 +379,8 @@ class Translation:
                 if isinstance(join.this, exp.Unnest):
                     if any(other.args.get("side") for other in node.args["joins"]):
                         raise UnsupportedInDuckDB(f"FROM {describe(join.this)} beside an outer join is not translated")
-                    before = tuple(field for _, fields in parts for field in fields)
-                    parts.append(self._translate_unnest(join.this, NameScope(before, outer.named, outer)))
+                    earlier_fields = tuple(field for _, fields in parts for field in fields)
+                    parts.append(self._translate_unnest(join.this, NameScope(earlier_fields, outer.named, outer)))
                     continue
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
@@ -398,20 +401,20 @@ class Translation:
             return f"{text} CROSS JOIN {other}", (*fields, *right_fields)
         other, right_fields = self._translate_relation(node.this, outer)
         word = f"{side} JOIN" if side else "JOIN"
-        if using := node.args.get("using"):
+        if using_columns := node.args.get("using"):
             return self._translate_using(
-                text, fields, other, right_fields, word, [identifier.name.lower() for identifier in using]
+                text, fields, other, right_fields, word, [identifier.name.lower() for identifier in using_columns]
             )
         on = node.args.get("on")
-        together = (*fields, *right_fields)
+        all_fields = (*fields, *right_fields)
         if on is None:
             if side or kind == "INNER":
                 raise InvalidRequest(f"{word} requires ON or USING")
-            return f"{text} CROSS JOIN {other}", together
+            return f"{text} CROSS JOIN {other}", all_fields
         if side == "FULL" and on.find(exp.Query) is not None:
             raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
-        condition = self.expressions.translate_condition(on, NameScope(together, outer.named, outer))
-        return f"({text} {word} {other} ON {condition})", together
+        condition = self.expressions.translate_condition(on, NameScope(all_fields, outer.named, outer))
+        return f"({text} {word} {other} ON {condition})", all_fields
 
     def _translate_using(
         self,
@@ -525,13 +528,13 @@ def _to_selectable(value: SqlValue) -> SqlValue:
     return value
 
 
-def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
+def _convert_columns(text: str, query_columns: Columns, target_columns: Columns) -> str:
     """Return the query with its columns converted to other types."""
-    if [kind for _, kind in present] == [kind for _, kind in wanted]:
+    if [kind for _, kind in query_columns] == [kind for _, kind in target_columns]:
         return text
     columns = (
         f"c{n}" if kind == old or kind.is_nested else f"CAST(c{n} AS {name_duckdb_type(kind)}) AS c{n}"
-        for n, ((_, kind), (_, old)) in enumerate(zip(wanted, present, strict=True))
+        for n, ((_, kind), (_, old)) in enumerate(zip(target_columns, query_columns, strict=True))
     )
     return f"SELECT {', '.join(columns)} FROM ({text})"  # noqa: S608
 

@@ -139,19 +139,21 @@ class SessionTables:
     def _open(self, name: Name, version: int | str | None) -> NamedTable:
         key = (name, version)
         last = self._last.get(key)
-        at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
-        is_named = at.ref is not None
+        snapshot_choice = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
+        is_named = snapshot_choice.ref is not None
         loaded_before = None if last is None else last.loaded
-        loaded = load_table(self._client, name, at, history=is_named, loaded_before=loaded_before)
-        if last is not None and loaded is last.loaded:
+        engine_table = load_table(self._client, name, snapshot_choice, history=is_named, loaded_before=loaded_before)
+        if last is not None and engine_table is last.loaded:
             self._last.move_to_end(key)
             return last
-        opened = open_loaded_table(loaded, name, at)
+        source_table = open_loaded_table(engine_table, name, snapshot_choice)
         if is_named:  # As in Trino, a branch is read with the schema of its snapshot.
-            opened = open_loaded_table(loaded, name, At(snapshot_id=opened.snapshot_id))
+            source_table = open_loaded_table(engine_table, name, At(snapshot_id=source_table.snapshot_id))
         # A table may have many thousands of snapshots. The session stores only the snapshot that it reads.
-        snapshots = tuple(snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id)
-        table = _to_named_table(name, replace(opened, history=snapshots), replace(loaded, metadata=b""))
+        snapshots = tuple(
+            snapshot for snapshot in source_table.history if snapshot.snapshot_id == source_table.snapshot_id
+        )
+        table = _to_named_table(name, replace(source_table, history=snapshots), replace(engine_table, metadata=b""))
         self._last[key] = table
         if len(self._last) > _OPENED_TABLES_MAX:
             self._last.popitem(last=False)
@@ -171,13 +173,13 @@ class StatementTables:
         """
         self._session_tables = session_tables
         self._catalog, self._schema = catalog, schema
-        self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
+        self._tables_by_version: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
         """The tables, by the `id` of the node that refers to them."""
 
-    def hold(self, name: Name, opened: OpenTable) -> None:
+    def hold(self, name: Name, source_table: OpenTable) -> None:
         """Use this open table for all references to the current state of the table."""
-        self._opened[name, None] = _to_named_table(name, opened)
+        self._tables_by_version[name, None] = _to_named_table(name, source_table)
 
     def resolve_name(self, node: exp.Table) -> Name:
         return parse_table_name(node, self._catalog, self._schema)
@@ -191,19 +193,21 @@ class StatementTables:
         """Return whether no table has changed since it was opened."""
         return all(
             table.loaded is not None and self._session_tables.open(name, version) is table
-            for (name, version), table in self._opened.items()
+            for (name, version), table in self._tables_by_version.items()
         )
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
         """Return a table. Open it at its first use (`SessionTables.open`)."""
-        table = self._opened.get((name, version))
+        table = self._tables_by_version.get((name, version))
         if table is None:
-            moving = {
-                snapshot_id for of, snapshot_id in self._opened if of == name and not isinstance(snapshot_id, int)
+            open_versions = {
+                snapshot_id
+                for open_name, snapshot_id in self._tables_by_version
+                if open_name == name and not isinstance(snapshot_id, int)
             }
-            if moving and not isinstance(version, int):
+            if open_versions and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at a second snapshot")
-            table = self._opened[name, version] = self._session_tables.open(name, version)
+            table = self._tables_by_version[name, version] = self._session_tables.open(name, version)
         return table
 
 
@@ -263,43 +267,47 @@ class ReadPlanner:
         self._to_count = set(range(len(tables))) if is_counted else set[int]()
         """The numbers of the references that have not been counted yet."""
 
-    def plan(self, *, joins: bool = True, skipped: Collection[int] = ()) -> list[PlannedTableRead]:
+    def plan(self, *, joins: bool = True, skipped_numbers: Collection[int] = ()) -> list[PlannedTableRead]:
         """Plan the read of each reference to a table, and return the reads in the order of the references.
 
         Args:
             joins: Whether joins with other tables may prune files.
-            skipped: The numbers of references that are not planned. Their reads have no files.
+            skipped_numbers: The numbers of references that are not planned. Their reads have no files.
         """
         client, catalog = self._client, self._catalog
         scans = [
-            recorded.scan
-            if recorded.scan is None or number in self._to_count
-            else replace(recorded.scan, query_use=UNCOUNTED_USE)
-            for number, recorded in enumerate(self._scans)
+            reference.scan
+            if reference.scan is None or number in self._to_count
+            else replace(reference.scan, query_use=UNCOUNTED_USE)
+            for number, reference in enumerate(self._scans)
         ]
-        joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
-        planned, counted_numbers = _request_join_plans(client, joined, self._tables, catalog)
+        scans_by_number = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
+        plans_by_number, counted_numbers = _request_join_plans(client, scans_by_number, self._tables, catalog)
         reads = []
         for number, (table, scan) in enumerate(zip(self._tables, scans, strict=True)):
             named_table = catalog.of_node[id(table.node)]
             used_joins: tuple[tuple[str, int | None], ...] = ()
             statements: list[str] = []
-            opened = named_table.opened
-            where = self._scans[number].where
-            if number in planned:
-                name, used_joins, statement = planned[number]
+            source_table = named_table.opened
+            condition = self._scans[number].where
+            if number in plans_by_number:
+                name, used_joins, statement = plans_by_number[number]
                 statements.append(statement)
-                opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
+                source_table = open_table(client, (*named_table.name[:-1], name), CURRENT)
             tasks: tuple[ScanTask, ...] = ()
-            if number not in skipped:
+            if number not in skipped_numbers:
                 columns = tuple(table.used) if number in self._to_count else None
                 # The request for a plan table has already counted the statement, even if no plan table was created.
                 use = UNCOUNTED_USE.build_body() if number in counted_numbers else _describe_use(scan)
-                tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
+                tasks = tuple(
+                    plan(client, source_table, condition, columns=columns, use=use, note_statement=statements.append)
+                )
                 self._to_count.discard(number)
             statement = next(iter(statements), "")
             reads.append(
-                PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins, statement)
+                PlannedTableRead(
+                    table, named_table, source_table, drop_functions(condition), tasks, used_joins, statement
+                )
             )
         return reads
 
@@ -327,32 +335,34 @@ def extract_row_filter(where: Expression) -> Expression:
     return join_by_and(*(part for part in parts if not any(each.result in FLOATS for each in collect_predicates(part))))
 
 
-def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = None) -> NamedTable:
-    columns = {field.name: from_iceberg(field.type) for field in opened.schema.fields}
+def _to_named_table(name: Name, source_table: OpenTable, engine_table: EngineTable | None = None) -> NamedTable:
+    columns = {field.name: from_iceberg(field.type) for field in source_table.schema.fields}
     if len({column.lower() for column in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
-    snapshot = next((candidate for candidate in opened.history if candidate.snapshot_id == opened.snapshot_id), None)
+    snapshot = next(
+        (candidate for candidate in source_table.history if candidate.snapshot_id == source_table.snapshot_id), None
+    )
     summary = {} if snapshot is None else snapshot.build_summary_map()
     files, size = (parse_count(summary, key, 0) for key in ("total-data-files", "total-files-size"))
-    return NamedTable(name, opened, columns, files, size, loaded)
+    return NamedTable(name, source_table, columns, files, size, engine_table)
 
 
 def _read_version(node: exp.Table) -> int | str | None:
     version = node.args.get("version")
     if version is None:
         return None
-    parsed = parse_version(version)
-    if parsed is None:
+    number = parse_version(version)
+    if number is None:
         raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF a snapshot's number, a branch or a tag")
-    return parsed
+    return number
 
 
-def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
+def _bind_filter(scan: Scan, source_table: OpenTable) -> Expression:
     if scan.filter is None:
         return TRUE
     try:
-        filter = resolve_literals(scan.filter, opened.schema, ())
-        return bind(filter, opened.schema, (), case_sensitive=False)
+        filter = resolve_literals(scan.filter, source_table.schema, ())
+        return bind(filter, source_table.schema, (), case_sensitive=False)
     except RequestError:
         return TRUE
 
@@ -370,8 +380,8 @@ def find_scans(
     """
     scans = []
     for table, scan in zip(tables, _find_scans(query, tables, catalog, today), strict=True):
-        opened = catalog.of_node[id(table.node)].opened
-        scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, opened)))
+        source_table = catalog.of_node[id(table.node)].opened
+        scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, source_table)))
     return scans
 
 
@@ -389,11 +399,11 @@ def _find_scans(
         }
         kinds[key] = columns if kinds.get(key, columns) == columns else None
     try:
-        parsed = use_parsed_query(query.text, query.tree, query.words)
+        parsed_query = use_parsed_query(query.text, query.tree, query.words)
     except UnsupportedStatement:
         return [None for _ in tables]
     query_scans = collect_scans(
-        parsed,
+        parsed_query,
         columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
         utc=True,
         today=today,
@@ -418,11 +428,11 @@ def _request_join_plans(
         return {}, set()
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
-    for at, number in enumerate(numbers):
+    for position, number in enumerate(numbers):
         scan, named_table = scans[number], catalog.of_node[id(tables[number].node)]
         if scan.ref is not None:  # The branch may have moved since the table was opened.
             scan = replace(scan, ref=None, snapshot_id=named_table.opened.snapshot_id)
-        planned_scans[at] = PlannedScan(scan, "", named_table.name)
+        planned_scans[position] = PlannedScan(scan, "", named_table.name)
         if named_table.opened.snapshot_id is not None:
             known_tables[scan.catalog, scan.schema, scan.table] = KnownTable(
                 version="",
@@ -434,13 +444,15 @@ def _request_join_plans(
     dimensions = joining.find_dimensions(planned_scans, known_tables)
     if not dimensions:
         return {}, set()
-    plans, answered = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
-    planned = {
-        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned_scan, ()), plan)), plan.statement)
-        for at, planned_scan in planned_scans.items()
+    plans, answered_scans = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
+    plans_by_number = {
+        numbers[position]: (plan.name, tuple(find_used_joins(dimensions.get(planned_scan, ()), plan)), plan.statement)
+        for position, planned_scan in planned_scans.items()
         if (plan := plans.get(planned_scan)) is not None and plan.name is not None
     }
-    return planned, {numbers[at] for at, planned_scan in planned_scans.items() if planned_scan in answered}
+    return plans_by_number, {
+        numbers[position] for position, planned_scan in planned_scans.items() if planned_scan in answered_scans
+    }
 
 
 async def _plan_tables(

@@ -88,12 +88,14 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         Conflict: Concurrent commits conflicted in every attempt.
     """
 
-    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+    def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
         mode = target.properties.get(f"write.{kind}.mode", MERGE_ON_READ).lower()
         if mode not in MODES:
             raise Unwritable(f"write.{kind}.mode is {mode!r}; it must be {' or '.join(MODES)}")
-        computed = compute(opened)
-        return write_change(client, _compute_difference(computed, opened), computed.scope, opened, target, mode)
+        computed_rows = compute(source_table)
+        return write_change(
+            client, _compute_difference(computed_rows, source_table), computed_rows.scope, source_table, target, mode
+        )
 
     with _convert_client_errors():
         return commit_row_change(
@@ -130,7 +132,7 @@ class _UpdatedRows(RowDifference):
 
 
 def _add_stored_columns(
-    values: pa.Table, read_plan: ReadPlan, stored: Iterable[pa.RecordBatch], task: ScanTask
+    values: pa.Table, read_plan: ReadPlan, stored_batches: Iterable[pa.RecordBatch], task: ScanTask
 ) -> Iterator[pa.RecordBatch]:
     """Yield the new values together with the stored columns of the same rows.
 
@@ -138,7 +140,7 @@ def _add_stored_columns(
         Unreadable: The file no longer contains all rows.
     """
     first = 0
-    for batch in stored:
+    for batch in stored_batches:
         rows = pa.Table.from_batches([batch], read_plan.arrow)
         for name in values.column_names:
             rows = rows.append_column(name, values[name].slice(first, batch.num_rows))
@@ -150,21 +152,23 @@ def _add_stored_columns(
         )
 
 
-def _compute_difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
-    tasks, rows = computed.read.tasks, computed.rows
+def _compute_difference(computed_rows: ComputedRows, source_table: OpenTable) -> RowDifference:
+    tasks, rows = computed_rows.read.tasks, computed_rows.rows
     places = rows.column(0).to_numpy().astype(np.int64)
     order = np.argsort(places, kind="stable")
     places = places[order]
     if len(places) and not (np.diff(places) > 0).all():
         raise ServerFailed("DuckDB returned a row of the table twice, so nothing is changed", status=500)
-    located = LocatedKeys(tuple(_group_by_file(tasks, places)), frozenset(task.path for task in tasks))
-    count, read = len(places), len(tasks)
+    located_keys = LocatedKeys(tuple(_group_by_file(tasks, places)), frozenset(task.path for task in tasks))
+    count, files_read = len(places), len(tasks)
     values = rows.remove_column(0)
     if not values.num_columns:
-        return RowDifference(located, (), Report(deleted=count, files_read=read))
-    tracked = has_lineage(opened.metadata) and not any(field.name in NAMES for field in opened.schema.fields)
-    report = Report(updated=count, files_read=read)
-    return _UpdatedRows(located, (), report, tracked, opened, values.take(pa.array(order)))
+        return RowDifference(located_keys, (), Report(deleted=count, files_read=files_read))
+    has_row_ids = has_lineage(source_table.metadata) and not any(
+        field.name in NAMES for field in source_table.schema.fields
+    )
+    report = Report(updated=count, files_read=files_read)
+    return _UpdatedRows(located_keys, (), report, has_row_ids, source_table, values.take(pa.array(order)))
 
 
 def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:

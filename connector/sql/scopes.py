@@ -167,8 +167,8 @@ class NameScope:
         Raises:
             InvalidRequest: There are no columns to which it refers.
         """
-        wanted = tuple(qualifier.lower() for qualifier in qualifiers)
-        visible = [field for field in self.fields if not wanted or _is_qualified(field, wanted)]
+        lower_qualifiers = tuple(qualifier.lower() for qualifier in qualifiers)
+        visible = [field for field in self.fields if not lower_qualifiers or _is_qualified(field, lower_qualifiers)]
         if not visible:
             raise InvalidRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
         return visible

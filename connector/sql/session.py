@@ -165,7 +165,7 @@ class SqlSession:
         limits: DuckDBLimits | None = None,
         on_s3: bool = False,
         writes: bool = True,
-        checked: Callable[[list[OpenTable]], None] = lambda _: None,
+        check_tables: Callable[[list[OpenTable]], None] = lambda _: None,
         certificates: str = "",
         after: str = "",
         cubes: str = ON,
@@ -182,8 +182,8 @@ class SqlSession:
             schema: The schema of table names without a schema.
             engines: The engines in addition to DuckDB.
             limits: The limits of DuckDB.
-            checked: A function that is called with the tables of a query before their files are read. To refuse the
-                tables, it raises an exception.
+            check_tables: A function that is called with the tables of a query before their files are read. To refuse
+                the tables, it raises an exception.
             on_s3: Whether the tables are in S3. Only CREATE and DROP need it.
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
@@ -196,16 +196,16 @@ class SqlSession:
         self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._reads = self._client.with_fresh_rows(after)
         self._tables = SessionTables(self._reads)
-        self._prepared = PreparedQueries()
+        self._prepared_queries = PreparedQueries()
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
         if cubes not in CUBE_USES:
             raise ValueError(f"cubes must be one of {', '.join(CUBE_USES)}, not {cubes!r}")
-        self._on_s3, self._writes, self._checked, self._cubes = on_s3, writes, checked, cubes
+        self._on_s3, self._writes, self._check_tables, self._cubes = on_s3, writes, check_tables, cubes
         self._limits = limits or DuckDBLimits()
         self._con: duckdb.DuckDBPyConnection | None = None
-        self._attached: duckdb.DuckDBPyConnection | None = None
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self._spark: SparkStatements | None = None
 
     def __enter__(self) -> SqlSession:
@@ -217,8 +217,8 @@ class SqlSession:
     def close(self) -> None:
         if self._con is not None:
             self._con.close()
-        if self._attached is not None:
-            self._attached.close()
+        if self._connection is not None:
+            self._connection.close()
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
@@ -232,21 +232,21 @@ class SqlSession:
             InvalidRequest: The statement is invalid.
             ClientError: The catalog or the engine fails.
         """
-        planned = self._plan(text)
-        match planned.choice.engine:
+        planned_statement = self._plan(text)
+        match planned_statement.choice.engine:
             case "trino":
-                return self._run_on_trino(planned)
+                return self._run_on_trino(planned_statement)
             case "spark":
                 if self._spark is None:
                     name = self._engines.spark_catalog
                     conf = build_catalog_conf(name, self._client.url, token=self._client.token or "")
                     self._spark = SparkStatements(self._engines.spark or "", name, conf)
-                self._spark.run(planned.text)
-                return _report_rows(planned, None)
-        if planned.query is not None:
-            return self._run_query(planned, planned.query)
-        assert planned.change is not None
-        return self._run_change(planned, planned.change)
+                self._spark.run(planned_statement.text)
+                return _report_rows(planned_statement, None)
+        if planned_statement.query is not None:
+            return self._run_query(planned_statement, planned_statement.query)
+        assert planned_statement.change is not None
+        return self._run_change(planned_statement, planned_statement.change)
 
     # Plans
 
@@ -258,31 +258,33 @@ class SqlSession:
             is_counted: Whether the reads of the statement are counted in the query history.
         """
         now = datetime.now(UTC)
-        prepared = self._prepared.find(text, now)
-        if prepared is not None:
-            return self._plan_prepared(prepared, is_counted=is_counted)
+        prepared_query = self._prepared_queries.find(text, now)
+        if prepared_query is not None:
+            return self._plan_prepared(prepared_query, is_counted=is_counted)
         statement = parse(text)
         if statement.kind is not Kind.QUERY:
             return self._plan_change(statement, is_counted=is_counted)
         reason = "the user has chosen another engine"
         if self._engines.wanted in (AUTO, DUCKDB):
             try:
-                prepared = prepare(statement, self._make_tables(), now, self._cubes)
-                self._prepared.put(text, prepared)
-                return self._plan_prepared(prepared, is_counted=is_counted)
-            except UnsupportedInDuckDB as why:
-                reason = str(why)
+                prepared_query = prepare(statement, self._make_tables(), now, self._cubes)
+                self._prepared_queries.put(text, prepared_query)
+                return self._plan_prepared(prepared_query, is_counted=is_counted)
+            except UnsupportedInDuckDB as error:
+                reason = str(error)
         choice = self._choose(StatementProfile(statement.kind, 0, reason))
         return _PlannedStatement(statement, choice, self._write_for_trino(statement))
 
-    def _plan_prepared(self, prepared: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
-        statement, query = prepared.statement, prepared.query
-        planner = ReadPlanner(self._reads, query.tables, prepared.tables, prepared.scans, is_counted=is_counted)
-        planned_reads, cube = plan_cube(self._reads, query, prepared.cube, planner)
+    def _plan_prepared(self, prepared_query: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
+        statement, query = prepared_query.statement, prepared_query.query
+        planner = ReadPlanner(
+            self._reads, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
+        )
+        planned_reads, cube = plan_cube(self._reads, query, prepared_query.cube, planner)
         # All requests end before the check, because it may forbid this process to open files such as certificates.
-        self._checked([read.named.opened for read in planned_reads])
+        self._check_tables([table_read.named.opened for table_read in planned_reads])
         reads = tuple(planned_reads)
-        read_bytes = sum(read.bytes for read in reads)
+        read_bytes = sum(table_read.bytes for table_read in reads)
         if isinstance(cube, CubePlan):
             query = cube.query
             read_bytes += cube.deleted.bytes if cube.deleted is not None else 0
@@ -322,8 +324,8 @@ class SqlSession:
     def _translate_change(self, statement: SqlStatement, tables: StatementTables, now: datetime) -> DuckDBChange:
         try:
             return translate_change(statement, tables.find_columns, tables.resolve_name, self._catalog, now)
-        except UnsupportedInDuckDB as why:
-            raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
+        except UnsupportedInDuckDB as error:
+            raise InvalidRequest(f"DuckDB does not run this statement: {error}") from None
 
     def _plan_reads(
         self,
@@ -338,7 +340,7 @@ class SqlSession:
         if query is not None:
             scans = find_scans(query, tables, catalog, now.date())
             reads = ReadPlanner(self._reads, tables, catalog, scans, is_counted=is_counted).plan()
-        self._checked([read.named.opened for read in reads])
+        self._check_tables([table_read.named.opened for table_read in reads])
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:
@@ -361,19 +363,22 @@ class SqlSession:
             self._con = open_connection(self._limits)
         return self._con
 
-    def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
+    def _run_query(self, planned_statement: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
         """Run a translated query in DuckDB."""
         stack = ExitStack()
         con, started_s = self._sandbox, time.perf_counter()
         try:
             # Registering a table takes a millisecond, and a query over groups may read no rows of a table.
-            reads = [read for read in planned.reads if read.table.name in query.text]
+            reads = [table_read for table_read in planned_statement.reads if table_read.table.name in query.text]
             streams = stack.enter_context(register_tables(con, reads))
-            if isinstance(planned.cube, CubePlan):
-                con.register(GROUPS, planned.cube.groups)
+            if isinstance(planned_statement.cube, CubePlan):
+                con.register(GROUPS, planned_statement.cube.groups)
                 stack.callback(con.unregister, GROUPS)
-                if planned.cube.deleted is not None:
-                    streams = [*streams, stack.enter_context(register_stream(con, DELETED_ROWS, planned.cube.deleted))]
+                if planned_statement.cube.deleted is not None:
+                    streams = [
+                        *streams,
+                        stack.enter_context(register_stream(con, DELETED_ROWS, planned_statement.cube.deleted)),
+                    ]
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
             self._con = None
@@ -383,68 +388,74 @@ class SqlSession:
             raise
         types = tuple(str(kind) for _, kind in query.columns)
         batches: Iterator[pa.RecordBatch] = iter(rows)
-        if not isinstance(planned.cube, CubePlan):  # With a cube, the time does not belong to the planned rows.
-            batches = measure_time(batches, started_s, partial(report_times, self._client, planned.reads))
-        return SqlResult(rows.schema, types, batches, planned.explanation, stack)
+        if not isinstance(
+            planned_statement.cube, CubePlan
+        ):  # With a cube, the time does not belong to the planned rows.
+            batches = measure_time(batches, started_s, partial(report_times, self._client, planned_statement.reads))
+        return SqlResult(rows.schema, types, batches, planned_statement.explanation, stack)
 
-    def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
+    def _run_change(self, planned_statement: _PlannedStatement, change: DuckDBChange) -> SqlResult:
         """Run a translated statement that writes in DuckDB."""
         try:
-            match planned.statement.kind:
+            match planned_statement.statement.kind:
                 case Kind.INSERT:
                     assert change.target is not None
-                    with register_tables(self._sandbox, planned.reads) as streams:
+                    with register_tables(self._sandbox, planned_statement.reads) as streams:
                         rows = execute(self._sandbox, change.text, change.names, streams)
-                        return _report_rows(planned, insert_rows(self._client, change.target, rows))
+                        return _report_rows(planned_statement, insert_rows(self._client, change.target, rows))
                 case Kind.UPDATE | Kind.DELETE as kind:
                     assert change.target is not None
                     report = change_rows(
                         self._client,
                         change.target,
                         kind.value.lower(),
-                        partial(self._compute_rows, planned.statement, change.target),
+                        partial(self._compute_rows, planned_statement.statement, change.target),
                     )
-                    return _report_rows(planned, report.updated + report.deleted)
+                    return _report_rows(planned_statement, report.updated + report.deleted)
         except DuckDBFailed:
             self._con = None
             raise
-        return self._run_definition(planned)
+        return self._run_definition(planned_statement)
 
-    def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
+    def _compute_rows(self, statement: SqlStatement, target: Name, source_table: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in an open table."""
         tables, now = self._make_tables(), datetime.now(UTC)
-        tables.hold(target, opened)
+        tables.hold(target, source_table)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now, is_counted=True)
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
-        changed = next(read for read in reads if read.table.place is not None)
+        changed_read = next(table_read for table_read in reads if table_read.table.place is not None)
         # If a subquery also reads the table, it may read rows that do not match the condition.
-        is_read_again = any(read.named.name == target for read in reads if read is not changed)
-        return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
+        is_read_again = any(table_read.named.name == target for table_read in reads if table_read is not changed_read)
+        return ComputedRows(changed_read, rows, TRUE if is_read_again else changed_read.where)
 
-    def _run_definition(self, planned: _PlannedStatement) -> SqlResult:
-        if self._attached is None:
+    def _run_definition(self, planned_statement: _PlannedStatement) -> SqlResult:
+        if self._connection is None:
             client = self._client
-            self._attached = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
-            self._attached.execute("SET TimeZone = 'UTC'")
-        execute(self._attached, planned.text, None, ()).read_all()
-        return _report_rows(planned, None)
+            self._connection = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
+            self._connection.execute("SET TimeZone = 'UTC'")
+        execute(self._connection, planned_statement.text, None, ()).read_all()
+        return _report_rows(planned_statement, None)
 
-    def _run_on_trino(self, planned: _PlannedStatement) -> SqlResult:
+    def _run_on_trino(self, planned_statement: _PlannedStatement) -> SqlResult:
         assert self._trino is not None
-        rows = TrinoRows(self._trino, planned.text, schema=self._schema, password=self._engines.trino_password)
+        rows = TrinoRows(
+            self._trino, planned_statement.text, schema=self._schema, password=self._engines.trino_password
+        )
         stack = ExitStack()
         stack.callback(rows.close)
-        return SqlResult(rows.schema, rows.types, rows.read_batches(), planned.explanation, stack)
+        return SqlResult(rows.schema, rows.types, rows.read_batches(), planned_statement.explanation, stack)
 
 
-def _report_rows(planned: _PlannedStatement, rows: int | None) -> SqlResult:
+def _report_rows(planned_statement: _PlannedStatement, rows: int | None) -> SqlResult:
     batch = pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], schema=_DONE_SCHEMA)
-    return SqlResult(_DONE_SCHEMA, ("bigint",), iter([batch]), planned.explanation)
+    return SqlResult(_DONE_SCHEMA, ("bigint",), iter([batch]), planned_statement.explanation)
 
 
-def _summarize(read: PlannedTableRead) -> TableSummary:
-    files = len(read.tasks)
-    considered = max(read.named.files, files)
-    return TableSummary(read.named.name, files, considered, read.bytes, len(read.table.used), read.joins)
+def _summarize(table_read: PlannedTableRead) -> TableSummary:
+    files = len(table_read.tasks)
+    considered_files = max(table_read.named.files, files)
+    return TableSummary(
+        table_read.named.name, files, considered_files, table_read.bytes, len(table_read.table.used), table_read.joins
+    )

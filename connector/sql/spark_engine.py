@@ -45,8 +45,8 @@ def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: s
     Raises:
         InvalidRequest: An expression may have a different meaning in Spark.
     """
-    copied = tree.copy()
-    for node in copied.walk():
+    new_tree = tree.copy()
+    for node in new_tree.walk():
         if type(node) not in _SAME:
             raise InvalidRequest(
                 f"The statement runs on Spark, where {describe(node)} may have a different meaning; leave it out"
@@ -58,7 +58,7 @@ def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: s
             if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
                 raise InvalidRequest(f"{describe(node)} is not in the catalog {catalog!r}")
             node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
-    return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
+    return str(_SPARK.generate(new_tree, unsupported_level=ErrorLevel.RAISE))
 
 
 def _make_session_conf() -> dict[str, str]:
@@ -71,8 +71,8 @@ def _make_session_conf() -> dict[str, str]:
     if spark_sql.SparkSession.getActiveSession() is not None:
         return {}
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    own = {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS}
-    return {**own, **quiet, **NO_HIVE}
+    own_settings = {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS}
+    return {**own_settings, **quiet, **NO_HIVE}
 
 
 class SparkStatements:
@@ -102,8 +102,8 @@ class SparkStatements:
                 for key, value in catalog_conf.items():
                     self._session.conf.set(key, value)
         except (RuntimeError, OSError, spark_errors.PySparkException) as error:
-            why = find_java_problem() if NO_GATEWAY in str(error) else None
-            raise Unreachable(f"No Spark at {url}: {why or error}") from None
+            problem = find_java_problem() if NO_GATEWAY in str(error) else None
+            raise Unreachable(f"No Spark at {url}: {problem or error}") from None
 
     def run(self, text: str) -> None:
         """Run a statement.

@@ -46,16 +46,16 @@ def measure_time(
 
 def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float) -> None:
     """Report the time of a statement for each table that the statement read."""
-    for read in reads:
-        if read.statement:
+    for table_read in reads:
+        if table_read.statement:
             try:
                 report_statement_time(
                     client,
-                    read.named.name,
-                    read.statement,
+                    table_read.named.name,
+                    table_read.statement,
                     seconds=seconds,
-                    files=len(read.tasks),
-                    size_bytes=read.bytes,
+                    files=len(table_read.tasks),
+                    size_bytes=table_read.bytes,
                 )
             except (ClientError, OSError) as error:
                 _log.debug("the time of a statement is not reported: %s", error)

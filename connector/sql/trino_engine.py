@@ -116,7 +116,7 @@ class TrinoRows:
         self.schema = pa.schema(
             [(str(column.name), find_arrow_type(kind)) for column, kind in zip(columns, self.types, strict=True)]
         )
-        self._converted = [_make_converter(field.type) for field in self.schema]
+        self._converters = [_make_converter(field.type) for field in self.schema]
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -128,7 +128,7 @@ class TrinoRows:
                 return
             arrays = [
                 pa.array([None if row[n] is None else convert(row[n]) for row in rows], field.type)
-                for n, (field, convert) in enumerate(zip(self.schema, self._converted, strict=True))
+                for n, (field, convert) in enumerate(zip(self.schema, self._converters, strict=True))
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -145,14 +145,14 @@ def find_arrow_type(kind: str) -> pa.DataType:
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))
-    nested = _NESTED.fullmatch(kind)
-    if nested is not None:
-        arguments = _split_arguments(nested[2])
-        if nested[1] == "row":
+    nested_match = _NESTED.fullmatch(kind)
+    if nested_match is not None:
+        arguments = _split_arguments(nested_match[2])
+        if nested_match[1] == "row":
             return pa.struct([_parse_row_field(number, text) for number, text in enumerate(arguments)])
         types = [find_arrow_type(text) for text in arguments]
-        if len(types) == (2 if nested[1] == "map" else 1):
-            return pa.map_(*types) if nested[1] == "map" else pa.list_(*types)
+        if len(types) == (2 if nested_match[1] == "map" else 1):
+            return pa.map_(*types) if nested_match[1] == "map" else pa.list_(*types)
     if kind.startswith("timestamp"):
         return pa.timestamp("us", tz="UTC" if kind.endswith("with time zone") else None)
     return _PLAIN.get(kind, pa.string())
@@ -161,12 +161,12 @@ def find_arrow_type(kind: str) -> pa.DataType:
 def _split_arguments(text: str) -> list[str]:
     """Return the parts between the commas that are outside of parentheses and quotes."""
     arguments, depth, start, is_quoted = [], 0, 0, False
-    for at, letter in enumerate(text):
+    for position, letter in enumerate(text):
         if letter == '"':
             is_quoted = not is_quoted
         elif not is_quoted and letter == "," and depth == 0:
-            arguments.append(text[start:at].strip())
-            start = at + 1
+            arguments.append(text[start:position].strip())
+            start = position + 1
         elif not is_quoted:
             depth += (letter == "(") - (letter == ")")
     return [*arguments, text[start:].strip()]
@@ -211,7 +211,7 @@ def _to_client_error(error: Exception) -> Exception:
         return ServerFailed(f"Trino failed: {error.message}", status=500)
     if isinstance(error, trino_errors.Error | OSError):
         text = str(error)
-        reason, at = _OS_REASON.search(text), _REQUESTS_AT.search(text)
-        where = "" if at is None else f" at {at[1]}:{at[2]}"
-        return Unreachable(f"Trino does not answer{where}: {text if reason is None else reason[1]}")
+        reason, address_match = _OS_REASON.search(text), _REQUESTS_AT.search(text)
+        address_text = "" if address_match is None else f" at {address_match[1]}:{address_match[2]}"
+        return Unreachable(f"Trino does not answer{address_text}: {text if reason is None else reason[1]}")
     return error

@@ -20,11 +20,11 @@ from seamark.connector.sql.types import (
 _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
-def cast(value: SqlValue, to: SqlType) -> SqlValue:
+def cast(value: SqlValue, target_type: SqlType) -> SqlValue:
     """Return the value, implicitly converted to a type. No information is lost except digits of a double."""
-    if value.type == to:
+    if value.type == target_type:
         return value
-    return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to, value.literal)
+    return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(target_type)})", target_type, value.literal)
 
 
 def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]:
@@ -65,14 +65,14 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
     return value
 
 
-def check_args(node: exp.Expr, allowed: frozenset[str] = _NO_ARGS) -> None:
-    """Check that a node has only the arguments `allowed`.
+def check_args(node: exp.Expr, allowed_names: frozenset[str] = _NO_ARGS) -> None:
+    """Check that a node has only the arguments `allowed_names`.
 
     Raises:
         UnsupportedInDuckDB: The node has a clause that is not translated.
     """
     for name, value in node.args.items():
-        if value and name not in allowed:
+        if value and name not in allowed_names:
             raise UnsupportedInDuckDB(f"{describe(node)}: {name.strip('_').replace('_', ' ')} is not translated")
 
 

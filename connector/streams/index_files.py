@@ -52,5 +52,5 @@ def encode_index_files(files: Sequence[_EncodedFile], metadata: TableMetadata) -
     builder = IndexBuilder([replace(task, storage=storage) for task in target.indexes])
     for file in files:
         builder.add(msgspec.json.decode(file.content_file), None)
-    written, _ = builder.close()
-    return [(file["location"], storage.read_data(file["location"])) for file in written]
+    index_files, _ = builder.close()
+    return [(file["location"], storage.read_data(file["location"])) for file in index_files]

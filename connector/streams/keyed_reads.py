@@ -27,8 +27,8 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, TooLarge
 class _LimitedFiles(ServerFiles):
     """Plans scans like `ServerFiles`, but refuses plans with more than `files_max` files."""
 
-    def __init__(self, stored: StoredRowsPort, key: Sequence[str], files_max: int) -> None:
-        super().__init__(stored, files_max)
+    def __init__(self, stored_rows: StoredRowsPort, key: Sequence[str], files_max: int) -> None:
+        super().__init__(stored_rows, files_max)
         self._key = key
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -43,7 +43,7 @@ def get_keyed_rows(
     keys: pa.RecordBatch,
     columns: Sequence[str],
     metadata: TableMetadata,
-    stored: StoredRowsPort,
+    stored_rows: StoredRowsPort,
     *,
     rows_max: int,
     bytes_max: int,
@@ -55,7 +55,7 @@ def get_keyed_rows(
         keys: The keys, with the names of the key columns. A key may be repeated.
         columns: The columns to return.
         metadata: The table's metadata.
-        stored: The port that finds rows in the current snapshot.
+        stored_rows: The port that finds rows in the current snapshot.
         rows_max: The maximum number of rows.
         bytes_max: The maximum size of the rows in memory.
         files_max: The maximum number of files that are read.
@@ -71,11 +71,11 @@ def get_keyed_rows(
     names = keys.schema.names
     try:
         distinct = find_latest_rows([keys], metadata.current_schema, names)
-        server = _LimitedFiles(stored, names, files_max)
-        storage = ServedStorage({}, "", stored, server.sizes_bytes)
-        opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
-        located = locate(server, opened, distinct.keys, rows_max=rows_max).files
-        rows = _read_rows(opened, columns, located, bytes_max)
+        server = _LimitedFiles(stored_rows, names, files_max)
+        storage = ServedStorage({}, "", stored_rows, server.sizes_bytes)
+        source_table = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
+        matched_files = locate(server, source_table, distinct.keys, rows_max=rows_max).files
+        rows = _read_rows(source_table, columns, matched_files, bytes_max)
     except Unwritable as error:
         raise BadRequest(f"The keys do not fit the table: {error}") from None
     except EncryptedFile as error:
@@ -85,32 +85,38 @@ def get_keyed_rows(
     except ClientError as error:
         raise BadRequest(f"The rows of the keys cannot be read: {error}") from None
     first_numbers = _find_first_numbers(keys, distinct)
-    numbers = np.concatenate([np.zeros(0, np.int64), *(first_numbers[matched.keys] for matched in located)])
+    numbers = np.concatenate(
+        [np.zeros(0, np.int64), *(first_numbers[matched_rows.keys] for matched_rows in matched_files)]
+    )
     order = np.argsort(numbers, kind="stable")
     return rows.take(pa.array(order)), np.setdiff1d(first_numbers, numbers).tolist()
 
 
-def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[MatchedRows], bytes_max: int) -> pa.Table:
+def _read_rows(
+    source_table: OpenTable, columns: Sequence[str], matched_files: Sequence[MatchedRows], bytes_max: int
+) -> pa.Table:
     """Return the rows at the located positions, file by file.
 
     Raises:
         TooLarge: The rows have more than `bytes_max` bytes.
         Unreadable: A file cannot be read.
     """
-    read_plan = plan_read(opened, columns, TRUE)
-    reader = TaskReader(read_plan, opened.storage)
+    read_plan = plan_read(source_table, columns, TRUE)
+    reader = TaskReader(read_plan, source_table.storage)
     batches: list[pa.RecordBatch] = []
     size_bytes = 0
-    for matched in located:
+    for matched_rows in matched_files:
         rows = 0
-        for batch in reader.read(matched.task, matched.positions):
+        for batch in reader.read(matched_rows.task, matched_rows.positions):
             size_bytes += batch.nbytes
             if size_bytes > bytes_max:
                 raise TooLarge(f"The rows have more than {bytes_max:,} bytes; send fewer keys, or select fewer columns")
             batches.append(batch)
             rows += batch.num_rows
-        if rows != len(matched.positions):
-            raise Unreadable(matched.task.path, f"{len(matched.positions)} rows were located, but {rows} were read")
+        if rows != len(matched_rows.positions):
+            raise Unreadable(
+                matched_rows.task.path, f"{len(matched_rows.positions)} rows were located, but {rows} were read"
+            )
     return pa.Table.from_batches(batches, read_plan.arrow)
 
 

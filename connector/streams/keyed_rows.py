@@ -80,31 +80,31 @@ class KeyHashes(NamedTuple):
 class KeyedFile:
     """A written file, and the keys of its rows. Each key occurs once. `find` never returns rows without a key."""
 
-    def __init__(self, content: dict[str, Any], hashes: KeyHashes, complete: Mask) -> None:
+    def __init__(self, content: dict[str, Any], hashes: KeyHashes, is_complete: Mask) -> None:
         """Sort the keys of a file.
 
         Args:
             content: The ContentFile.
             hashes: The hash of the key of each row, in the order of the file.
-            complete: Whether each row has a key, as bool[rows].
+            is_complete: Whether each row has a key, as bool[rows].
         """
         self.content = content
-        keyed = np.flatnonzero(complete)
-        own = hashes.take(keyed)
-        order = np.lexsort((own.low, own.high))
-        self._positions: Longs = keyed[order]
-        self._sorted = own.take(order)
-        _, runs = np.unique(self._sorted.high, return_counts=True)
-        self._run = int(runs.max(initial=0))
+        complete_rows = np.flatnonzero(is_complete)
+        key_hashes = hashes.take(complete_rows)
+        order = np.lexsort((key_hashes.low, key_hashes.high))
+        self._positions: Longs = complete_rows[order]
+        self._sorted_hashes = key_hashes.take(order)
+        _, runs = np.unique(self._sorted_hashes.high, return_counts=True)
+        self._longest_run = int(runs.max(initial=0))
 
     def find(self, keys: KeyHashes) -> Longs:
         """Return the positions of the rows with one of the keys, as int64[rows], in any order."""
         positions = []
-        start = np.searchsorted(self._sorted.high, keys.high)
+        start = np.searchsorted(self._sorted_hashes.high, keys.high)
         # More than one step is needed only if several hashes have equal high halves.
-        for step in range(self._run):
+        for step in range(self._longest_run):
             places = np.minimum(start + step, len(self._positions) - 1)
-            is_same = (self._sorted.high[places] == keys.high) & (self._sorted.low[places] == keys.low)
+            is_same = (self._sorted_hashes.high[places] == keys.high) & (self._sorted_hashes.low[places] == keys.low)
             positions.append(self._positions[places[is_same]])
         return np.unique(np.concatenate(positions)) if positions else np.zeros(0, dtype=np.int64)
 
@@ -232,10 +232,10 @@ def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes
 
 def are_complete(columns: Sequence[pa.Array]) -> Mask:
     """Return whether each row has a value in all key columns, as bool[rows]."""
-    complete = np.ones(len(columns[0]), dtype=np.bool_)
+    is_complete = np.ones(len(columns[0]), dtype=np.bool_)
     for column in columns:
-        complete &= column.is_valid().to_numpy(zero_copy_only=False)
-    return complete
+        is_complete &= column.is_valid().to_numpy(zero_copy_only=False)
+    return is_complete
 
 
 class LatestRows(NamedTuple):
@@ -273,29 +273,29 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
     keys: list[BatchKeys] = []
     fields: tuple[Field, ...] = ()
     hashes = KeyHashes(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
-    start = before = 0
+    start = rows_before = 0
     for group in groups:
         end = start + sum(each.rows.num_rows for each in group)
         kinds = np.frombuffer(b"".join(each.kinds for each in group), dtype=np.uint8)
         stays[start:end] = kinds != DELETE
         if group[0].key:
-            fields, columns = _read_group(group, rows[: before + len(group)], metadata)
-            complete = are_complete(columns)
-            keyed = np.flatnonzero(complete)
-            keyed_columns = [column.take(pa.array(keyed)) for column in columns]
+            fields, columns = _read_group(group, rows[: rows_before + len(group)], metadata)
+            is_complete = are_complete(columns)
+            keyed_rows = np.flatnonzero(is_complete)
+            keyed_columns = [column.take(pa.array(keyed_rows)) for column in columns]
             all_hashes = hash_keys(fields, keyed_columns)
-            latest = select_latest(all_hashes, Rank.of(None, None, len(keyed)))
-            replaced = complete.copy()
-            replaced[keyed[latest]] = False
-            stays[start:end] &= ~replaced
-            chosen = pa.array(latest)
-            distinct = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
+            latest = select_latest(all_hashes, Rank.of(None, None, len(keyed_rows)))
+            is_replaced = is_complete.copy()
+            is_replaced[keyed_rows[latest]] = False
+            stays[start:end] &= ~is_replaced
+            latest_rows = pa.array(latest)
+            distinct = BatchKeys(fields, [column.take(latest_rows) for column in keyed_columns])
             hashes = all_hashes.take(latest)
             if start:
-                earlier = _concatenate(_read_earlier_columns(fields, each) for each in rows[:before])
+                earlier = _concatenate(_read_earlier_columns(fields, each) for each in rows[:rows_before])
                 stays[:start] &= ~((distinct.match(earlier) >= 0) & are_complete(earlier))
             keys.append(distinct)
-        start, before = end, before + len(group)
+        start, rows_before = end, rows_before + len(group)
     return LatestRows(tuple(keys), fields, hashes, stays)
 
 
@@ -332,9 +332,9 @@ def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetad
     """
     fields: dict[int, Field] = {}
     for schema in {each.schema.id: each.schema for each in rows}.values():
-        for stored in schema.fields:
-            if stored.id not in fields or _rank_type(str(stored.type)) > _rank_type(str(fields[stored.id].type)):
-                fields[stored.id] = stored
+        for column in schema.fields:
+            if column.id not in fields or _rank_type(str(column.type)) > _rank_type(str(fields[column.id].type)):
+                fields[column.id] = column
     for current in metadata.current_schema.fields:
         if current.id in fields and _is_wider_of_family(current, fields[current.id]):
             fields[current.id] = current
@@ -359,14 +359,14 @@ def _rank_type(kind: str) -> int:
 
 
 def encode_deletes(
-    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRowsPort, folder: str | None
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored_rows: StoredRowsPort, folder: str | None
 ) -> EncodedRowDeletes:
     """Return the deletes of the rows that keyed rows replace in the current snapshot and in files of earlier parts.
 
     Args:
         parts: The keyed rows, in order. The rows of a part replace the rows of earlier parts.
         metadata: The table's metadata.
-        stored: The port that finds rows in the current snapshot.
+        stored_rows: The port that finds rows in the current snapshot.
         folder: The folder of fresh files. None means that a commit uses the deletes. The commit also removes data files
             without remaining rows.
 
@@ -374,33 +374,33 @@ def encode_deletes(
         Unwritable: The table does not support deletes.
         Unreadable: A file of the table cannot be read.
     """
-    server = ServerFiles(stored)
-    storage = ServedStorage({}, "", stored, server.sizes_bytes)
-    opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
-    deleted = [*_delete_stored(parts, opened, server, is_commit=folder is None), *_delete_fresh(parts)]
+    server = ServerFiles(stored_rows)
+    storage = ServedStorage({}, "", stored_rows, server.sizes_bytes)
+    source_table = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
+    deleted_rows = [*_delete_stored(parts, source_table, server, is_commit=folder is None), *_delete_fresh(parts)]
     target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
-    if folder is not None and len(deleted) <= _FILES_BY_FILE_MAX:
+    if folder is not None and len(deleted_rows) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
-    written = write_deletes(target, deleted, Deletes(storage, metadata))
+    delete_files = write_deletes(target, deleted_rows, Deletes(storage, metadata))
     rename: Callable[[str], str] = (lambda path: path) if folder is None else (lambda path: _move(path, folder))
     return EncodedRowDeletes(
         [(rename(location), memory.read_data(location)) for location in memory.written],
-        [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in written.files],
-        [(file["file-path"], file.get("content-offset")) for file in written.removed],
-        _encode_scope(parts[0].keys, opened) if folder is None else b"",
+        [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in delete_files.files],
+        [(file["file-path"], file.get("content-offset")) for file in delete_files.removed],
+        _encode_scope(parts[0].keys, source_table) if folder is None else b"",
     )
 
 
-def _encode_scope(keys: Iterable[BatchKeys], opened: OpenTable) -> bytes:
+def _encode_scope(keys: Iterable[BatchKeys], source_table: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys."""
-    scopes = [_find_scope(each, opened) for each in keys if each.count]
+    scopes = [_find_scope(each, source_table) for each in keys if each.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
 
 
-def _find_scope(keys: BatchKeys, opened: OpenTable) -> Expression:
+def _find_scope(keys: BatchKeys, source_table: OpenTable) -> Expression:
     """Return a filter of the rows with the keys, or TRUE if the current types cannot represent all keys."""
     try:
-        return read_scope(_resolve(keys, opened.metadata).keys, opened)
+        return read_scope(_resolve(keys, source_table.metadata).keys, source_table)
     except UnfitKey:
         return TRUE
 
@@ -410,19 +410,19 @@ def _move(path: str, folder: str) -> str:
 
 
 def _delete_stored(
-    parts: Iterable[KeyedRows], opened: OpenTable, server: ServerFiles, *, is_commit: bool
+    parts: Iterable[KeyedRows], source_table: OpenTable, server: ServerFiles, *, is_commit: bool
 ) -> list[DeletedRows]:
     """Return the rows in the table's files that have one of the keys."""
     by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
-    metadata = opened.metadata
-    version = opened.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
+    metadata = source_table.metadata
+    version = source_table.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
         # A different thread may replace `part.located` at any time by the rows of a different version.
-        located = part.located
-        if located is None or located[0] != version:
-            files = [rows for keys in part.keys for rows in _locate(server, opened, keys)]
-            located = part.located = version, tuple(files)
-        for rows in located[1]:
+        cached_files = part.located
+        if cached_files is None or cached_files[0] != version:
+            files = [rows for keys in part.keys for rows in _locate(server, source_table, keys)]
+            cached_files = part.located = version, tuple(files)
+        for rows in cached_files[1]:
             server.add_sizes([rows.task.file, *rows.task.deletes])
             by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
     return [
@@ -463,11 +463,11 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
         Unwritable: No schema has all columns, or its types cannot represent the keys.
     """
     ids = {field.id for field in keys.fields}
-    complete = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
-    if not complete:
+    complete_schemas = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
+    if not complete_schemas:
         raise Unwritable(f"the table no longer has a schema with the key columns {sorted(ids)} of the rows")
     schema = max(
-        complete, key=lambda each: (_can_represent(each, keys), each.id == metadata.current_schema_id, each.id)
+        complete_schemas, key=lambda each: (_can_represent(each, keys), each.id == metadata.current_schema_id, each.id)
     )
     by_id = {field.id: field for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
@@ -490,18 +490,18 @@ def _can_represent(schema: Schema, keys: BatchKeys) -> bool:
     return all(_rank_type(str(by_id[field.id].type)) >= _rank_type(str(field.type)) for field in keys.fields)
 
 
-def _locate(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
+def _locate(server: ServerFiles, source_table: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
     """Return the rows in the table's files that have one of the keys."""
     try:
-        resolved, schema = _resolve(keys, opened.metadata)
-        if schema.id == opened.schema.id:
-            return locate(server, opened, resolved).files
-        return locate(server, replace(opened, schema=schema), resolved, SCAN).files
+        readable_keys, schema = _resolve(keys, source_table.metadata)
+        if schema.id == source_table.schema.id:
+            return locate(server, source_table, readable_keys).files
+        return locate(server, replace(source_table, schema=schema), readable_keys, SCAN).files
     except (UnfitKey, UnfitColumn):
-        return _locate_by_file(server, opened, keys)
+        return _locate_by_file(server, source_table, keys)
 
 
-def _locate_by_file(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
+def _locate_by_file(server: ServerFiles, source_table: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
     """Return the rows in the table's files that have one of the keys, if the current types cannot represent all keys.
 
     A column of dates may be promoted to `timestamp_ns` although a row has a date outside its range. Each file is read
@@ -509,19 +509,19 @@ def _locate_by_file(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> 
     row of the file.
     """
     readers = [
-        (replace(opened, schema=schema), _select_fitting(keys, schema))
-        for schema in _list_key_schemas(keys, opened.metadata)
+        (replace(source_table, schema=schema), _select_fitting(keys, schema))
+        for schema in _list_key_schemas(keys, source_table.metadata)
     ]
-    located = []
-    for task in plan(server, opened):
-        for number, (table, fitting) in enumerate(readers, 1):
+    matched_files = []
+    for task in plan(server, source_table):
+        for number, (table, fitting_keys) in enumerate(readers, 1):
             try:
-                located += [MatchedRows(*rows) for rows in scan_files(table, fitting, [task])]
+                matched_files += [MatchedRows(*rows) for rows in scan_files(table, fitting_keys, [task])]
                 break
             except UnfitColumn:
                 if number == len(readers):
                     raise
-    return tuple(located)
+    return tuple(matched_files)
 
 
 def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
@@ -543,25 +543,28 @@ def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
     by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
     columns = [_cast_fitting(column, field) for column, field in zip(keys.columns, fields, strict=True)]
-    fitting = pa.array(are_complete(columns))
-    return _DroppedKeys(fields, [column.filter(fitting) for column in columns])
+    is_complete = pa.array(are_complete(columns))
+    return _DroppedKeys(fields, [column.filter(is_complete) for column in columns])
 
 
 def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
     """Return the rows in files of parts that a later part replaces."""
-    deleted = []
+    deleted_rows = []
     for number, part in enumerate(parts[:-1]):
         by_part = [part.find_replaced(later) for later in parts[number + 1 :]]
         for file, positions in zip(part.files, zip(*by_part, strict=True), strict=True):
-            replaced = union_positions(*positions)
-            if len(replaced):
+            replaced_positions = union_positions(*positions)
+            if len(replaced_positions):
                 content = file.content
-                deleted.append(
+                deleted_rows.append(
                     DeletedRows(
-                        content["file-path"], content.get("spec-id", 0), content.get("partition") or (), replaced
+                        content["file-path"],
+                        content.get("spec-id", 0),
+                        content.get("partition") or (),
+                        replaced_positions,
                     )
                 )
-    return deleted
+    return deleted_rows
 
 
 def check_key(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]:

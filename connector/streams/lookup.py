@@ -213,17 +213,20 @@ def lookup(
     """
     names = list(keys)
     lengths = {len(values) for values in keys.values()}
-    if not names or len(lengths) != 1:
+    if not names:
+        raise InvalidRequest("keys has no columns; name each key column with the values of the keys")
+    if len(lengths) != 1:
         raise InvalidRequest(
-            "keys has no columns, or columns of different lengths; each column must have one value for each key"
+            f"the columns of keys have {min(lengths):,} to {max(lengths):,} values; "
+            "each column must have one value for each key"
         )
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()
     if len(names) == 1:
-        where: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
-        return scan(client, table, columns, where=where).to_arrow()
-    where = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
-    return scan(client, table, columns, where=where).to_arrow()
+        key_filter: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
+        return scan(client, table, columns, where=key_filter).to_arrow()
+    key_filter = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
+    return scan(client, table, columns, where=key_filter).to_arrow()
 
 
 def get_rows(

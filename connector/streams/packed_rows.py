@@ -113,17 +113,17 @@ def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str])
     return bytes(sink.getvalue())
 
 
-def unpack_rows(packed: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
+def unpack_rows(packed_slice: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
     """Return the rows of a slice. If the table no longer has their schema, convert them to the current schema.
 
     Raises:
         BadRequest: The table no longer has the schema of the rows, and the rows do not fit the current schema.
     """
-    with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
+    with pa.ipc.open_stream(pa.py_buffer(packed_slice.payload)) as stream:
         batch = stream.read_next_batch()
     header = _parse_header(stream.schema)
-    rows = batch.slice(packed.first, packed.rows).replace_schema_metadata(None)
-    kinds = packed.kinds or bytes(packed.rows)
+    rows = batch.slice(packed_slice.first, packed_slice.rows).replace_schema_metadata(None)
+    kinds = packed_slice.kinds or bytes(packed_slice.rows)
     schema = metadata.schema(header.schema_id)
     if schema is None:
         rows, schema = _replace_schema(rows, header, metadata), metadata.current_schema
@@ -138,8 +138,8 @@ def _replace_schema(rows: pa.RecordBatch, header: PackedHeader, metadata: TableM
     """
     schema = metadata.current_schema
     try:
-        if lacking := {column_id for column_id, _ in header.key} - {field.id for field in schema.fields}:
-            raise Unwritable(f"the key column with the id {min(lacking)} was dropped")
+        if missing_ids := {column_id for column_id, _ in header.key} - {field.id for field in schema.fields}:
+            raise Unwritable(f"the key column with the id {min(missing_ids)} was dropped")
         return convert_rows(rows, schema)
     except (AmbiguousColumn, Unwritable) as error:
         raise BadRequest(
@@ -157,18 +157,20 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
         AmbiguousColumn: A value of a column does not fit its type in the schema.
         Unwritable: A column has an unsupported type.
     """
-    stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
-    field_ids = [field.id for field in stored]
-    columns = FileProjection(list(rows.schema), stored, {}).project_columns(rows, field_ids, rows.num_rows)
-    relaxed = Schema(tuple(msgspec.structs.replace(field, required=False) for field in stored), schema.id)
-    batch = pa.RecordBatch.from_arrays([columns[field.id] for field in stored], names=[field.name for field in stored])
-    conformed = conform(batch, relaxed, build_arrow_schema(relaxed))
-    return pa.RecordBatch.from_arrays(conformed.columns, schema=build_arrow_schema(schema))
+    stored_fields = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
+    field_ids = [field.id for field in stored_fields]
+    columns = FileProjection(list(rows.schema), stored_fields, {}).project_columns(rows, field_ids, rows.num_rows)
+    relaxed_schema = Schema(tuple(msgspec.structs.replace(field, required=False) for field in stored_fields), schema.id)
+    batch = pa.RecordBatch.from_arrays(
+        [columns[field.id] for field in stored_fields], names=[field.name for field in stored_fields]
+    )
+    conformed_rows = conform(batch, relaxed_schema, build_arrow_schema(relaxed_schema))
+    return pa.RecordBatch.from_arrays(conformed_rows.columns, schema=build_arrow_schema(schema))
 
 
 def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset[RowKey]:
     """Return the sets of key columns by which the rows replace earlier rows."""
-    return frozenset(_read_header(packed.payload).key for packed in rows)
+    return frozenset(_read_header(packed_slice.payload).key for packed_slice in rows)
 
 
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:

@@ -118,13 +118,13 @@ class StreamReads:
         path = f"{make_table_path(self.table)}/rows"
         body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
         rows = self.client._decode_table(body)
-        about = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
+        metadata = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
         try:
             files = None
-            if about["step"] == "files":
-                start = about.get("start-snapshot-id")
-                files = FileStep(int(about["snapshot-id"]), int(start or 0) or None, start is None)
-            return StreamStep(about["position"], files, rows, about["step"] == "end")
+            if metadata["step"] == "files":
+                start = metadata.get("start-snapshot-id")
+                files = FileStep(int(metadata["snapshot-id"]), int(start or 0) or None, start is None)
+            return StreamStep(metadata["position"], files, rows, metadata["step"] == "end")
         except (KeyError, ValueError) as error:
             raise ServerFailed(f"The answer with rows has no valid {error}") from None
 
@@ -251,9 +251,9 @@ class _RowProjection:
         for task in tasks:
             if progress is not None and task.path < progress.path:
                 continue
-            skipped = progress.rows if progress is not None and task.path == progress.path else 0
-            read_rows = skipped
-            for batch in skip_rows(reader.read(task), skipped):
+            skipped_rows = progress.rows if progress is not None and task.path == progress.path else 0
+            read_rows = skipped_rows
+            for batch in skip_rows(reader.read(task), skipped_rows):
                 read_rows += batch.num_rows
                 yield self._add_kind(batch), _Progress(step.snapshot_id, task.path, read_rows)
 
@@ -265,9 +265,9 @@ class _RowProjection:
             if unknown:
                 raise InvalidRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
             rows = rows.select(names)
-        plain = pa.schema([field.remove_metadata() for field in rows.schema])
+        plain_schema = pa.schema([field.remove_metadata() for field in rows.schema])
         batch = pa.concat_batches(rows.to_batches())
-        return pa.RecordBatch.from_arrays(batch.columns, schema=plain)
+        return pa.RecordBatch.from_arrays(batch.columns, schema=plain_schema)
 
     def _add_kind(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._changes:
@@ -277,8 +277,8 @@ class _RowProjection:
 
 def plan_step(reads: StreamReads, step: FileStep) -> tuple[OpenTable, list[ScanTask]]:
     """Return the table at the snapshot of a step, with the current schema, and the step's files ordered by path."""
-    opened = open_table(reads.client, reads.table, CURRENT)
-    table = replace(opened, snapshot_id=step.snapshot_id)
+    source_table = open_table(reads.client, reads.table, CURRENT)
+    table = replace(source_table, snapshot_id=step.snapshot_id)
     if step.is_scan:
         tasks = plan(reads.client, table, columns=[field.name for field in table.schema.fields])
     else:

@@ -83,9 +83,11 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
         BadRequest: Rows do not fit the schema, or a key column is null.
     """
     for name in key:
-        present = rows.schema.get_field_index(name) >= 0
-        if rows.num_rows and (not present or rows.column(name).null_count):
-            row = int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if present else 0
+        has_column = rows.schema.get_field_index(name) >= 0
+        if rows.num_rows and (not has_column or rows.column(name).null_count):
+            row = (
+                int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if has_column else 0
+            )
             raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
     try:
         check_unencrypted(metadata)
@@ -105,19 +107,20 @@ def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, ke
     fields = tuple(
         field if field.name in key else msgspec.structs.replace(field, required=False) for field in schema.fields
     )
-    relaxed = Schema(fields, schema.id)
-    conformed = conform(rows, relaxed, build_arrow_schema(relaxed))
-    written = np.frombuffer(kinds, dtype=np.uint8) != DELETE
-    stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
-    for field, column in zip(stored, conformed.columns, strict=True):
+    relaxed_schema = Schema(fields, schema.id)
+    conformed_rows = conform(rows, relaxed_schema, build_arrow_schema(relaxed_schema))
+    is_written = np.frombuffer(kinds, dtype=np.uint8) != DELETE
+    stored_fields = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
+    for field, column in zip(stored_fields, conformed_rows.columns, strict=True):
         if field.required and column.null_count:
-            lacking = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False) & written)
-            if len(lacking):
+            invalid_rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False) & is_written)
+            if len(invalid_rows):
                 raise Unwritable(
-                    f"column {field.name} is required, but {len(lacking):,} of its values are null; the first is in "
-                    f"row {lacking[0]}"
+                    f"column {field.name} is required, but {len(invalid_rows):,} of its values are null; "
+                    "the first is in "
+                    f"row {invalid_rows[0]}"
                 )
-    return pa.RecordBatch.from_arrays(conformed.columns, schema=_build_cached_arrow_schema(schema))
+    return pa.RecordBatch.from_arrays(conformed_rows.columns, schema=_build_cached_arrow_schema(schema))
 
 
 class _SameSchema:
@@ -163,9 +166,9 @@ def decode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata) -> list[pa
     )
     projections: dict[bytes, FileProjection] = {}
     batches = []
-    for packed in rows:
-        with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
-            batch = stream.read_next_batch().slice(packed.first, packed.rows)
+    for packed_slice in rows:
+        with pa.ipc.open_stream(pa.py_buffer(packed_slice.payload)) as stream:
+            batch = stream.read_next_batch().slice(packed_slice.first, packed_slice.rows)
         schema_id = stream.schema.metadata[SCHEMA_ID]
         try:
             if schema_id not in projections:
@@ -191,9 +194,9 @@ def encode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata, folder: st
         BadRequest: The table has a property that writers do not support.
     """
     by_schema: dict[int, list[pa.RecordBatch]] = {}
-    for packed in rows:
-        unpacked = unpack_rows(packed, metadata)
-        by_schema.setdefault(unpacked.schema.id, []).append(unpacked.rows)
+    for packed_slice in rows:
+        unpacked_rows = unpack_rows(packed_slice, metadata)
+        by_schema.setdefault(unpacked_rows.schema.id, []).append(unpacked_rows.rows)
     return [file for file, _ in _encode(by_schema, metadata, folder)]
 
 
@@ -214,8 +217,8 @@ def encode_keyed_rows(
     Raises:
         BadRequest: The table has a property that writers do not support.
     """
-    unpacked = [unpack_rows(packed, metadata) for packed in rows]
-    groups = group_by_key(unpacked, build_key(metadata.current_schema, key))
+    unpacked_rows = [unpack_rows(packed_slice, metadata) for packed_slice in rows]
+    groups = group_by_key(unpacked_rows, build_key(metadata.current_schema, key))
     if folder is not None and len(groups) > 1:
         raise ValueError("the rows of a fresh file have different key columns; divide them by list_keys")
     try:
@@ -241,7 +244,7 @@ def encode_keyed_rows(
 
 
 def encode_row_deletes(
-    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRowsPort, folder: str | None
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored_rows: StoredRowsPort, folder: str | None
 ) -> EncodedRowDeletes:
     """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
 
@@ -250,7 +253,7 @@ def encode_row_deletes(
         Corrupt: A file of the table cannot be read.
     """
     try:
-        return encode_deletes(parts, metadata, stored, folder)
+        return encode_deletes(parts, metadata, stored_rows, folder)
     except Unwritable as error:
         raise BadRequest(f"The rows that later rows replace cannot be deleted: {error}") from None
     except Unreadable as error:
@@ -272,8 +275,8 @@ def _encode(
             rows = batches if schema_id == packed_id else [_convert_batch(batch, target.schema) for batch in batches]
             table = pa.Table.from_batches(rows, target.arrow).combine_chunks()
             for batch in table.to_batches():
-                for file, written in _encode_batch(batch, target, folder):
-                    yield file, written.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
+                for file, file_rows in _encode_batch(batch, target, folder):
+                    yield file, file_rows.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
     except (AmbiguousColumn, Unwritable) as error:
         raise BadRequest(f"The rows cannot be written: {error}") from None
 
@@ -284,8 +287,8 @@ def _encode_batch(
     """Yield a file for each partition of the rows, with its rows in the file's order."""
     storage = target.storage
     assert isinstance(storage, MemoryStorage)
-    for partition, chosen in target.partitioner.split(batch):
-        rows = pa.Table.from_batches([batch if chosen is None else batch.take(pa.array(chosen))])
+    for partition, row_indexes in target.partitioner.split(batch):
+        rows = pa.Table.from_batches([batch if row_indexes is None else batch.take(pa.array(row_indexes))])
         if target.ordering is not None:
             rows = target.ordering.sort(rows)
         location = target.generate_location(partition) if folder is None else f"{folder}/{uuid.uuid4()}.parquet"
@@ -320,13 +323,15 @@ def _can_partition(spec: PartitionSpec, schema: Schema, current: Schema) -> bool
     Values of an identity partition must have the current type of their column, so rows with an earlier type must be
     converted.
     """
-    before, after = schema.index.by_id, current.index.by_id
+    old_columns, current_columns = schema.index.by_id, current.index.by_id
     for field in spec.fields:
-        if not set(field.sources) <= before.keys():
+        if not set(field.sources) <= old_columns.keys():
             return False
         is_identity = canonicalize_transform(field.transform) == IDENTITY
         if is_identity and any(
-            after[source].type != before[source].type for source in field.sources if source in after
+            current_columns[source].type != old_columns[source].type
+            for source in field.sources
+            if source in current_columns
         ):
             return False
     try:
@@ -351,8 +356,8 @@ def _convert_batch(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
         AmbiguousColumn: A value of a column does not fit its type in the schema.
         Unwritable: A required column would be null.
     """
-    converted = convert_rows(rows, schema)
-    for field, column in zip(converted.schema, converted.columns, strict=True):
+    converted_rows = convert_rows(rows, schema)
+    for field, column in zip(converted_rows.schema, converted_rows.columns, strict=True):
         if not field.nullable and column.null_count:
             raise Unwritable(f"column {field.name} is required, but rows that were appended earlier do not have it")
-    return converted
+    return converted_rows

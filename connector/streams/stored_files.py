@@ -42,13 +42,13 @@ class ServerFiles:
         sizes_bytes: The sizes of the files in the plans, by location.
     """
 
-    def __init__(self, stored: StoredRowsPort, files_max: int | None = None) -> None:
-        self._stored = stored
+    def __init__(self, stored_rows: StoredRowsPort, files_max: int | None = None) -> None:
+        self._stored_rows = stored_rows
         self._files_max = files_max
         self.sizes_bytes: dict[str, int] = {}
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        page = msgspec.json.decode(self._stored.plan(body, self._files_max))
+        page = msgspec.json.decode(self._stored_rows.plan(body, self._files_max))
         self.add_sizes([*(task["data-file"] for task in page["file-scan-tasks"]), *page["delete-files"]])
         yield page
 
@@ -58,7 +58,7 @@ class ServerFiles:
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
         try:
-            return self._stored.lookup(keys, index)
+            return self._stored_rows.lookup(keys, index)
         except (BadRequest, TooLarge) as error:  # After Refused, the caller reads the files of the plan instead.
             raise Refused(error.message) from None
 
@@ -102,9 +102,9 @@ def _raise_os_errors(location: str) -> Iterator[None]:
 class _ObjectFile(io.RawIOBase):
     """A file that reads an immutable object at any position."""
 
-    def __init__(self, stored: StoredRowsPort, location: str, size_bytes: int) -> None:
+    def __init__(self, stored_rows: StoredRowsPort, location: str, size_bytes: int) -> None:
         super().__init__()
-        self._stored = stored
+        self._stored_rows = stored_rows
         self._location = location
         self._size_bytes = size_bytes
         self._position = 0
@@ -129,7 +129,7 @@ class _ObjectFile(io.RawIOBase):
         if not length:
             return b""
         with _raise_os_errors(self._location):
-            data = self._stored.read(self._location, self._position, length)
+            data = self._stored_rows.read(self._location, self._position, length)
         self._position += len(data)
         return data
 

@@ -67,7 +67,7 @@ class StreamTableWriter:
         self._request_rows, self._request_bytes = request_rows, request_bytes
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
-        self._change_one = threading.Condition()
+        self._change_condition = threading.Condition()
         self._waiting: deque[_Part] = deque()
         self._held_bytes = self._unsent_rows = 0
         self._error: Exception | None = None
@@ -101,14 +101,14 @@ class StreamTableWriter:
             StreamClosed: The writer was closed, or an earlier request failed.
         """
         parts = _split_parts(rows, self._request_rows)
-        with self._change_one:
+        with self._change_condition:
             for part in parts:
-                self._change_one.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
+                self._change_condition.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
                 self._check_open()
                 self._waiting.append(part)
                 self._held_bytes += part.size_bytes
                 self._unsent_rows += part.rows
-                self._change_one.notify_all()
+                self._change_condition.notify_all()
 
     def flush(self) -> None:
         """Wait until all rows are durable.
@@ -116,8 +116,8 @@ class StreamTableWriter:
         Raises:
             StreamClosed: A request failed.
         """
-        with self._change_one:
-            self._change_one.wait_for(lambda: not self._unsent_rows or self._error is not None)
+        with self._change_condition:
+            self._change_condition.wait_for(lambda: not self._unsent_rows or self._error is not None)
             if self._error is not None:
                 raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
 
@@ -131,7 +131,7 @@ class StreamTableWriter:
             StreamClosed: A request failed.
         """
         self.flush()
-        with self._change_one:
+        with self._change_condition:
             ends = ",".join(f"{shard}:{end}" for shard, end in sorted(self._token_ends.items()))
             return f"{self._token_uuid}/{ends}" if ends else ""
 
@@ -147,9 +147,9 @@ class StreamTableWriter:
             self._stop()
 
     def _stop(self) -> None:
-        with self._change_one:
+        with self._change_condition:
             self._closed = True
-            self._change_one.notify_all()
+            self._change_condition.notify_all()
         self._thread.join()
 
     @property
@@ -165,24 +165,24 @@ class StreamTableWriter:
     def _run(self) -> None:
         """Send the waiting rows until the writer is closed or a request fails."""
         while True:
-            with self._change_one:
-                self._change_one.wait_for(lambda: self._waiting or self._is_done)
+            with self._change_condition:
+                self._change_condition.wait_for(lambda: self._waiting or self._is_done)
                 if self._is_done:
                     return
                 parts = self._take()
             try:
                 self._send(parts[0].content_type, _join(parts))
             except Exception as error:  # noqa: BLE001  the callers of `write` and `flush` must receive it
-                with self._change_one:
+                with self._change_condition:
                     self._error = error
-                    self._change_one.notify_all()
+                    self._change_condition.notify_all()
                 return
-            sent = sum(part.rows for part in parts)
-            with self._change_one:
-                self.rows += sent
-                self._unsent_rows -= sent
+            sent_rows = sum(part.rows for part in parts)
+            with self._change_condition:
+                self.rows += sent_rows
+                self._unsent_rows -= sent_rows
                 self._held_bytes -= sum(part.size_bytes for part in parts)
-                self._change_one.notify_all()
+                self._change_condition.notify_all()
 
     def _take(self) -> list[_Part]:
         """Return at least one part for the next request. All parts have the same form."""
@@ -209,7 +209,7 @@ class StreamTableWriter:
         if not token:
             return
         table_uuid, _, ends = token.partition("/")
-        with self._change_one:
+        with self._change_condition:
             if table_uuid != self._token_uuid:  # A new table has replaced the table with this name.
                 self._token_uuid, self._token_ends = table_uuid, {}
             for pair in ends.split(","):
@@ -256,8 +256,8 @@ def send_rows(
             sleep_before_attempt(number, first_s=0.1, max_s=2.0)
             number += 1
         else:
-            decoded: dict[str, Any] = json.loads(answer)
-            return decoded
+            result: dict[str, Any] = json.loads(answer)
+            return result
 
 
 def stream_writer(
@@ -302,9 +302,9 @@ def _split_parts(rows: Any, request_rows: int) -> list[_Part]:
     objects = [rows] if isinstance(rows, Mapping) else list(rows)
     parts = []
     for start in range(0, len(objects), request_rows):
-        chosen = objects[start : start + request_rows]
-        lines = b"\n".join(json.dumps(row).encode() for row in chosen)
-        parts.append(_Part(LINES, lines, len(chosen), len(lines) + _ROW_BYTES * len(chosen)))
+        part_objects = objects[start : start + request_rows]
+        lines = b"\n".join(json.dumps(row).encode() for row in part_objects)
+        parts.append(_Part(LINES, lines, len(part_objects), len(lines) + _ROW_BYTES * len(part_objects)))
     return parts
 
 

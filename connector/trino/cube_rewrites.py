@@ -85,9 +85,9 @@ def translate_scans(
     return 0, translate_statement(_parse(text).tree, cubes, TRINO, floats=floats)
 
 
-def _to_star_scan(text: StatementText, planned: PlannedScan, table: KnownTable) -> StarScan:
-    name = text.text[planned.scan.start : planned.scan.end]
-    return StarScan(planned.scan, planned.table, table, f"{name} FOR VERSION AS OF {table.snapshot_id}")
+def _to_star_scan(text: StatementText, planned_scan: PlannedScan, table: KnownTable) -> StarScan:
+    name = text.text[planned_scan.scan.start : planned_scan.scan.end]
+    return StarScan(planned_scan.scan, planned_scan.table, table, f"{name} FOR VERSION AS OF {table.snapshot_id}")
 
 
 def _parse(text: StatementText) -> ParsedQuery:
@@ -112,7 +112,7 @@ async def rewrite_over_cube(
     client: Seamark,
     reader: StatementReader,
     text: StatementText,
-    planned: PlannedScan,
+    planned_scan: PlannedScan,
     statement: CubeStatement,
     table: KnownTable,
     dimensions: Sequence[tuple[PlannedScan, KnownTable]],
@@ -124,7 +124,7 @@ async def rewrite_over_cube(
         client: The client of the server.
         reader: The reader that runs work on long texts outside of the event loop.
         text: The statement.
-        planned: The scan of the table with the cube.
+        planned_scan: The scan of the table with the cube.
         statement: The translation of the statement.
         table: The table.
         dimensions: The other scans of the statement, with their tables.
@@ -135,13 +135,13 @@ async def rewrite_over_cube(
         TimeoutError: The deadline has passed.
         ClientError: The server refuses the request or does not respond.
     """
-    scan, name = planned.scan, text.text[planned.scan.start : planned.scan.end]
+    scan, name = planned_scan.scan, text.text[planned_scan.scan.start : planned_scan.scan.end]
     doubt = None
     if statement.doubt:
         find = partial(find_doubt, statement, partial(_find_filter, name, text, table))
         doubt = await reader.run(len(name) + len(statement.doubt), find, until_s, in_loop_max=0)
     request = CubePlanRequest(
-        planned.table,
+        planned_scan.table,
         statement.cube.id,
         statement.columns,
         scan.filter,
@@ -160,26 +160,31 @@ async def rewrite_over_cube(
     schema = table.cube_metadata.current_schema
     columns = (schema.column(column_id) for column_id in statement.used_columns)
     names = frozenset(column.name.partition(".")[0].lower() for column in columns if column is not None)
-    read = [(planned, names)]
+    scans_with_names = [(planned_scan, names)]
     for dimension, _ in dimensions:
         joins = (join for join in statement.joins if join.table == dimension.table)
-        read.append((dimension, frozenset(name.lower() for join in joins for name in join.columns)))
+        scans_with_names.append((dimension, frozenset(name.lower() for join in joins for name in join.columns)))
 
     def write() -> str:
         values = write_values(answer.groups, statement, VALUES_CHARACTERS_MAX)
         return statement.write(values, rows, has_rows=has_rows)
 
     characters = len(text.text) + count_characters(answer.groups)
-    return CubeRewrite(await reader.run(characters, write, until_s), answer, read, _write_rights_check(text, read))
+    return CubeRewrite(
+        await reader.run(characters, write, until_s),
+        answer,
+        scans_with_names,
+        _write_rights_check(text, scans_with_names),
+    )
 
 
 def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan, frozenset[str]]]) -> str:
     """Return a query without rows that reads these columns of these tables."""
-    tables, listed = [], []
-    for number, (planned, names) in enumerate(columns):
-        tables.append(f"{text.text[planned.scan.start : planned.scan.end]} AS t{number}")
-        listed += [f"t{number}.{quote_name(name)}" for name in sorted(names)]
-    return f"SELECT {', '.join(listed) or '1'} FROM {', '.join(tables)} WHERE FALSE"  # noqa: S608
+    tables, column_texts = [], []
+    for number, (planned_scan, names) in enumerate(columns):
+        tables.append(f"{text.text[planned_scan.scan.start : planned_scan.scan.end]} AS t{number}")
+        column_texts += [f"t{number}.{quote_name(name)}" for name in sorted(names)]
+    return f"SELECT {', '.join(column_texts) or '1'} FROM {', '.join(tables)} WHERE FALSE"  # noqa: S608
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:

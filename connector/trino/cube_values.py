@@ -37,9 +37,11 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
     Raises:
         NotFromCube: The relation would be too long, or Trino's SQL has no literal for a value.
     """
-    listed = ", ".join(statement.columns)
+    column_names = ", ".join(statement.columns)
     if groups.num_rows == 0:
-        return f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({listed}) WHERE FALSE"
+        return (
+            f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({column_names}) WHERE FALSE"
+        )
     if _CHARACTERS_MIN * groups.num_rows * groups.num_columns > characters_max:
         raise _make_length_error(statement, characters_max)
     writers = [
@@ -60,7 +62,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
         if size > characters_max:
             raise _make_length_error(statement, characters_max)
         rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
-    return f"(VALUES {', '.join(rows)}) AS seamark_groups ({listed})"
+    return f"(VALUES {', '.join(rows)}) AS seamark_groups ({column_names})"
 
 
 def _make_length_error(statement: CubeStatement, characters_max: int) -> NotFromCube:
@@ -100,9 +102,9 @@ def _write_float(kind: str) -> Callable[[float], str]:
 
 
 def _write_timestamp(value: datetime) -> str:
-    plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    utc_time = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     zone = "" if value.tzinfo is None else " UTC"
-    return f"TIMESTAMP '{plain.isoformat(' ', 'microseconds')}{zone}'"
+    return f"TIMESTAMP '{utc_time.isoformat(' ', 'microseconds')}{zone}'"
 
 
 def _write_time(value: time) -> str:

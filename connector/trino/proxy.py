@@ -170,12 +170,12 @@ class Proxy:
         self._forwarder = forwarder
         self._rewriter = rewriter
         self._counts = counts
-        self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
-        self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
+        self._answer_counters = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
+        self._logs_requests = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._tables, self._reports, self._times = tables, reports, times
         self._logins = AcceptedLogins(forwarder.send)
         self._waiting = QueuedStatements(settings.lease_s)
-        self._cancelling: set[asyncio.Task[None]] = set()
+        self._cancel_tasks: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
 
@@ -190,11 +190,11 @@ class Proxy:
             raise
         finally:
             self.answering -= 1
-        self._answered[response.status // 100].inc()
+        self._answer_counters[response.status // 100].inc()
         if not response.prepared:
             # By default, aiohttp sends a header with its version and the version of Python.
             response.headers.setdefault("Server", "seamark")
-        if summary or self._logs_all:  # The request is also logged if the client disconnected during the response.
+        if summary or self._logs_requests:  # The request is also logged if the client disconnected during the response.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
@@ -242,9 +242,9 @@ class Proxy:
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._handle_statement(request, content, candidates, target)
-        if renewing := self._waiting.list_plans_to_renew(path):
+        if plans_to_renew := self._waiting.list_plans_to_renew(path):
             # The leases must be renewed before the request, because Trino may then resolve the plans.
-            await self._rewriter.renew(renewing)
+            await self._rewriter.renew(plans_to_renew)
         if coordinator is None:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -255,7 +255,7 @@ class Proxy:
 
     def count_unreadable(self) -> None:
         """Count a request that was refused because it is not valid HTTP."""
-        self._answered[4].inc()
+        self._answer_counters[4].inc()
 
     def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
         if request.method not in ("GET", "HEAD"):
@@ -282,35 +282,37 @@ class Proxy:
             summary = f"unchanged; the statement is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be_table_statement(body) and (
-            answered := await self._handle_table_statement(request, body, candidates[0])
+            table_outcome := await self._handle_table_statement(request, body, candidates[0])
         ):
-            return answered
+            return table_outcome
         begun_s = time.monotonic()
-        rewriting = await self._rewrite(request, body, candidates[0])
+        rewrite = await self._rewrite(request, body, candidates[0])
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
-        summary = rewriting.summary
-        if rewriting.statement is None:
-            header = _PLANNED if rewriting.depends_on_data else summary
-            passing = partial(self._follow_past_queue, request) if _QUERY.match(body) else None
-            return await self._forward_unchanged(request, candidates, target, body, summary, header, passing=passing)
+        summary = rewrite.summary
+        if rewrite.statement is None:
+            header = _PLANNED if rewrite.depends_on_data else summary
+            response_handler = partial(self._follow_past_queue, request) if _QUERY.match(body) else None
+            return await self._forward_unchanged(
+                request, candidates, target, body, summary, header, response_handler=response_handler
+            )
         try:
-            result = await self._hold(request, candidates[0], target, body, rewriting, begun_s)
+            result = await self._hold(request, candidates[0], target, body, rewrite, begun_s)
         except asyncio.CancelledError:
-            self._rewriter.release(rewriting)
+            self._rewriter.release(rewrite)
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
-            self._rewriter.release(rewriting)
+            self._rewriter.release(rewrite)
             _log.warning("the coordinator did not accept the rewritten statement", error=repr(error))
             summary = f"original; {type(error).__name__}"
             return await self._forward_unchanged(request, candidates, target, body, summary, outcome="original")
         if isinstance(result, web.Response):
-            self._rewriter.report_success(rewriting)
+            self._rewriter.report_success(rewrite)
             self._counts.statements.labels("rewritten").inc()
-            self._counts.files.labels("kept").inc(rewriting.files)
-            self._counts.files.labels("considered").inc(rewriting.considered_files)
+            self._counts.files.labels("kept").inc(rewrite.files)
+            self._counts.files.labels("considered").inc(rewrite.considered_files)
             return result, summary
-        self._rewriter.release(rewriting)
-        self._rewriter.report_failure(rewriting, result.name, result.message)
+        self._rewriter.release(rewrite)
+        self._rewriter.report_failure(rewrite, result.name, result.message)
         _log.warning("a rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
@@ -357,7 +359,7 @@ class Proxy:
         summary: str,
         header: str = "",
         outcome: str = "unchanged",
-        passing: ResponseHandler | None = None,
+        response_handler: ResponseHandler | None = None,
     ) -> _Outcome:
         """Send the statement unchanged.
 
@@ -368,7 +370,7 @@ class Proxy:
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}
         return await self._forwarder.forward(
-            request, candidates, target, body, extra_headers=extra_headers, passing=passing
+            request, candidates, target, body, extra_headers=extra_headers, response_handler=response_handler
         ), summary
 
     async def _follow_past_queue(
@@ -389,21 +391,21 @@ class Proxy:
         coordinator: Coordinator,
         target: str,
         body: bytes,
-        rewriting: RewriteResult,
+        rewrite: RewriteResult,
         begun_s: float,
     ) -> web.Response | Failure:
         """Send a rewritten statement, and poll it until its plans can no longer make it fail."""
-        assert rewriting.statement is not None
+        assert rewrite.statement is not None
         follow_headers = self._make_follow_up_headers(request, coordinator)
-        if rewriting.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewriting)):
+        if rewrite.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewrite)):
             return refusal
         headers = follow_headers.copy()
         headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
-        if rewriting.prepared is not None:
-            prepare(headers, rewriting.prepared, rewriting.statement)
+        if rewrite.prepared is not None:
+            prepare(headers, rewrite.prepared, rewrite.statement)
         else:
-            body = rewriting.statement.encode()
-        reads = partial(self._decide_pruning, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
+            body = rewrite.statement.encode()
+        reads = partial(self._decide_pruning, coordinator, follow_headers, rewrite.used, plans=rewrite.plans)
         judge = reads if self._settings.rules else None
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
             sent_s = time.monotonic()
@@ -418,18 +420,18 @@ class Proxy:
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
             continues_at = parse_target(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
-            self._waiting.add(continues_at, rewriting.plans, begun_s)
-        self._rewriter.release(rewriting, is_analysed=is_analysed)
+            self._waiting.add(continues_at, rewrite.plans, begun_s)
+        self._rewriter.release(rewrite, is_analysed=is_analysed)
         if answer.is_allowed:
             next_uri = answer.next_uri
             page = None if next_uri is None else parse_target(next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
-            self._times.start(page, rewriting.reads, sent_s)
+            self._times.start(page, rewrite.reads, sent_s)
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
-            answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
+            answer.headers[PLAN_HEADER] = rewrite.summary if self._settings.plan_header else _REWRITTEN
         return _make_response(answer)
 
     async def _find_refusal(
-        self, coordinator: Coordinator, headers: CIMultiDict[str], rewriting: RewriteResult
+        self, coordinator: Coordinator, headers: CIMultiDict[str], rewrite: RewriteResult
     ) -> Failure | None:
         """Check in Trino that the sender may read the groups in a statement. Return the failure, or None.
 
@@ -439,8 +441,8 @@ class Proxy:
         """
         try:
             async with asyncio.timeout(self._settings.hold_s):
-                query_id = await run_at_trino(rewriting.rights_check, partial(self._request, coordinator, headers))
-                decision = await self._decide_pruning(coordinator, headers, rewriting.used, query_id)
+                query_id = await run_at_trino(rewrite.rights_check, partial(self._request, coordinator, headers))
+                decision = await self._decide_pruning(coordinator, headers, rewrite.used, query_id)
         except NotAllowed as error:
             return Failure(str(error.error.get("errorName", DENIED)), str(error))
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
@@ -451,7 +453,7 @@ class Proxy:
         self,
         coordinator: Coordinator,
         headers: CIMultiDict[str],
-        used: PlanInputs,
+        inputs: PlanInputs,
         query_id: str,
         *,
         plans: Sequence[PlanSnapshotRef] = (),
@@ -472,7 +474,7 @@ class Proxy:
             if response.status != 200 or not is_complete:
                 response.close()
                 return RuleDecision.UNKNOWN
-        decision = check_access(body, used)
+        decision = check_access(body, inputs)
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
             self._reports.start(body, plans)
         return decision
@@ -519,8 +521,8 @@ class Proxy:
 
     def _start_cancellation(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
         task = asyncio.create_task(self._cancel(coordinator, headers, uri))
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        self._cancel_tasks.add(task)
+        task.add_done_callback(self._cancel_tasks.discard)
 
     async def _cancel(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
         try:
@@ -532,7 +534,7 @@ class Proxy:
     async def close(self) -> None:
         """Wait for the cancellations in flight. Each of them has a time limit of a few seconds."""
         await self._logins.close()
-        await asyncio.gather(*self._cancelling, return_exceptions=True)
+        await asyncio.gather(*self._cancel_tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -556,9 +558,11 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         reports = ColumnReports(client.report_scan)
         stack.push_async_callback(reports.close)
 
-        async def send_time(read: PlannedRead, seconds: float) -> None:
-            statement, size_bytes = read.statement, read.bytes
-            await client.report_time(read.table, statement, seconds=seconds, files=read.files, size_bytes=size_bytes)
+        async def send_time(planned_read: PlannedRead, seconds: float) -> None:
+            statement, size_bytes = planned_read.statement, planned_read.bytes
+            await client.report_time(
+                planned_read.table, statement, seconds=seconds, files=planned_read.files, size_bytes=size_bytes
+            )
 
         times = StatementTimes(send_time)
         stack.push_async_callback(times.close)

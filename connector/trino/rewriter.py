@@ -197,7 +197,7 @@ class Rewriter:
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
         self._client = seamark
         self._catalogs = frozenset(name.lower() for name in catalogs)
-        self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
+        self._catalog_pattern = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
@@ -205,7 +205,7 @@ class Rewriter:
 
         The key contains the sender, so that a sender cannot stop the plans of other senders.
         """
-        self._withdrawing = PlanWithdrawal(seamark.lease)
+        self._plan_withdrawal = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = ViewPlanner(seamark, self._reader, self._resolve_name)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
@@ -214,7 +214,7 @@ class Rewriter:
         """The times, on the loop's clock, until which no plans are requested, by text, catalog and schema."""
 
     async def close(self) -> None:
-        await self._withdrawing.close()
+        await self._plan_withdrawal.close()
 
     async def rewrite_request(
         self,
@@ -286,7 +286,7 @@ class Rewriter:
         """Withdraw unused plans, because the statement may list the snapshots of a table, which include plans."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
-                await self._withdrawing.flush()
+                await self._plan_withdrawal.flush()
         except TimeoutError:
             _log.warning("plans were not withdrawn", error="Seamark was too slow")
 
@@ -296,45 +296,45 @@ class Rewriter:
         A lease that cannot be renewed within the time budget ends as before.
         """
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
-        for of, plan_id in plans:
-            by_name[of].append(plan_id)
+        for name, plan_id in plans:
+            by_name[name].append(plan_id)
         try:
             async with asyncio.timeout(self._limits.budget_s), asyncio.TaskGroup() as group:
-                for of, ids in by_name.items():
-                    group.create_task(self._renew(of, ids))
+                for name, ids in by_name.items():
+                    group.create_task(self._renew(name, ids))
         except TimeoutError:
             _log.warning("leases of plans were not renewed", error="Seamark was too slow")
 
-    async def _renew(self, of: Name, ids: list[int]) -> None:
+    async def _renew(self, name: Name, ids: list[int]) -> None:
         try:
-            await self._client.lease(of, ids)
+            await self._client.lease(name, ids)
         except ClientError as error:
             _log.warning("leases of plans were not renewed", error=error.message)
 
-    def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
+    def release(self, rewrite: RewriteResult, *, is_analysed: bool = True) -> None:
         """Release the plans of a rewritten statement.
 
         Args:
             is_analysed: Whether Trino has analysed the statement or will never analyse it. If Trino may still analyse
                 the statement, its plans exist until their leases end.
         """
-        (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
+        (self._plan_withdrawal.release if is_analysed else self._plan_withdrawal.forget)(rewrite.plans)
 
-    def report_success(self, rewriting: RewriteResult) -> None:
-        if (breaker := self._failing.get(rewriting.breaker_key)) is not None:
+    def report_success(self, rewrite: RewriteResult) -> None:
+        if (breaker := self._failing.get(rewrite.breaker_key)) is not None:
             breaker.record_success()
 
-    def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
+    def report_failure(self, rewrite: RewriteResult, name: str, message: str) -> None:
         """Report that a rewritten statement has failed, in Trino or because of Trino's access rules.
 
         If the message contains the name of a plan or of a file of a plan, the plan has caused the failure.
         """
-        is_hidden = rewriting.used.views or rewriting.used.aggregated
-        denied = name == FORBIDDEN or (name == DENIED and is_hidden)
-        has_plan_id = any(str(plan_id) in message for _, plan_id in rewriting.plans)
-        if denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
-            breaker = self._failing.get(rewriting.breaker_key) or Breaker()
-            self._failing.put(rewriting.breaker_key, breaker, 0)
+        is_hidden = rewrite.used.views or rewrite.used.aggregated
+        is_denied = name == FORBIDDEN or (name == DENIED and is_hidden)
+        has_plan_id = any(str(plan_id) in message for _, plan_id in rewrite.plans)
+        if is_denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+            breaker = self._failing.get(rewrite.breaker_key) or Breaker()
+            self._failing.put(rewrite.breaker_key, breaker, 0)
             breaker.record_failure()
 
     @property
@@ -346,42 +346,48 @@ class Rewriter:
         return ["seamark"] if self._seamark_breaker.is_open else []
 
     async def _rewrite_by(
-        self, text: StatementText, session: Session, seen: _PreParse, until_s: float
+        self, text: StatementText, session: Session, pre_parse: _PreParse, until_s: float
     ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
-        result = await self._rewrite_with_plans(text, session, seen, requests, until_s)
+        result = await self._rewrite_with_plans(text, session, pre_parse, requests, until_s)
         if requests.missing and not requests.has_failed():
             try:
-                learned = await self._views.load(requests.missing, requests, until_s)
+                has_new_views = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
                 return result  # The next statement will use the view definitions that were loaded.
-            if learned:
+            if has_new_views:
                 second_requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
-                return await self._rewrite_with_plans(text, session, seen, second_requests, until_s)
+                return await self._rewrite_with_plans(text, session, pre_parse, second_requests, until_s)
         return result
 
     async def _rewrite_with_plans(
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known_tables, definitions = await self._parse_with_columns(
+            statement, known_tables, definitions = await self._parse_with_columns(
                 text, session, pre_parse, requests, until_s
             )
-            all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
-            numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
-            tables = {number: planned for number, planned in numbered.items() if planned.table not in definitions.views}
+            all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(statement.scans)}
+            scans_by_number = {
+                number: planned_scan for number, planned_scan in all_scans.items() if planned_scan is not None
+            }
+            tables = {
+                number: planned_scan
+                for number, planned_scan in scans_by_number.items()
+                if planned_scan.table not in definitions.views
+            }
             # Trino cannot read views at an earlier version.
             views = {
-                number: planned
-                for number, planned in numbered.items()
-                if planned.table in definitions.views
-                and planned.scan.version_span is None
-                and planned.scan.renamable
+                number: planned_scan
+                for number, planned_scan in scans_by_number.items()
+                if planned_scan.table in definitions.views
+                and planned_scan.scan.version_span is None
+                and planned_scan.scan.renamable
                 and session.user
             }
-            expanded = await self._views.expand(views, definitions, until_s, utc=text.utc)
+            expanded_views = await self._views.expand(views, definitions, until_s, utc=text.utc)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
         if requests.has_failed():
@@ -394,7 +400,7 @@ class Rewriter:
             return cube
         if not pre_parse.has_conditions:
             return _add_cube(RewriteResult(None, _NO_CONDITION), cube)
-        sources = _Sources(reading, known_tables, numbered, tables, expanded)
+        sources = _Sources(statement, known_tables, scans_by_number, tables, expanded_views)
         return _add_cube(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
 
     async def _rewrite_over_cube(
@@ -406,15 +412,15 @@ class Rewriter:
         until_s: float,
     ) -> RewriteResult | CubeSummary | None:
         """Return a statement that reads groups of a cube, or the reason why it cannot, or None without a cube."""
-        if any(planned.scan.quoted for planned in scans):
+        if any(planned_scan.scan.quoted for planned_scan in scans):
             return None
         asked_s = time.monotonic()
         try:
             async with asyncio.timeout_at(until_s):
                 read_tables = [
-                    known_tables.get((planned.scan.catalog, planned.scan.schema, planned.scan.table))
-                    or await self._client.load_table(planned.table)
-                    for planned in scans
+                    known_tables.get((planned_scan.scan.catalog, planned_scan.scan.schema, planned_scan.scan.table))
+                    or await self._client.load_table(planned_scan.table)
+                    for planned_scan in scans
                 ]
                 tables = [table for table in read_tables if table is not None]
                 if len(tables) < len(scans) or all(table.cube_metadata is None for table in tables):
@@ -422,19 +428,19 @@ class Rewriter:
                 floats = self._limits.cubes != EXACT
                 translate = partial(translate_scans, text, scans, tables, floats=floats)
                 facts, statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
-                planned, table = scans[facts], tables[facts]
+                planned_scan, table = scans[facts], tables[facts]
                 dimensions = [each for number, each in enumerate(zip(scans, tables, strict=True)) if number != facts]
-                breaker_key = hash((session.sender_hash, planned.table, statement.columns))
-                failing = self._failing.get(breaker_key)
-                if failing is not None and not failing.allow_request():
+                breaker_key = hash((session.sender_hash, planned_scan.table, statement.columns))
+                breaker = self._failing.get(breaker_key)
+                if breaker is not None and not breaker.allow_request():
                     raise NotFromCube("recently, Trino could not read its plan, or access rules forbade the cube")
                 cube = await rewrite_over_cube(
-                    self._client, self._reader, text, planned, statement, table, dimensions, until_s
+                    self._client, self._reader, text, planned_scan, statement, table, dimensions, until_s
                 )
-                result = replace(_build_cube_result(planned, cube), breaker_key=breaker_key)
+                result = replace(_build_cube_result(planned_scan, cube), breaker_key=breaker_key)
                 for plan in result.plans:
-                    self._withdrawing.note(plan, asked_s)
-                await self._withdrawing.take(result.plans)
+                    self._plan_withdrawal.note(plan, asked_s)
+                await self._plan_withdrawal.take(result.plans)
         except CUBE_FAILURES as error:
             return _explain_cube_failure(error)
         except Exception as error:  # noqa: BLE001  a bug in the translation must fail no statement
@@ -446,27 +452,31 @@ class Rewriter:
         self, text: StatementText, session: Session, sources: _Sources, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         """Return the statement that reads plan snapshots, or the reason why it is unchanged."""
-        tables, expanded = sources.tables, sources.expanded
-        planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
-        if not any(planned.scan.is_restricted for planned in planned_scans):
+        tables, expanded_views = sources.tables, sources.expanded
+        planned_scans = [*tables.values(), *(planned_scan for view in expanded_views for planned_scan in view.tables)]
+        if not any(planned_scan.scan.is_restricted for planned_scan in planned_scans):
             return RewriteResult(None, "unchanged; the statement has no scan that can prune files")
-        if len(planned_scans) + len(expanded) > SCANS_MAX:
+        if len(planned_scans) + len(expanded_views) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; the statement has more than {SCANS_MAX} scans")
-        columns = frozenset((planned.table, planned.scan.columns) for planned in sources.numbered.values())
+        columns = frozenset(
+            (planned_scan.table, planned_scan.scan.columns) for planned_scan in sources.numbered.values()
+        )
         breaker_key = hash((session.sender_hash, columns))
-        failing = self._failing.get(breaker_key)
-        if failing is not None and not failing.allow_request():
+        breaker = self._failing.get(breaker_key)
+        if breaker is not None and not breaker.allow_request():
             return RewriteResult(
                 None, "unchanged; recently, Trino could not read its plans, or its access rules forbade them"
             )
         dimensions = joining.find_dimensions(tables, sources.known_tables)
-        for view in expanded:
+        for view in expanded_views:
             dimensions |= view.dimensions
         asked_s = time.monotonic()
         plans = await requests.request_plans(planned_scans, dimensions)
-        over, plans = await self._views.plan_views(expanded, plans, planned_scans, dimensions, requests, session.user)
+        plan_views, plans = await self._views.plan_views(
+            expanded_views, plans, planned_scans, dimensions, requests, session.user
+        )
         for plan in requests.plan_snapshots:
-            self._withdrawing.note(plan, asked_s)
+            self._plan_withdrawal.note(plan, asked_s)
         if requests.has_failed():
             self._seamark_breaker.record_failure()
         else:
@@ -476,13 +486,13 @@ class Rewriter:
             reason = f"unchanged; {refusal or _KEEPS_TOO_MANY_FILES}"
             return RewriteResult(None, reason, depends_on_data=True, is_wasted=not refusal)
         try:
-            write = partial(_build_result, text, sources.reading, planned_scans, plans, dimensions, over)
+            write = partial(_build_result, text, sources.reading, planned_scans, plans, dimensions, plan_views)
             result = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
         try:
             async with asyncio.timeout_at(until_s):
-                await self._withdrawing.take(result.plans)
+                await self._plan_withdrawal.take(result.plans)
         except (ClientError, TimeoutError):
             return RewriteResult(None, "unchanged; the plans were withdrawn in the meantime")
         return result
@@ -499,7 +509,7 @@ class Rewriter:
         has_conditions = _PREDICATE_WORDS.search(text.text) is not None
         if not has_conditions and not aggregates:
             return text, _PreParse(lists=lists, why=_NO_CONDITION)
-        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
+        if session.catalog not in self._catalogs and not self._catalog_pattern.search(text.text):
             # The statement is not parsed.
             return text, _PreParse(
                 lists=lists, why="unchanged; the statement reads no table of the configured catalogs"
@@ -530,19 +540,21 @@ class Rewriter:
 
         The columns are loaded only if further conditions may be found with them.
         """
-        plain = await self._reader.read(text, {}, until_s)
+        statement = await self._reader.read(text, {}, until_s)
         table_names = {
-            names: table[1] for names in plain.table_names if (table := self._resolve_name(names, session)) is not None
+            names: table[1]
+            for names in statement.table_names
+            if (table := self._resolve_name(names, session)) is not None
         }
         views = await self._views.open_cached(table_names.values(), until_s)
-        if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
-            return plain, {}, ViewDefinitions({}, {})
+        if len(statement.table_names) < 2 and not views and not pre_parse.needs_types:
+            return statement, {}, ViewDefinitions({}, {})
         definitions = await self._views.load_definitions(table_names.values(), views, requests, until_s)
         definitions_by_names = {
             names: definitions.tables[name] for names, name in table_names.items() if name in definitions.tables
         }
         return (
-            (await self._reader.read(text, definitions_by_names, until_s) if definitions_by_names else plain),
+            (await self._reader.read(text, definitions_by_names, until_s) if definitions_by_names else statement),
             definitions_by_names,
             definitions,
         )
@@ -555,14 +567,14 @@ class Rewriter:
         return catalog, (*schema.split("."), table)
 
     def _to_planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
-        resolved = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
-        return None if resolved is None else PlannedScan(scan, *resolved)
+        catalog_and_name = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
+        return None if catalog_and_name is None else PlannedScan(scan, *catalog_and_name)
 
 
-def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult:
-    summary, name = cube.scan.summary, quote(".".join(planned.table), safe=".")
-    columns = {_name_table(planned): names | planned.scan.columns for planned, names in cube.columns}
-    plans = [] if cube.scan.plan_snapshot_id is None else [(planned.table, cube.scan.plan_snapshot_id)]
+def _build_cube_result(planned_scan: PlannedScan, cube: CubeRewrite) -> RewriteResult:
+    summary, name = cube.scan.summary, quote(".".join(planned_scan.table), safe=".")
+    columns = {_name_table(planned_scan): names | planned_scan.scan.columns for planned_scan, names in cube.columns}
+    plans = [] if cube.scan.plan_snapshot_id is None else [(planned_scan.table, cube.scan.plan_snapshot_id)]
     return RewriteResult(
         cube.text,
         f"rewritten; scans={len(cube.columns)}; files={summary.row_files}/{cube.scan.considered_files}; "
@@ -597,7 +609,7 @@ def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
 
 def _build_result(
     text: StatementText,
-    reading: ReadStatement,
+    parsed_statement: ReadStatement,
     planned_scans: Sequence[PlannedScan],
     plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -607,33 +619,35 @@ def _build_result(
 
     The plans of tables behind views are not inserted, because the text of a plan view already contains them.
     """
-    own = {planned: view for planned, view in views.items() if not planned.within}
-    own_plans = {planned: plan for planned, plan in plans.items() if not planned.within}
-    new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in own_plans.items()]
-    new += [read_from_view(planned.scan, view.name) for planned, view in own.items()]
-    if own:
-        new.append(_write_access_checks(text, reading, own))
+    outer_views = {planned_scan: view for planned_scan, view in views.items() if not planned_scan.within}
+    own_plans = {planned_scan: plan for planned_scan, plan in plans.items() if not planned_scan.within}
+    new = [
+        read_at_snapshot(planned_scan.scan, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in own_plans.items()
+    ]
+    new += [read_from_view(planned_scan.scan, view.name) for planned_scan, view in outer_views.items()]
+    if outer_views:
+        new.append(_write_access_checks(text, parsed_statement, outer_views))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
     each, joins = [], []
-    for planned in planned_scans:
-        if planned in own_plans:  # The summary must not reveal the tables behind a view.
-            plan, name = plans[planned], quote(".".join(planned.table), safe=".")
+    for planned_scan in planned_scans:
+        if planned_scan in own_plans:  # The summary must not reveal the tables behind a view.
+            plan, name = plans[planned_scan], quote(".".join(planned_scan.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
-            used = find_used_joins(dimensions.get(planned, ()), plan)
-            joins += [f"{name}.{quote(columns, safe='+')}:{show_keys(keys)}" for columns, keys in used]
+            used_joins = find_used_joins(dimensions.get(planned_scan, ()), plan)
+            joins += [f"{name}.{quote(columns, safe='+')}:{show_keys(keys)}" for columns, keys in used_joins]
     each += [f"joins={','.join(joins)}"] if joins else []
     view_versions = ",".join(
-        quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)
+        quote(".".join(planned_scan.table), safe=".")
+        for planned_scan in sorted(outer_views, key=lambda view: view.scan.start)
     )
     each += [f"views={view_versions}"] if view_versions else []
-    summary = (
-        f"rewritten; scans={len(own_plans) + len(own)}; files={_count_files(own_plans.values())}; {'; '.join(each)}"
-    )
-    plan_ids = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
-    plan_ids |= {(planned.table, view.plan_id) for planned, view in views.items()}
-    files, considered = (
+    summary = f"rewritten; scans={len(own_plans) + len(outer_views)}; files={_count_files(own_plans.values())}; "
+    summary += "; ".join(each)
+    plan_ids = {(planned_scan.table, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in plans.items()}
+    plan_ids |= {(planned_scan.table, view.plan_id) for planned_scan, view in views.items()}
+    files, considered_files = (
         sum(plan.files for plan in plans.values()),
         sum(plan.considered_files for plan in plans.values()),
     )
@@ -641,31 +655,37 @@ def _build_result(
         statement,
         summary[:_SUMMARY_CHARACTERS_MAX],
         files,
-        considered,
+        considered_files,
         text.prepared,
         sorted(plan_ids),
         _plan_inputs(plans, dimensions, views),
         depends_on_data=True,
-        reads=[PlannedRead(planned.table, plan.statement, plan.files, plan.bytes) for planned, plan in plans.items()],
+        reads=[
+            PlannedRead(planned_scan.table, plan.statement, plan.files, plan.bytes)
+            for planned_scan, plan in plans.items()
+        ],
     )
 
 
 def _write_access_checks(
-    text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]
+    text: StatementText, statement: ReadStatement, views: Mapping[PlannedScan, PlanView]
 ) -> Replacement:
     """Return queries for WITH that read the original views, so that Trino checks the access rules of the views.
 
     The queries are never executed.
     """
-    at, has_with = reading.with_position
-    tried = {}
-    for planned, view in views.items():
+    with_offset, has_with = statement.with_position
+    columns_by_name = {}
+    for planned_scan, view in views.items():
         columns = ", ".join(map(quote_name, view.columns))
-        columns = columns.replace("'", "''") if planned.scan.quoted else columns
-        tried[text.text[planned.scan.start : planned.scan.end]] = columns
-    parts = [f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)' for n, (name, columns) in enumerate(tried.items())]  # noqa: S608
-    listed = ", ".join(parts)
-    return Replacement(at, at, f"{listed}, " if has_with else f"WITH {listed} ")
+        columns = columns.replace("'", "''") if planned_scan.scan.quoted else columns
+        columns_by_name[text.text[planned_scan.scan.start : planned_scan.scan.end]] = columns
+    parts = [
+        f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)'  # noqa: S608
+        for n, (name, columns) in enumerate(columns_by_name.items())
+    ]
+    query_list = ", ".join(parts)
+    return Replacement(with_offset, with_offset, f"{query_list}, " if has_with else f"WITH {query_list} ")
 
 
 def _plan_inputs(
@@ -675,25 +695,25 @@ def _plan_inputs(
 ) -> PlanInputs:
     """Return the columns by which files were pruned, by the name of the table in Trino."""
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
-    limiting: set[TableName] = set()
+    limiting_tables: set[TableName] = set()
 
-    def join(planned: PlannedScan, each: Sequence[Dimension]) -> None:
+    def join(planned_scan: PlannedScan, each: Sequence[Dimension]) -> None:
         for dimension in each:
-            columns[_name_table(planned)] |= {mine for mine, _ in dimension.on}
+            columns[_name_table(planned_scan)] |= {own_column for own_column, _ in dimension.on}
             columns[_name_table(dimension.planned)] |= dimension.columns
-            limiting.add(_name_table(dimension.planned))
+            limiting_tables.add(_name_table(dimension.planned))
             join(dimension.planned, dimension.dimensions)
 
-    for planned, plan in plans.items():
-        columns[_name_table(planned)] |= planned.scan.columns
-        if find_used_joins(dimensions.get(planned, ()), plan):
-            join(planned, dimensions.get(planned, ()))
-    read = {table: frozenset(names) for table, names in columns.items()}
-    return PlanInputs(read, frozenset(limiting), frozenset(map(_name_table, views)))
+    for planned_scan, plan in plans.items():
+        columns[_name_table(planned_scan)] |= planned_scan.scan.columns
+        if find_used_joins(dimensions.get(planned_scan, ()), plan):
+            join(planned_scan, dimensions.get(planned_scan, ()))
+    columns_by_table = {table: frozenset(names) for table, names in columns.items()}
+    return PlanInputs(columns_by_table, frozenset(limiting_tables), frozenset(map(_name_table, views)))
 
 
-def _name_table(planned: PlannedScan) -> TableName:
-    return planned.catalog, ".".join(planned.table[:-1]).lower(), planned.table[-1].lower()
+def _name_table(planned_scan: PlannedScan) -> TableName:
+    return planned_scan.catalog, ".".join(planned_scan.table[:-1]).lower(), planned_scan.table[-1].lower()
 
 
 def _count_files(plans: Collection[TablePlanResponse]) -> str:

@@ -121,10 +121,10 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    watching, context = None, None if tls is None else tls.context
+    watch_task, context = None, None if tls is None else tls.context
     if tls is not None:
         loop.add_signal_handler(signal.SIGHUP, tls.request_reload)
-        watching = asyncio.create_task(tls.watch(), name="certificate")
+        watch_task = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serve_proxy(proxy, settings, sock, context):
         # The loaded modules are frozen, because garbage collections that traverse them would delay all requests.
         gc.collect()
@@ -132,8 +132,8 @@ async def serve(
         on_ready()
         await stop.wait()
         _log.info("draining", timeout_s=settings.drain_s)
-    if watching is not None:
-        watching.cancel()
+    if watch_task is not None:
+        watch_task.cancel()
     _log.info("stopped")
 
 

@@ -61,7 +61,7 @@ class Destination:
     def commit(
         self,
         client: SeamarkClient,
-        written: WrittenFiles,
+        written_files: WrittenFiles,
         *,
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
@@ -72,17 +72,17 @@ class Destination:
         `commit` describes the state after an error.
         """
         producer_value = encode_producer(producer)
-        is_empty = not written.files and "filter" not in self.change.get("replace", {})
+        is_empty = not written_files.files and "filter" not in self.change.get("replace", {})
         if is_empty and producer_value is None:
             return None
-        written = written.limit_indexes(self.target.storage)
+        written_files = written_files.limit_indexes(self.target.storage)
         change = {"operation": "append"} if is_empty else self.change
         body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
-        body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
-        body |= {"index-files": list(written.index_files)}
+        body |= {"table-uuid": self.target.table_uuid or None, "add": list(written_files.files)}
+        body |= {"index-files": list(written_files.index_files)}
         if producer_value is not None:
             body["producer"] = producer_value
-        return commit(client, self.table, body, partial(written.discard, self.target.storage))
+        return commit(client, self.table, body, partial(written_files.discard, self.target.storage))
 
 
 APPEND, OVERWRITE, OVERWRITE_PARTITIONS = "append", "overwrite", "overwrite_partitions"
@@ -109,8 +109,8 @@ def open_destination(
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(WRITE_MODES)}")
-    loaded = client.load_table(table)
-    metadata = decode_table(loaded.metadata, loaded.location)
+    engine_table = client.load_table(table)
+    metadata = decode_table(engine_table.metadata, engine_table.location)
     change: dict[str, Any] = {"operation": "append"}
     if mode != APPEND and metadata.format_version == 1:
         raise Unwritable("A table of version 1 supports only appends; upgrade it to version 2 or later")
@@ -121,7 +121,7 @@ def open_destination(
         change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
-    storage = Storage.of_table(loaded.storage, metadata.location)
+    storage = Storage.of_table(engine_table.storage, metadata.location)
     return Destination(table, create_target(metadata, storage, table), branch, change)
 
 
@@ -196,14 +196,14 @@ def overwrite_partitions(
 def _write_and_commit(
     client: SeamarkClient,
     rows: Rows,
-    into: Destination,
+    destination: Destination,
     producer: Producer | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
     """Write the rows to files, and commit the files."""
     encode_producer(producer)
-    written = write_batches(into.target, to_batches(rows))
-    return into.commit(client, written, producer=producer, summary=summary)
+    written_files = write_batches(destination.target, to_batches(rows))
+    return destination.commit(client, written_files, producer=producer, summary=summary)
 
 
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:

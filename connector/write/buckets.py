@@ -122,8 +122,8 @@ def compute_bucket_sizes(
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; it must be at least 1")
-    opened = open_table(client, table, at)
-    metadata = opened.metadata
+    source_table = open_table(client, table, at)
+    metadata = source_table.metadata
     fields = list_bucket_fields(metadata.default_spec)
     for field in fields:
         if (count := get_transform_width(canonicalize_transform(field.transform))) > BUCKETS_MAX:
@@ -131,8 +131,8 @@ def compute_bucket_sizes(
                 f"{field.name} has {count:,} buckets; sizes are reported for at most {BUCKETS_MAX:,} buckets"
             )
     partitions: list[_PartitionTotals] = []
-    if opened.snapshot_id is not None:
-        table_partitions = client.partitions(table, at=At(snapshot_id=opened.snapshot_id))
+    if source_table.snapshot_id is not None:
+        table_partitions = client.partitions(table, at=At(snapshot_id=source_table.snapshot_id))
         names = ("spec_id", "partition", "file_count", "record_count", "file_size_in_bytes")
         partition_rows = zip(*(table_partitions[name].to_pylist() for name in names), strict=True)
         partitions = [
@@ -222,9 +222,9 @@ def _compute_weighted_median(sizes: Sequence[int]) -> int:
     """Return the size such that sizes of at least this size have half of the total, or 0 if there are no sizes."""
     if not sizes:
         return 0
-    ordered = np.sort(np.array(sizes, dtype=np.int64))[::-1]
-    total = np.cumsum(ordered)
-    return int(ordered[np.searchsorted(total, total[-1] / 2)])
+    descending_sizes = np.sort(np.array(sizes, dtype=np.int64))[::-1]
+    total = np.cumsum(descending_sizes)
+    return int(descending_sizes[np.searchsorted(total, total[-1] / 2)])
 
 
 def _find_column(field: PartitionField, metadata: TableMetadata) -> str:
@@ -253,16 +253,16 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         Conflict: Other commits changed the spec in every attempt.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
-        loaded = client.load_table(table)
-        metadata = decode_table(loaded.metadata, loaded.location)
+        engine_table = client.load_table(table)
+        metadata = decode_table(engine_table.metadata, engine_table.location)
         field = _choose_field(metadata, column)
-        before, column_name = (
+        old_buckets, column_name = (
             get_transform_width(canonicalize_transform(field.transform)),
             _find_column(field, metadata),
         )
-        if buckets == before:
-            return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
-        _check_doubling(before, buckets, column_name)
+        if buckets == old_buckets:
+            return ResizeResult(column_name, old_buckets, buckets, metadata.default_spec_id)
+        _check_doubling(old_buckets, buckets, column_name)
         try:
             spec_id = _update(client, table, metadata, _resize_fields(metadata, field, buckets))
         except Conflict:
@@ -270,7 +270,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
                 raise
             sleep_before_attempt(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
         else:
-            return ResizeResult(column_name, before, buckets, spec_id)
+            return ResizeResult(column_name, old_buckets, buckets, spec_id)
     raise AssertionError("the loop returns or raises")
 
 
@@ -287,17 +287,19 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
     return by_column[next(iter(by_column)) if column is None else column]
 
 
-def _check_doubling(before: int, buckets: int, column: str) -> None:
-    if 0 < buckets < before:
+def _check_doubling(old_buckets: int, buckets: int, column: str) -> None:
+    if 0 < buckets < old_buckets:
         raise InvalidRequest(
-            f"{column} has {before} buckets, and {buckets} are fewer: the number of buckets can only grow, because a "
+            f"{column} has {old_buckets} buckets, and {buckets} are fewer: the number of buckets can only grow, "
+            "because a "
             "merge of buckets rewrites every file"
         )
-    times, remainder = divmod(buckets, before)
+    times, remainder = divmod(buckets, old_buckets)
     if remainder or times & (times - 1) or times < 1:
         raise InvalidRequest(
-            f"{column} has {before} buckets; {buckets} is not {before} doubled: {2 * before}, {4 * before}, "
-            f"{8 * before}, … With another number, rows of an old bucket would belong to all new buckets"
+            f"{column} has {old_buckets} buckets; {buckets} is not {old_buckets} doubled: {2 * old_buckets}, "
+            f"{4 * old_buckets}, "
+            f"{8 * old_buckets}, … With another number, rows of an old bucket would belong to all new buckets"
         )
 
 

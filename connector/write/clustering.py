@@ -105,8 +105,8 @@ def read_joined_tables(
     column_names = [*by, *(column for join in joins.values() for column in join.on)]
     rows_by_name = {}
     for name, join in joins.items():
-        used = [text.removeprefix(f"{name}.") for text in column_names if text.startswith(f"{name}.")]
-        columns = list(dict.fromkeys([*join.on.values(), *used]))
+        join_columns = [text.removeprefix(f"{name}.") for text in column_names if text.startswith(f"{name}.")]
+        columns = list(dict.fromkeys([*join.on.values(), *join_columns]))
         rows = scan(
             client, join.table, columns, at=At(ref=MAIN), limit=None if rows_max is None else rows_max + 1
         ).to_arrow()
@@ -129,11 +129,11 @@ class KeyMatcher:
 
         The position is -1 if no row has the key, or if the key contains a null.
         """
-        combined = self._encode_tuples(columns)
-        positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
+        tuple_codes = self._encode_tuples(columns)
+        positions = pc.fill_null(pc.index_in(pa.array(tuple_codes), value_set=self._keys), -1).to_numpy(
             zero_copy_only=False
         )
-        return np.where(combined < 0, -1, positions).astype(np.int64)
+        return np.where(tuple_codes < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
         """Return a number that identifies the tuple of values of each row, as int64[rows].
@@ -167,22 +167,22 @@ class Attributes:
         """
         if not by:
             raise InvalidRequest("Name at least one attribute by which the rows are clustered")
-        self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
+        self._tables = {name: joined_rows.rows.combine_chunks() for name, joined_rows in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """The referring columns of the clustered rows and the matcher of their keys, by joined table."""
-        self._merged_into: dict[str, str] = {}
+        self._merged_names: dict[str, str] = {}
         """The table to which the columns of a joined table were appended, by the name of the appended table."""
-        for name, joined in joins.items():
-            self._add_join(name, joined, schema)
+        for name, joined_rows in joins.items():
+            self._add_join(name, joined_rows, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
 
     @property
     def columns(self) -> list[str]:
         """The columns of the clustered rows that are needed to compute keys."""
         own_columns = [column for name, column in self.by if name == ""]
-        used = {name for name, _ in self.by}
+        used_names = {name for name, _ in self.by}
         return list(
-            dict.fromkeys([*own_columns, *(column for name in used - {""} for column in self._lookups[name][0])])
+            dict.fromkeys([*own_columns, *(column for name in used_names - {""} for column in self._lookups[name][0])])
         )
 
     def find_rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
@@ -225,7 +225,7 @@ class Attributes:
         if not source:
             self._lookups[name] = columns, lookup
             return
-        self._merged_into[name] = source
+        self._merged_names[name] = source
         rows = lookup.find_rows([combine_to_array(self._tables[source][column]) for column in columns])
         joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
@@ -248,8 +248,8 @@ class Attributes:
             _check_column(text, schema, text)
             return "", text
         _check_column(column, self._tables[name].schema, text)
-        while name in self._merged_into:
-            name, column = self._merged_into[name], f"{name}.{column}"
+        while name in self._merged_names:
+            name, column = self._merged_names[name], f"{name}.{column}"
         return name, column
 
 
@@ -273,18 +273,18 @@ class Ranks:
 
     @staticmethod
     def of(sample: pa.Array) -> Ranks:
-        values_present = sample.drop_null()
-        values, counts = np.unique(_to_comparable(values_present), return_counts=True)
+        non_null_values = sample.drop_null()
+        values, counts = np.unique(_to_comparable(non_null_values), return_counts=True)
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
         """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS."""
-        encoded = column.dictionary_encode()
-        low, high = self._count_smaller(encoded.dictionary)
+        dictionary_array = column.dictionary_encode()
+        low, high = self._count_smaller(dictionary_array.dictionary)
         nulls = int(self.before[0])
         middles = np.append(self.before[low] + self.before[high], nulls)
         ranks = (middles << RANK_BITS) // max(1, 2 * int(self.before[-1]))
-        codes = pc.fill_null(encoded.indices, len(low)).to_numpy(zero_copy_only=False)
+        codes = pc.fill_null(dictionary_array.indices, len(low)).to_numpy(zero_copy_only=False)
         places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << RANK_BITS) - 1)[codes].astype(np.uint64)
         return places
 
@@ -342,19 +342,19 @@ class Clustering:
         Args:
             sample: Some of the clustered rows, with at least the columns `attributes.columns`.
         """
-        own: dict[int, Ranks] = {}
-        joined: dict[int, npt.NDArray[np.uint64]] = {}
+        ranks_by_attribute: dict[int, Ranks] = {}
+        joined_ranks: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
-                own[number] = Ranks.of(combine_to_array(sample[column]))
+                ranks_by_attribute[number] = Ranks.of(combine_to_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
             table_rows = attributes.find_rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
             # The index -1 selects the rank of null.
-            joined[number] = ranks.places(pa.concat_arrays([values, null]))
-        each = Clustering(curve, attributes, own, joined)
+            joined_ranks[number] = ranks.places(pa.concat_arrays([values, null]))
+        each = Clustering(curve, attributes, ranks_by_attribute, joined_ranks)
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.compute_points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -409,12 +409,12 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
     """
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
-    centered = points.astype(np.float64) - points.mean(axis=0)
-    norms = np.sqrt((centered**2).sum(axis=0))
-    related = np.abs(centered.T @ centered) >= _GROUP_CORRELATION_MIN * np.outer(norms, norms)
+    centered_points = points.astype(np.float64) - points.mean(axis=0)
+    norms = np.sqrt((centered_points**2).sum(axis=0))
+    is_related = np.abs(centered_points.T @ centered_points) >= _GROUP_CORRELATION_MIN * np.outer(norms, norms)
     groups: list[list[int]] = []
     for number in range(points.shape[1]):
-        group = next((group for group in groups if norms[number] and related[group[0], number]), None)
+        group = next((group for group in groups if norms[number] and is_related[group[0], number]), None)
         if group is None:
             groups.append([number])
         else:
@@ -463,15 +463,15 @@ def _measure_distinct_length(column: pa.ChunkedArray) -> int:
 
 
 def _measure_common_prefix(first: str, second: str) -> int:
-    differing = (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
-    return next(differing, min(len(first), len(second)))
+    differing_places = (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    return next(differing_places, min(len(first), len(second)))
 
 
 def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
     """Return boundaries that divide the keys into parts of about equal size, as bytes[parts - 1], possibly repeated."""
-    ascending = np.sort(keys)
-    positions = [len(ascending) * number // parts for number in range(1, parts)]
-    return ascending[positions] if len(ascending) else ascending
+    sorted_keys = np.sort(keys)
+    positions = [len(sorted_keys) * number // parts for number in range(1, parts)]
+    return sorted_keys[positions] if len(sorted_keys) else sorted_keys
 
 
 def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
@@ -485,11 +485,11 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
     Args:
         keys: The keys of a sample of the rows.
     """
-    ascending = np.sort(keys)
-    size = len(ascending) / max(1, parts)
+    sorted_keys = np.sort(keys)
+    size = len(sorted_keys) / max(1, parts)
     bounds: list[bytes] = []
     start = 0
-    while (left := len(ascending) - start) > max(1, (1 + FILE_SIZE_SPREAD_FRACTION) * size):
+    while (left := len(sorted_keys) - start) > max(1, (1 + FILE_SIZE_SPREAD_FRACTION) * size):
         minimum, maximum = (
             (1 - FILE_SIZE_SPREAD_FRACTION) * size,
             min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
@@ -497,7 +497,7 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
         if halves := maximum < minimum:  # The remaining rows fill less than two files.
             minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
         first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
-        cell = _find_cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
+        cell = _find_cell_bound(sorted_keys[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
         if cell is None:  # All rows have the same key.
             start = last
             continue
@@ -507,8 +507,8 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
     return np.array(bounds, dtype=keys.dtype)
 
 
-def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Return the position near `wanted` at which the highest bit changes, and the smallest key of the cell after it.
+def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tuple[int, bytes] | None:
+    """Return the position near `target_position` at which the highest bit changes, and the smallest key after it.
 
     Return None if all keys are equal.
 
@@ -517,13 +517,13 @@ def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, 
     """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
-    changed = np.unpackbits(bytes_of[1:] ^ bytes_of[:-1], axis=1)
-    highest = np.where(changed.any(axis=1), changed.argmax(axis=1), 8 * width)
+    changed_bits = np.unpackbits(bytes_of[1:] ^ bytes_of[:-1], axis=1)
+    highest = np.where(changed_bits.any(axis=1), changed_bits.argmax(axis=1), 8 * width)
     bit = int(highest.min())
     if bit == 8 * width:
         return None
     places = np.flatnonzero(highest == bit)
-    place = int(places[np.abs(places - wanted).argmin()])
+    place = int(places[np.abs(places - target_position).argmin()])
     cell = np.unpackbits(bytes_of[place + 1])
     cell[bit + 1 :] = 0
     return place, np.packbits(cell).tobytes()

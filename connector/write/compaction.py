@@ -106,16 +106,16 @@ class CompactionPolicy:
     small: float = SMALL_FILE_MAX_FRACTION
 
     @staticmethod
-    def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
+    def of(metadata: TableMetadata, inherited_properties: Mapping[str, str]) -> CompactionPolicy:
         """Return the policy in the table's properties.
 
         Args:
-            inherited: The values for properties that the table does not set.
+            inherited_properties: The values for properties that the table does not set.
 
         Raises:
             InvalidRequest: A value is not a number.
         """
-        properties = {**inherited, **metadata.properties}
+        properties = {**inherited_properties, **metadata.properties}
         return CompactionPolicy(
             max(1, parse_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
             max(2, parse_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
@@ -146,21 +146,21 @@ def compact(
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """
-    opened = open_rewritable(client, table, branch, history=settled)
+    source_table = open_rewritable(client, table, branch, history=settled)
     if policy is None:
-        policy = CompactionPolicy.of(opened.metadata, read_effective_properties(client, table))
+        policy = CompactionPolicy.of(source_table.metadata, read_effective_properties(client, table))
     began_ms = now_ms()
-    tasks = list(plan(client, opened, stats=find_float_columns(opened.schema), sequence_numbers=settled))
+    tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema), sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
     recheck_after_s = 0.0
     if settled:
         choose = partial(_select_all, policy=policy)
-        candidates, recheck_after_s = settle(opened, candidates, choose, now_ms() - began_ms)
-    chosen = divide_tasks(_select_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
-    batches = ((batch, partial(_rewrite, opened, batch)) for batch in chosen)
+        candidates, recheck_after_s = settle(source_table, candidates, choose, now_ms() - began_ms)
+    task_batches = divide_tasks(_select_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
+    batches = ((batch, partial(_rewrite, source_table, batch)) for batch in task_batches)
     return replace_batches(
         client,
-        opened,
+        source_table,
         tasks,
         announce_batches(batches),
         target_bytes=policy.target_bytes,
@@ -213,17 +213,19 @@ def _select_in_partition(
     members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
 ) -> list[ScanTask]:
     """Return the files of a partition to replace: files with many deletes, and files of tiers to merge."""
-    chosen = {task.path for task in members if has_many_deletes(task, shared)}
-    small = [
-        task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
+    chosen_paths = {task.path for task in members if has_many_deletes(task, shared)}
+    small_tasks = [
+        task
+        for task in members
+        if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen_paths
     ]
-    for tier in _divide_into_tiers(small):
+    for tier in _divide_into_tiers(small_tasks):
         if len(tier) >= policy.min_files:
-            chosen.update(task.path for task in tier)
-    return [task for task in members if task.path in chosen]
+            chosen_paths.update(task.path for task in tier)
+    return [task for task in members if task.path in chosen_paths]
 
 
-def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
+def _divide_into_tiers(small_tasks: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     """Divide files, from the smallest to the largest, into tiers.
 
     A file is added to a tier if it is at most as large as all files of the tier together. The second file of a tier may
@@ -231,7 +233,7 @@ def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     """
     tier: list[ScanTask] = []
     size_bytes = 0
-    for task in sorted(small, key=lambda task: task.size_bytes):
+    for task in sorted(small_tasks, key=lambda task: task.size_bytes):
         if tier and task.size_bytes > size_bytes * (1 if len(tier) > 1 else _TIER_SIZE_RATIO_MAX):
             yield tier
             tier, size_bytes = [], 0
@@ -245,39 +247,41 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
     The estimate divides the rows of a delete file among the data files to which it applies.
     """
-    deleted = sum(delete.get("record-count", 0) / shared[_make_delete_key(delete)] for delete in task.deletes)
-    return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED_ROWS_MIN_FRACTION * max(1, task.records)
+    deleted_rows = sum(delete.get("record-count", 0) / shared[_make_delete_key(delete)] for delete in task.deletes)
+    return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted_rows >= DELETED_ROWS_MIN_FRACTION * max(
+        1, task.records
+    )
 
 
-def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
+def _rewrite(source_table: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
     """Write the rows of the files to new files. Return None if the new files are not worth a commit.
 
     Raises:
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
     """
-    new = rewrite_batch(opened, batch)
+    new = rewrite_batch(source_table, batch)
     if len(new.written.files) > NEW_FILES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
         new.written.discard(new.target.storage)
         return None
     return new
 
 
-def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
+def rewrite_batch(source_table: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
     """Write the rows of the files to files of the current partition spec.
 
     Raises:
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
     """
-    target = create_target(opened.metadata, opened.storage, opened.name)
+    target = create_target(source_table.metadata, source_table.storage, source_table.name)
     # In a table with a sort order, the rows of several files are sorted together.
     policy = CopyPolicy.of(target.properties) if target.ordering is None else None
-    return rewrite_rows(opened, target, batch, policy)
+    return rewrite_rows(source_table, target, batch, policy)
 
 
 def rewrite_rows(
-    opened: OpenTable,
+    source_table: OpenTable,
     target: WriteTarget,
     batch: Sequence[ScanTask],
     policy: CopyPolicy | None,
@@ -287,7 +291,7 @@ def rewrite_rows(
     """Write the live rows of these files to new files, partition by partition.
 
     Args:
-        opened: The table, with the schema of the new files.
+        source_table: The table, with the schema of the new files.
         target: A target of the same schema.
         policy: The rules by which row groups are copied. If it is None, all rows are encoded again.
         published: Whether the files of the batch have been committed. If not, their rows have no row ids.
@@ -297,19 +301,19 @@ def rewrite_rows(
         Unwritable: The rows cannot be written.
     """
     origins = OriginLog()
-    if published and has_lineage(opened.metadata):
+    if published and has_lineage(source_table.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(opened.name)
+    to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(source_table.name)
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
     with discard_on_error(parts, target.storage):
         if policy is not None:
-            copied, counts, to_encode = _Copies(opened, target, policy, keys, firsts).write(batch, origins)
-            parts.append(copied)
-        parts.append(_encode(opened, target, to_encode, firsts, origins))
-    written = WrittenFiles.join(parts).limit_indexes(target.storage)
-    return RewrittenFiles(opened, target, batch, written, origins, counts)
+            copied_files, counts, to_encode = _Copies(source_table, target, policy, keys, firsts).write(batch, origins)
+            parts.append(copied_files)
+        parts.append(_encode(source_table, target, to_encode, firsts, origins))
+    written_files = WrittenFiles.join(parts).limit_indexes(target.storage)
+    return RewrittenFiles(source_table, target, batch, written_files, origins, counts)
 
 
 @dataclass(frozen=True)
@@ -344,8 +348,8 @@ class _Copies:
                     self._copy(writer, tasks, partition)
             threads = min(_CONCURRENT_PARTITIONS_MAX, len(groups), os.cpu_count() or 1)
             if threads > 1:
-                written, counts = self._copy_concurrently(groups, threads, origins)
-                return written, counts, not_copied
+                written_files, counts = self._copy_concurrently(groups, threads, origins)
+                return written_files, counts, not_copied
             for tasks, partition in groups:
                 self._copy(writer, tasks, partition)
             return writer.close(), writer.counts, not_copied
@@ -364,30 +368,30 @@ class _Copies:
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
         with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
-            running = [pool.submit(self._copy_separately, bare, *group) for group in groups]
+            copies = [pool.submit(self._copy_separately, bare, *group) for group in groups]
             try:
-                for (tasks, _), copy in zip(groups, running, strict=True):
-                    log, written, counted = copy.result()
-                    parts.append(written)
+                for (tasks, _), copy in zip(groups, copies, strict=True):
+                    log, written_files, group_counts = copy.result()
+                    parts.append(written_files)
                     origins.take(log)
-                    counts.add(counted)
+                    counts.add(group_counts)
                     # Only the job's own thread can report its progress.
                     advance(len(tasks), sum(task.size_bytes for task in tasks))
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
-                index_files, skipped = indexes.close()
+                index_files, skipped_indexes = indexes.close()
             except BaseException:
-                for copy in running:
+                for copy in copies:
                     copy.cancel()
-                wait(running)
+                wait(copies)
                 written_parts = [
-                    copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None
+                    copy.result()[1] for copy in copies if not copy.cancelled() and copy.exception() is None
                 ]
                 WrittenFiles.join([*written_parts, WrittenFiles((), tuple(indexes.written))]).discard(
                     self.target.storage
                 )
                 raise
-        return WrittenFiles.join([*parts, WrittenFiles((), index_files, skipped)]), counts
+        return WrittenFiles.join([*parts, WrittenFiles((), index_files, skipped_indexes)]), counts
 
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
@@ -400,52 +404,56 @@ class _Copies:
 
 
 def _encode(
-    opened: OpenTable, target: WriteTarget, tasks: Sequence[ScanTask], firsts: Mapping[str, int], origins: OriginLog
+    source_table: OpenTable,
+    target: WriteTarget,
+    tasks: Sequence[ScanTask],
+    firsts: Mapping[str, int],
+    origins: OriginLog,
 ) -> WrittenFiles:
     """Read the live rows of these files, and encode them in new files.
 
     Args:
         firsts: The origins of the first rows of the files, by path.
     """
-    names = [field.name for field in opened.schema.fields]
+    names = [field.name for field in source_table.schema.fields]
     names += NAMES if has_lineage_columns(target) else ()
-    read_plan = plan_read(opened, names, TRUE, positions=True)
+    read_plan = plan_read(source_table, names, TRUE, positions=True)
     # If the files have the target's spec, all rows of a partition stay in this partition. The new file of a partition
     # is then written while the files of the next partition are read.
     stay = all(task.spec_id == target.spec.spec_id for task in tasks)
     groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
-    ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
+    task_batches = read_tasks(read_plan, source_table.storage, (task for members in groups for task in members))
     rows = 0
-    with TableWriter(target, origins=origins) as writer, closing(ahead):
+    with TableWriter(target, origins=origins) as writer, closing(task_batches):
         for members in groups:
-            for batch, numbers in _replace_positions_by_origins(islice(ahead, len(members)), firsts):
+            for batch, numbers in _replace_positions_by_origins(islice(task_batches, len(members)), firsts):
                 rows += batch.num_rows
                 writer.write(batch, numbers)
             if stay:
                 writer.close_files()
-        written = writer.close()
-    return written.check_rows(rows, target.storage)
+        written_files = writer.close()
+    return written_files.check_rows(rows, target.storage)
 
 
 def _replace_positions_by_origins(
-    read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
+    task_batches: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
     """Yield batches of rows without the column of positions, each with the origins of its rows.
 
     Batches of small files are joined, because the fixed cost of a batch is higher than the cost of a thousand rows.
     """
-    waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
-    for task, batches in read:
+    buffer, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
+    for task, batches in task_batches:
         for batch in batches:
-            if waiting and (rows + batch.num_rows > BATCH_ROWS or size_bytes + batch.nbytes > _JOINED_BATCH_BYTES_MAX):
-                yield _concatenate(waiting, starts)
-                waiting, starts, rows, size_bytes = [], [], 0, 0
-            waiting.append(batch)
+            if buffer and (rows + batch.num_rows > BATCH_ROWS or size_bytes + batch.nbytes > _JOINED_BATCH_BYTES_MAX):
+                yield _concatenate(buffer, starts)
+                buffer, starts, rows, size_bytes = [], [], 0, 0
+            buffer.append(batch)
             starts.append(firsts[task.path])
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
         advance(1, task.size_bytes)
-    if waiting:
-        yield _concatenate(waiting, starts)
+    if buffer:
+        yield _concatenate(buffer, starts)
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
@@ -457,7 +465,7 @@ def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tu
     Args:
         starts: The number to add to the positions of each batch.
     """
-    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    last = joined.num_columns - 1
-    origins = joined.column(last).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])
-    return joined.select(list(range(last))), origins
+    joined_batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    last = joined_batch.num_columns - 1
+    origins = joined_batch.column(last).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])
+    return joined_batch.select(list(range(last))), origins

@@ -141,7 +141,7 @@ class CopyWriter:
 
     def __init__(
         self,
-        opened: OpenTable,
+        source_table: OpenTable,
         target: WriteTarget,
         policy: CopyPolicy,
         origins: OriginLog,
@@ -150,7 +150,7 @@ class CopyWriter:
         """Open the writer.
 
         Args:
-            opened: The table, with the schema of the new files.
+            source_table: The table, with the schema of the new files.
             target: A target of the same schema. It has the lineage columns if the rows have row ids.
             policy: The rules by which row groups are copied.
             origins: The log that records the origins of the written rows.
@@ -158,20 +158,22 @@ class CopyWriter:
         """
         self._keys = keys
         self._protection: FileProtection | None = None
-        self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
+        self._source_table, self._target, self._policy, self._origins = source_table, target, policy, origins
         self.counts = CopyCounts()
-        self._names = [field.name for field in opened.schema.fields]
+        self._names = [field.name for field in source_table.schema.fields]
         self._lineage = has_lineage_columns(target)
         read_names = [*self._names, *NAMES] if self._lineage else self._names
-        self._read_plan = plan_read(opened, read_names, TRUE, positions=True)
-        self._deletes = Deletes(opened.storage, opened.metadata)
-        self._inspected: dict[str, _Inspected] = {}
+        self._read_plan = plan_read(source_table, read_names, TRUE, positions=True)
+        self._deletes = Deletes(source_table.storage, source_table.metadata)
+        self._file_properties: dict[str, _Inspected] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
         self._layout = self._find_layout(frozenset())
         self._check = None if keys is None else require_same_scheme(self._find_scheme, self._layout.leaves, keys)
-        self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys, check=self._check)
-        narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
-        self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys, check=self._check)
+        self._reader = TaskReader(self._read_plan, source_table.storage, threads=False, keys=keys, check=self._check)
+        lineage_plan = plan_read(source_table, NAMES if self._lineage else [], TRUE, positions=True)
+        self._lineage_reader = TaskReader(
+            replace(lineage_plan), source_table.storage, threads=False, keys=keys, check=self._check
+        )
         self._indexes = IndexBuilder(target.indexes)
         self._files: list[dict[str, Any]] = []
         self._file: _OpenFile | None = None
@@ -193,9 +195,9 @@ class CopyWriter:
 
         No row group can be copied if all files are small, or if their rows must be partitioned again.
         """
-        self._inspected.clear()
-        all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
-        is_encoded = (all_small or self._policy.sorts) and not self._policy.keep_order
+        self._file_properties.clear()
+        are_all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
+        is_encoded = (are_all_small or self._policy.sorts) and not self._policy.keep_order
         if is_encoded and not any(map(self._is_encrypted, tasks)):
             return None
         if any(task.spec_id != self._target.spec.spec_id for task in tasks):
@@ -205,8 +207,8 @@ class CopyWriter:
         except ValueError:
             return None
         partition = tuple(values.get(spec_field.field_id or 0) for spec_field in self._target.spec.fields)
-        stated = tasks[0].file.get("partition") or []
-        return partition if list(self._target.partitioner.convert_to_json(partition)) == list(stated) else None
+        partition_json = tasks[0].file.get("partition") or []
+        return partition if list(self._target.partitioner.convert_to_json(partition)) == list(partition_json) else None
 
     def _is_encrypted(self, task: ScanTask) -> bool:
         return self._keys is not None and self._inspect(task).scheme is not None
@@ -217,12 +219,12 @@ class CopyWriter:
         Raises:
             Unreadable: The file cannot be read.
         """
-        inspected = self._inspected.get(task.path)
-        if inspected is None:
-            with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
-                inspected = _Inspected(find_required_columns(source.leaves), self._find_protection(source))
-            self._inspected[task.path] = inspected
-        return inspected
+        file_properties = self._file_properties.get(task.path)
+        if file_properties is None:
+            with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
+                file_properties = _Inspected(find_required_columns(source.leaves), self._find_protection(source))
+            self._file_properties[task.path] = file_properties
+        return file_properties
 
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
         """Write the live rows of the files of one partition.
@@ -268,7 +270,7 @@ class CopyWriter:
 
     def _find_scheme(self, path: str) -> EncryptionScheme | None:
         """Return the encryption that an old file had when the encryption of the new file was chosen."""
-        return self._inspected[path].scheme
+        return self._file_properties[path].scheme
 
     def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
         """Return the ids of the optional primitive columns that all these files store as required.
@@ -296,29 +298,29 @@ class CopyWriter:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
             self._encode(task, None, origin)
             return
-        with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+        with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
             if self._check is not None:
                 self._check(task.path, source)
             if source.footer.rows != task.records:
                 raise Unreadable(
                     task.path, f"the file has {source.footer.rows} rows; the manifest entry says {task.records}"
                 )
-            matched = self._match(source)
-            deleted = self._deletes.load(task.path, task.deletes)
-            first, encoded = 0, list[Longs]()
+            leaf_match = self._match(source)
+            deleted_rows = self._deletes.load(task.path, task.deletes)
+            first, positions_to_encode = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
-                reason = matched.reason or self._explain_encoding(group.size_bytes, deleted, first, group.rows)
+                reason = leaf_match.reason or self._explain_encoding(group.size_bytes, deleted_rows, first, group.rows)
                 if reason:
                     self.counts.encoded[reason] += 1
-                    encoded.append(np.arange(first, first + group.rows))
+                    positions_to_encode.append(np.arange(first, first + group.rows))
                 elif group.rows:
-                    if self._policy.keep_order and encoded:
-                        self._encode(task, np.concatenate(encoded), origin)
-                        encoded = []
-                    self._copy(source, number, matched, task, first, origin)
+                    if self._policy.keep_order and positions_to_encode:
+                        self._encode(task, np.concatenate(positions_to_encode), origin)
+                        positions_to_encode = []
+                    self._copy(source, number, leaf_match, task, first, origin)
                 first += group.rows
-            if encoded:
-                self._encode(task, np.concatenate(encoded), origin)
+            if positions_to_encode:
+                self._encode(task, np.concatenate(positions_to_encode), origin)
 
     def _find_protection(self, source: SourceFile) -> FileProtection | None:
         """Return the encryption of a new file with the rows of an old file.
@@ -334,43 +336,51 @@ class CopyWriter:
         if creator and (int(creator[2]), int(creator[3])) < _CORRECT_STATISTICS_SINCE[creator[1]]:
             return LeafMatch((), "an old writer wrote wrong statistics")
         lineage = {ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER} if self._lineage else set()
-        matched = match_leaves(self._layout.leaves, source.leaves)
-        if matched.reason:
-            return matched
-        columns = list(matched.columns)
-        partitioned = {source_id for spec_field in self._target.spec.fields for source_id in spec_field.sources}
+        leaf_match = match_leaves(self._layout.leaves, source.leaves)
+        if leaf_match.reason:
+            return leaf_match
+        columns = list(leaf_match.columns)
+        partition_source_ids = {
+            source_id for spec_field in self._target.spec.fields for source_id in spec_field.sources
+        }
         by_id = {field.id: field for field in self._target.schema.fields}
         for position, leaf in enumerate(self._layout.leaves):
             top = by_id[leaf.ids[0] or 0]
             if top.id in lineage:
                 columns[position] = -1  # The lineage columns are always encoded.
-            elif columns[position] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
+            elif columns[position] < 0 and (
+                top.required or top.initial_default is not None or top.id in partition_source_ids
+            ):
                 return LeafMatch((), f"the file lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
-    def _explain_encoding(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:
+    def _explain_encoding(self, size_bytes: int, deleted_rows: DeletedRowSet, first: int, rows: int) -> str:
         """Return the reason why a row group cannot be copied, or "" if it can be copied."""
         if size_bytes < self._policy.least_bytes:
             return "the row group is small"
-        if deleted.keys:
+        if deleted_rows.keys:
             return "equality deletes apply to it"
-        if deleted.mark_deleted_positions(first, rows) is not None:
+        if deleted_rows.mark_deleted_positions(first, rows) is not None:
             return "some of its rows are deleted"
         return ""
 
     def _copy(
-        self, source: SourceFile, number: int, matched: LeafMatch, task: ScanTask, first: int, origin: int
+        self, source: SourceFile, number: int, leaf_match: LeafMatch, task: ScanTask, first: int, origin: int
     ) -> None:
         """Copy a row group to the current file. Columns that the old file does not have are added."""
         group = source.footer.groups[number]
         if self._policy.keep_order:
             self._flush()
-        present = [(column, position) for position, column in enumerate(matched.columns) if column >= 0]
-        missing = [position for position, column in enumerate(matched.columns) if column < 0]
-        picks = [Pick(source, number, [column for column, _ in present], [position for _, position in present])]
+        present_columns = [(column, position) for position, column in enumerate(leaf_match.columns) if column >= 0]
+        missing = [position for position, column in enumerate(leaf_match.columns) if column < 0]
+        picks = [
+            Pick(
+                source, number, [column for column, _ in present_columns], [position for _, position in present_columns]
+            )
+        ]
         if missing:
             picks.append(self._fill_missing(task, first, group.rows, missing))
-            if not present:
+            if not present_columns:
                 picks = picks[1:]
         file = self._open_file(sum(pick.size_bytes for pick in picks))
         self._origins.add_run(file.location, file.assembler.rows, origin + first, group.rows)
@@ -396,8 +406,8 @@ class CopyWriter:
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, arrow, **options) as writer:
             writer.write_table(pa.table(columns, schema=arrow), row_group_size=rows)
-        filled = SourceFile(task.path, None, bytes(sink.getvalue()))
-        return Pick(filled, 0, list(range(len(missing))), list(missing))
+        source = SourceFile(task.path, None, bytes(sink.getvalue()))
+        return Pick(source, 0, list(range(len(missing))), list(missing))
 
     def _read_lineage(self, task: ScanTask, first: int, rows: int) -> dict[str, pa.Array]:
         batches = list(self._lineage_reader.read(task, np.arange(first, first + rows)))
@@ -415,7 +425,7 @@ class CopyWriter:
                 rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
             self._waiting.append(rows)
             self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
-            size_bytes = sum(waiting.nbytes for waiting in self._waiting)
+            size_bytes = sum(buffered_batch.nbytes for buffered_batch in self._waiting)
             if size_bytes * self._ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES_MAX:
                 self._flush()
 
@@ -428,10 +438,10 @@ class CopyWriter:
         if not self._policy.sorts or self._target.ordering is None:
             self._write_group(rows, origins)
             return
-        ordered = self._target.ordering.sort(rows.append_column(_ORIGIN, pa.array(origins)))
+        sorted_rows = self._target.ordering.sort(rows.append_column(_ORIGIN, pa.array(origins)))
         step = max(1, int(rows.num_rows * self._policy.row_group_bytes / max(1.0, rows.nbytes * self._ratio)))
         for first in range(0, rows.num_rows, step):
-            group = ordered.slice(first, step)
+            group = sorted_rows.slice(first, step)
             self._write_group(group.select(list(range(rows.num_columns))), group.column(rows.num_columns).to_numpy())
         self._close_file()
 
@@ -469,7 +479,7 @@ class CopyWriter:
             return
         footer = file.assembler.close()
         self._file = None
-        written = {
+        content_file = {
             "content": "data",
             "file-path": file.location,
             "file-format": "PARQUET",
@@ -483,12 +493,12 @@ class CopyWriter:
             "partition": self._partition[1],
             "sort-order-id": self._sort_order,
         }
-        self._files.append(written)
-        self._indexes.add(written, None)
+        self._files.append(content_file)
+        self._indexes.add(content_file, None)
 
     def close(self) -> WrittenFiles:
-        index_files, skipped = self._indexes.close()
-        return WrittenFiles(tuple(self._files), index_files, skipped)
+        index_files, skipped_indexes = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped_indexes)
 
     def abort(self) -> None:
         """Delete the written files, and ignore errors of the storage. The method never raises."""

@@ -214,10 +214,10 @@ def divide_by_protection(
     """
     if keys is None:
         return [(None, list(tasks))]
-    empty = make_empty_file(target.arrow, target.schema)
+    empty_file = make_empty_file(target.arrow, target.schema)
     by_scheme: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
     for task in tasks:
-        protection = read_protection(task.path, target.storage, empty.leaves, keys)
+        protection = read_protection(task.path, target.storage, empty_file.leaves, keys)
         scheme = None if protection is None else protection.scheme
         by_scheme.setdefault(scheme, (protection, []))[1].append(task)
     return list(by_scheme.values())
@@ -381,8 +381,8 @@ def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str,
     """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
     bits = parse_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
-    fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
-    return {path: {"ndv": max(1, min(rows, fitting[path])), "fpp": fpp} for path, fpp in columns.items()}
+    distinct_values_max = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
+    return {path: {"ndv": max(1, min(rows, distinct_values_max[path])), "fpp": fpp} for path, fpp in columns.items()}
 
 
 def _get_start_offset(group: Any) -> int:

@@ -89,8 +89,8 @@ class DeletedRows:
         Raises:
             Unreadable: A delete file cannot be read.
         """
-        before = sum(int(file.get("record-count") or 0) for file in self.positional)
-        if self.records is None or len(self.positions) + before < self.records:
+        deleted_before = sum(int(file.get("record-count") or 0) for file in self.positional)
+        if self.records is None or len(self.positions) + deleted_before < self.records:
             return False
         return len(union_positions(reader.load(self.path, self.positional).positions, self.positions)) == self.records
 
@@ -138,14 +138,16 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
         Unreadable: Earlier deletes, which a new vector must include, cannot be read.
         ValueError: A position is negative, or a data file occurs twice.
     """
-    non_empty = _select_non_empty(rows)
-    emptied_paths = {deleted.path for deleted in non_empty if deleted.is_whole(reader)}
-    partial_deletes = [deleted for deleted in non_empty if deleted.path not in emptied_paths]
+    rows_to_delete = _select_non_empty(rows)
+    emptied_paths = {rows_of_file.path for rows_of_file in rows_to_delete if rows_of_file.is_whole(reader)}
+    partial_deletes = [rows_of_file for rows_of_file in rows_to_delete if rows_of_file.path not in emptied_paths]
     if target.format_version >= _VECTORS_SINCE:
-        written = _write_deletion_vectors(target, partial_deletes, reader)
+        written_deletes = _write_deletion_vectors(target, partial_deletes, reader)
     else:
-        written = _write_position_deletes(target, partial_deletes)
-    return WrittenDeletes(written.files, (*({"file-path": path} for path in sorted(emptied_paths)), *written.removed))
+        written_deletes = _write_position_deletes(target, partial_deletes)
+    return WrittenDeletes(
+        written_deletes.files, (*({"file-path": path} for path in sorted(emptied_paths)), *written_deletes.removed)
+    )
 
 
 # Deletion vectors
@@ -159,32 +161,32 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     location = _generate_location(target, ".puffin")
     blobs: list[Blob] = []
     files: list[dict[str, Any]] = []
-    removed: list[dict[str, Any]] = []
+    replaced_files: list[dict[str, Any]] = []
     offset = len(MAGIC)
-    for deleted in rows:
-        old_positions = reader.load(deleted.path, deleted.positional).positions
-        positions = union_positions(old_positions, deleted.positions)
+    for rows_of_file in rows:
+        old_positions = reader.load(rows_of_file.path, rows_of_file.positional).positions
+        positions = union_positions(old_positions, rows_of_file.positions)
         if len(positions) == len(old_positions):
             continue
         blob = encode_vector(positions)
-        properties = {"referenced-data-file": deleted.path, "cardinality": str(len(positions))}
+        properties = {"referenced-data-file": rows_of_file.path, "cardinality": str(len(positions))}
         blobs.append(Blob(VECTOR, (blob,), (_ROW_POSITION_ID,), properties=properties))
         files.append(
             {
                 "content": "position-deletes",
                 "file-path": location,
                 "file-format": "PUFFIN",
-                "spec-id": deleted.spec_id,
-                "partition": list(deleted.partition),
+                "spec-id": rows_of_file.spec_id,
+                "partition": list(rows_of_file.partition),
                 "record-count": len(positions),
-                "referenced-data-file": deleted.path,
+                "referenced-data-file": rows_of_file.path,
                 "content-offset": offset,
                 "content-size-in-bytes": len(blob),
             }
         )
         offset += len(blob)
-        removed.extend(
-            entry for file in deleted.positional if (entry := _build_removal(file, deleted.path)) is not None
+        replaced_files.extend(
+            entry for file in rows_of_file.positional if (entry := _build_removal(file, rows_of_file.path)) is not None
         )
     if not files:
         return WrittenDeletes()
@@ -192,8 +194,8 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     # Readers request the vectors in this order. After a vector, DuckDB 1.5.5 continues to read up to the next bytes in
     # its cache, and its Iceberg extension uses the first vector of such a range for all vectors in the range. In
     # descending order, the cache already contains the bytes after each vector, so each range has only one vector.
-    described = tuple({**file, "file-size-in-bytes": size_bytes} for file in reversed(files))
-    return WrittenDeletes(described, tuple(removed))
+    content_files = tuple({**file, "file-size-in-bytes": size_bytes} for file in reversed(files))
+    return WrittenDeletes(content_files, tuple(replaced_files))
 
 
 def _build_removal(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
@@ -245,13 +247,15 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
         ValueError: A position is negative, or a data file occurs twice.
     """
     by_path: dict[str, DeletedRows] = {}
-    for deleted in rows:
-        if deleted.path in by_path:
-            raise ValueError(f"{deleted.path} occurs twice; pass all positions of a data file in one entry")
-        if len(deleted.positions) and int(deleted.positions.min()) < 0:
-            raise ValueError(f"{deleted.path} has no row {int(deleted.positions.min())}; positions begin at 0")
-        if len(deleted.positions):
-            by_path[deleted.path] = deleted
+    for rows_of_file in rows:
+        if rows_of_file.path in by_path:
+            raise ValueError(f"{rows_of_file.path} occurs twice; pass all positions of a data file in one entry")
+        if len(rows_of_file.positions) and int(rows_of_file.positions.min()) < 0:
+            raise ValueError(
+                f"{rows_of_file.path} has no row {int(rows_of_file.positions.min())}; positions begin at 0"
+            )
+        if len(rows_of_file.positions):
+            by_path[rows_of_file.path] = rows_of_file
     return list(by_path.values())
 
 
@@ -266,18 +270,19 @@ def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) ->
     """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
-    ordered = sorted(rows, key=lambda deleted: (_make_partition_key(deleted), deleted.path.encode()))
+    sorted_rows = sorted(rows, key=lambda rows_of_file: (_make_partition_key(rows_of_file), rows_of_file.path.encode()))
     parts: list[WrittenDeletes] = []
     with discard_on_error(parts, target.storage):
         for _, group in groupby(
-            ordered, key=lambda deleted: (_make_partition_key(deleted), deleted.path if by_file else "")
+            sorted_rows,
+            key=lambda rows_of_file: (_make_partition_key(rows_of_file), rows_of_file.path if by_file else ""),
         ):
             parts.append(WrittenDeletes((_write_position_file(target, list(group)),)))
     return WrittenDeletes.join(parts)
 
 
-def _make_partition_key(deleted: DeletedRows) -> tuple[int, str]:
-    return deleted.spec_id, json.dumps(list(deleted.partition))
+def _make_partition_key(rows_of_file: DeletedRows) -> tuple[int, str]:
+    return rows_of_file.spec_id, json.dumps(list(rows_of_file.partition))
 
 
 def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
@@ -289,10 +294,10 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
     writer = _open_delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
-    positions = [union_positions(deleted.positions) for deleted in rows]
+    positions = [union_positions(rows_of_file.positions) for rows_of_file in rows]
     codes = np.repeat(np.arange(len(rows), dtype=np.int32), [len(rows_deleted) for rows_deleted in positions])
     paths = pa.DictionaryArray.from_arrays(
-        pa.array(codes), pa.array([deleted.path for deleted in rows], pa.large_string())
+        pa.array(codes), pa.array([rows_of_file.path for rows_of_file in rows], pa.large_string())
     )
     spots = pa.array(np.concatenate(positions))
     try:
@@ -348,10 +353,10 @@ def write_equality_deletes(
     batches = [conform(batch, schema, arrow) for batch in rows.to_batches()]
     groups: dict[str, tuple[list[object], list[pa.RecordBatch]]] = {}
     for batch in batches:
-        for partition, chosen in partitioner.split(batch):
+        for partition, row_indexes in partitioner.split(batch):
             values = partitioner.convert_to_json(partition)
             group = groups.setdefault(json.dumps(values), (values, []))
-            group[1].append(batch if chosen is None else batch.take(pa.array(chosen)))
+            group[1].append(batch if row_indexes is None else batch.take(pa.array(row_indexes)))
     parts: list[WrittenDeletes] = []
     modes = list_modes(schema, target.properties, target.sort_order)
     with discard_on_error(parts, target.storage):
@@ -389,8 +394,11 @@ def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
             raise Unwritable(
                 f"column {field.name} has a type that readers compare differently; it cannot be a key column"
             )
-    if not fields or len(set(columns)) < len(columns):
-        raise Unwritable("a key must have at least one column, and each column only once")
+    if not fields:
+        raise Unwritable("the key has no columns; name at least one column")
+    if len(set(columns)) < len(columns):
+        repeated_name = next(name for name in columns if columns.count(name) > 1)
+        raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 

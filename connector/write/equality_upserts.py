@@ -49,7 +49,7 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
         raise ValueError(f"mode is {mode!r}; strategy={EQUALITY!r} requires merge-on-read")
 
 
-def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
+def check_table(source_table: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
     """Check that the table supports equality upserts by these keys, for any batch of rows.
 
     Raises:
@@ -57,11 +57,11 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
             or the keys do not determine the partition.
     """
     check_equality_deletes(target, keys)
-    _select_specs(opened.metadata, keys)
+    _select_specs(source_table.metadata, keys)
 
 
 def write_equality_upsert(
-    batch: KeyedBatch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False
+    batch: KeyedBatch, source_table: OpenTable, target: WriteTarget, *, deletes: bool = False
 ) -> RowChange:
     """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
@@ -75,10 +75,10 @@ def write_equality_upsert(
     keys = batch.rows.select(columns)
     parts: list[WrittenDeletes] = []
     with discard_on_error(parts, target.storage):
-        for spec in _select_specs(opened.metadata, columns):
+        for spec in _select_specs(source_table.metadata, columns):
             _check_wrapped(batch.keys, spec)
-            written = write_equality_deletes(target, keys, columns, spec=spec)
-            parts.append(written)
+            written_deletes = write_equality_deletes(target, keys, columns, spec=spec)
+            parts.append(written_deletes)
         data = WrittenFiles() if deletes else write_batches(target, batch.rows.to_batches())
     return RowChange(None, Report(), data, WrittenDeletes.join(parts))
 
@@ -93,12 +93,12 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
     """
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
     spec_fields = [(spec, field) for spec in metadata.partition_specs for field in spec.fields if not field.is_void]
-    foreign = [(spec, field) for spec, field in spec_fields if not ids.issuperset(field.sources)]
+    foreign_fields = [(spec, field) for spec, field in spec_fields if not ids.issuperset(field.sources)]
     partitioned_specs = {spec.spec_id for spec, _ in spec_fields}
-    if unpartitioned := [spec for spec in metadata.partition_specs if spec.spec_id not in partitioned_specs]:
-        return [min(unpartitioned, key=lambda spec: len(spec.fields))]
-    if foreign:
-        spec, field = foreign[0]
+    if unpartitioned_specs := [spec for spec in metadata.partition_specs if spec.spec_id not in partitioned_specs]:
+        return [min(unpartitioned_specs, key=lambda spec: len(spec.fields))]
+    if foreign_fields:
+        spec, field = foreign_fields[0]
         raise Unwritable(
             f"partition spec {spec.spec_id} of the table has the field {field.name}, which is not derived "
             f"from the key {', '.join(columns)}: the partitions of the stored rows are unknown, and the table has no "
@@ -116,15 +116,16 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:
         field, column = by_id.get(spec_field.source_id or 0, (None, None))
-        stored = (
+        int_form = (
             None if field is None else find_stored_as_int(canonicalize_transform(spec_field.transform), str(field.type))
         )
-        if field is None or column is None or stored is None:
+        if field is None or column is None or int_form is None:
             continue
-        wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.end))
-        if pc.any(wrapped).as_py():
-            where = "next to the smallest int" if stored.end < 0 else "in the range of ints"
+        is_wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, int_form.end))
+        if pc.any(is_wrapped).as_py():
+            range_text = "next to the smallest int" if int_form.end < 0 else "in the range of ints"
             raise Unwritable(
-                f"a key of column {field.name} is {where}, and the column may once have been an int. Therefore the "
+                f"a key of column {field.name} is {range_text}, and the column may once have been an int. Therefore "
+                "the "
                 f"partition of its rows under {spec_field.transform} is not certain; use another strategy"
             )

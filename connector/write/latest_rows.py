@@ -67,7 +67,8 @@ def find_latest_rows(
                 f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
             )
         if columns is None and set(names) != set(batches[0].schema.names):
-            raise Unwritable("the batches of rows have different columns; all rows must have the same columns")
+            name = min(set(names) ^ set(batches[0].schema.names))
+            raise Unwritable(f"only some of the rows have the column {name}; all rows must have the same columns")
     table = _concatenate(
         batches if columns is None else [batch.select(needed) for batch in batches],
         [by_name[column] for column in needed],
@@ -100,9 +101,9 @@ def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None
             )
 
 
-def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -> None:
-    if lacking := [name for name in names if name not in among]:
-        raise Unwritable(f"{subject} no column {lacking[0]}; only {', '.join(among)[:500]}")
+def _check_columns(subject: str, names: Iterable[str], column_names: Collection[str]) -> None:
+    if missing_columns := [name for name in names if name not in column_names]:
+        raise Unwritable(f"{subject} no column {missing_columns[0]}; only {', '.join(column_names)[:500]}")
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
@@ -166,8 +167,8 @@ class Rank:
         return Rank(self.valid[rows], self.number[rows])
 
     def is_before(self, other: Rank) -> Mask:
-        before: Mask = (other.valid & ~self.valid) | ((self.valid == other.valid) & (self.number < other.number))
-        return before
+        is_lower: Mask = (other.valid & ~self.valid) | ((self.valid == other.valid) & (self.number < other.number))
+        return is_lower
 
 
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:

@@ -50,13 +50,13 @@ def make_data_location(location: str, properties: Mapping[str, str], partition: 
     relative_path = f"{partition}/{name}" if partition else name
     if not parse_bool(properties, OBJECT_STORAGE, False):
         return f"{folder}/{relative_path}"
-    partitioned = parse_bool(properties, PARTITIONED_PATHS, True)
-    relative_path = relative_path if partitioned else name
+    has_partition_path = parse_bool(properties, PARTITIONED_PATHS, True)
+    relative_path = relative_path if has_partition_path else name
     entropy = _make_hash_folders(relative_path)
     if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may use the same data folder.
         table = "/".join(location.rstrip("/").split("/")[-2:])
         return f"{folder}/{entropy}/{table}/{relative_path}"
-    return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
+    return f"{folder}/{entropy}/{relative_path}" if has_partition_path else f"{folder}/{entropy}-{relative_path}"
 
 
 def _make_hash_folders(name: str) -> str:
@@ -89,12 +89,12 @@ def _is_plain(text: str) -> bool:
     The text must also be safe after each of up to three URL-decodings. The result is False if the third decoding still
     changes the text. Unsafe texts can be replaced, because readers take partition values from manifests.
     """
-    decoded = text
+    decoded_text = text
     for _ in range(_DECODINGS_MAX):
-        if "\0" in decoded or any(segment in (".", "..") for segment in _SEPARATOR.split(decoded)):
+        if "\0" in decoded_text or any(segment in (".", "..") for segment in _SEPARATOR.split(decoded_text)):
             return False
-        previous, decoded = decoded, unquote(decoded)
-        if decoded == previous:
+        previous, decoded_text = decoded_text, unquote(decoded_text)
+        if decoded_text == previous:
             return True
     return False
 

@@ -29,7 +29,7 @@ KIND = "RowsChangedException"
 
 def check_unchanged(
     client: SeamarkClient,
-    opened: OpenTable,
+    source_table: OpenTable,
     keys: BatchKeys,
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
@@ -37,7 +37,7 @@ def check_unchanged(
     """Check that the rows with the keys are the same in an earlier snapshot and in the opened snapshot.
 
     Args:
-        opened: The table, with its history.
+        source_table: The table, with its history.
         keys: The keys.
         read_snapshot_id: The earlier snapshot, or None for the state before the first snapshot. With UNSET, nothing is
             checked.
@@ -47,18 +47,20 @@ def check_unchanged(
         Conflict: Rows have changed.
         Unreadable: A file cannot be read.
     """
-    if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
+    if read_snapshot_id is UNSET or read_snapshot_id == source_table.snapshot_id or not keys.count:
         return
-    if not _is_ancestor(opened, read_snapshot_id):
+    if not _is_ancestor(source_table, read_snapshot_id):
         raise make_rows_changed_error(
             f"The snapshot {read_snapshot_id}, from which the rows were read, is not in the history of the table's "
             "branch, or has expired; read them again and repeat the change"
         )
-    before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
-    after = locate(client, opened, keys, strategy)
-    differing = _collect_places(before) ^ _collect_places(after)
-    ordinals = {ordinal for _, _, ordinal in differing}
-    if not ordinals or _count_row_values(opened, before, ordinals) == _count_row_values(opened, after, ordinals):
+    keys_before = locate(client, replace(source_table, snapshot_id=read_snapshot_id), keys, strategy)
+    keys_after = locate(client, source_table, keys, strategy)
+    differing_places = _collect_places(keys_before) ^ _collect_places(keys_after)
+    ordinals = {ordinal for _, _, ordinal in differing_places}
+    if not ordinals or _count_row_values(source_table, keys_before, ordinals) == _count_row_values(
+        source_table, keys_after, ordinals
+    ):
         return
     names = [field.name for field in keys.fields]
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
@@ -72,9 +74,9 @@ def make_rows_changed_error(message: str) -> Conflict:
     return Conflict(message, status=_CONFLICT_STATUS, kind=KIND)
 
 
-def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in opened.history}
-    current_id = opened.snapshot_id
+def _is_ancestor(source_table: OpenTable, snapshot_id: int | None) -> bool:
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in source_table.history}
+    current_id = source_table.snapshot_id
     for _ in range(len(by_id) + 1):
         if current_id == snapshot_id:
             return snapshot_id is None or snapshot_id in by_id
@@ -84,28 +86,30 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
     return False
 
 
-def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
+def _collect_places(located_keys: LocatedKeys) -> set[tuple[str, int, int]]:
     """Return the path, the position, and the index of the key of each located row."""
     return {
         (rows.task.path, position, ordinal)
-        for rows in located.files
+        for rows in located_keys.files
         for position, ordinal in zip(rows.positions.tolist(), rows.keys.tolist(), strict=True)
     }
 
 
-def _count_row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
+def _count_row_values(
+    source_table: OpenTable, located_keys: LocatedKeys, ordinals: set[int]
+) -> Counter[tuple[int, str]]:
     """Count the rows with these keys by the index of the key and the values of the current columns."""
-    return Counter(_read_values(opened, located, ordinals))
+    return Counter(_read_values(source_table, located_keys, ordinals))
 
 
-def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
-    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage, keys=opened.keys)
+def _read_values(source_table: OpenTable, located_keys: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
+    reader = TaskReader(plan_read(source_table, None, TRUE), source_table.storage, keys=source_table.keys)
     ordinal_array = np.fromiter(ordinals, dtype=np.int64)
-    for rows in located.files:
-        chosen = np.isin(rows.keys, ordinal_array)
-        if not chosen.any():
+    for rows in located_keys.files:
+        is_chosen = np.isin(rows.keys, ordinal_array)
+        if not is_chosen.any():
             continue
-        rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
+        rows_of_keys = MatchedRows(rows.task, rows.positions[is_chosen], rows.keys[is_chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
             raise Unreadable(

@@ -90,18 +90,18 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
     Raises:
         InvalidRequest: The table has format version 1.
     """
-    opened = open_table(client, table, At(ref=branch), history=history)
-    if opened.metadata.format_version == 1:
+    source_table = open_table(client, table, At(ref=branch), history=history)
+    if source_table.metadata.format_version == 1:
         raise InvalidRequest(
             "The table has format version 1, whose files Seamark does not replace; upgrade the table to version 2"
         )
-    return opened
+    return source_table
 
 
 def build_replacement(
-    opened: OpenTable,
+    source_table: OpenTable,
     tasks: Sequence[ScanTask],
-    written: WrittenFiles,
+    written_files: WrittenFiles,
     *,
     branch: str,
     other_tasks: Iterable[ScanTask] = (),
@@ -118,25 +118,25 @@ def build_replacement(
         deletes: Delete files that apply to the new files.
         operation: `OVERWRITE` if the rows of the new files differ from those of the old files.
     """
-    still_used = {delete["file-path"] for task in other_tasks for delete in task.deletes}
-    unused = {
+    used_delete_paths = {delete["file-path"] for task in other_tasks for delete in task.deletes}
+    unused_deletes = {
         delete["file-path"]: delete
         for task in tasks
         for delete in task.deletes
-        if not delete.get("referenced-data-file") and delete["file-path"] not in still_used
+        if not delete.get("referenced-data-file") and delete["file-path"] not in used_delete_paths
     }
     # A replacement does not depend on rows of other files.
     return {
         "operation": operation,
         **({} if operation == REPLACE else {"scope": {"partitions": []}}),
         "branch": branch,
-        "table-uuid": opened.metadata.table_uuid,
-        "schema-id": opened.metadata.current_schema_id,
-        "format-version": opened.metadata.format_version,
-        "read-snapshot-id": opened.snapshot_id,
-        "add": [*written.files, *deletes],
-        "remove": [{"file-path": path} for path in (*(task.path for task in tasks), *unused)],
-        "index-files": list(written.index_files),
+        "table-uuid": source_table.metadata.table_uuid,
+        "schema-id": source_table.metadata.current_schema_id,
+        "format-version": source_table.metadata.format_version,
+        "read-snapshot-id": source_table.snapshot_id,
+        "add": [*written_files.files, *deletes],
+        "remove": [{"file-path": path} for path in (*(task.path for task in tasks), *unused_deletes)],
+        "index-files": list(written_files.index_files),
     }
 
 
@@ -154,20 +154,20 @@ class RewrittenFiles:
     origins: OriginLog
     copies: CopyCounts = field(default_factory=CopyCounts)
 
-    def exclude(self, written: WrittenFiles) -> WrittenFiles:
-        """Return the new files without the files in `written`."""
-        paths = {file["file-path"] for file in written.files}
-        locations = {file["location"] for file in written.index_files}
+    def exclude(self, written_files: WrittenFiles) -> WrittenFiles:
+        """Return the new files without the files in `written_files`."""
+        paths = {file["file-path"] for file in written_files.files}
+        locations = {file["location"] for file in written_files.index_files}
         return WrittenFiles(
             tuple(file for file in self.written.files if file["file-path"] not in paths),
             tuple(file for file in self.written.index_files if file["location"] not in locations),
         )
 
-    def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
+    def rebase(self, source_table: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
         """Return the replacement of the old files that still exist in a later snapshot.
 
         Args:
-            opened: The table at the later snapshot.
+            source_table: The table at the later snapshot.
             tasks: All tasks of the later snapshot.
 
         Raises:
@@ -176,25 +176,25 @@ class RewrittenFiles:
         """
         metadata = self.opened.metadata
         if (metadata.table_uuid, metadata.format_version) != (
-            opened.metadata.table_uuid,
-            opened.metadata.format_version,
+            source_table.metadata.table_uuid,
+            source_table.metadata.format_version,
         ):
             raise Overtaken(TABLE)
-        replaced, current, other_tasks = {task.path for task in self.tasks}, {}, []
+        replaced_paths, current, other_tasks = {task.path for task in self.tasks}, {}, []
         for task in tasks:
-            if task.path in replaced:
+            if task.path in replaced_paths:
                 current[task.path] = task
             else:
                 other_tasks.append(task)
         if not current:
             raise Overtaken(FILES)
-        deleted = {rows.path: rows for rows in self._find_deleted_rows(opened, current)}
+        deleted_rows_by_path = {rows.path: rows for rows in self._find_deleted_rows(source_table, current)}
         new_files, old_tasks, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
         for numbers, files in self._group_files():
             left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
-            dead = sum(len(deleted[file["file-path"]].positions) for file in files)
+            dead_rows = sum(len(deleted_rows_by_path[file["file-path"]].positions) for file in files)
             part = DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES if len(files) < len(left) else DELETED_ROWS_MAX_FRACTION
-            if left and dead <= part * sum(file["record-count"] for file in files):
+            if left and dead_rows <= part * sum(file["record-count"] for file in files):
                 new_files, old_tasks = [*new_files, *files], [*old_tasks, *left]
             else:
                 other_tasks += left
@@ -203,14 +203,14 @@ class RewrittenFiles:
             raise Overtaken(ROWS)
         # A delete file for several data files could later not be removed without conflicts with other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
-        rows = [deleted[file["file-path"]] for file in new_files]
-        deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
-        written = self.written
+        rows = [deleted_rows_by_path[file["file-path"]] for file in new_files]
+        deletes = write_deletes(target, rows, Deletes(source_table.storage, source_table.metadata))
+        written_files = self.written
         if len(new_files) < len(
-            written.files
+            written_files.files
         ):  # The index files cover all data files of the rewrite, so they do not fit.
-            written = WrittenFiles(tuple(new_files), (), written.skipped)
-        return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
+            written_files = WrittenFiles(tuple(new_files), (), written_files.skipped)
+        return FileReplacement(source_table, written_files, old_tasks, other_tasks, deletes, bytes_left)
 
     def _group_files(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         """Yield groups of old and new files such that different groups share no rows.
@@ -224,8 +224,8 @@ class RewrittenFiles:
             origins = self.origins.create_origins(file["file-path"])
             low = np.searchsorted(firsts, origins.starts, "right") - 1
             high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
-            started = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
-            numbers = np.flatnonzero(np.cumsum(started))
+            open_counts = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
+            numbers = np.flatnonzero(np.cumsum(open_counts))
             sources.append(numbers)
             if len(numbers):
                 group_of[np.isin(group_of, group_of[numbers])] = group_of[numbers[0]]
@@ -237,7 +237,7 @@ class RewrittenFiles:
             ]
             yield np.flatnonzero(group_of == group).tolist(), files
 
-    def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
+    def _find_deleted_rows(self, source_table: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
         """Return the rows of the new files that were deleted in the old files during the rewrite.
 
         Args:
@@ -246,17 +246,17 @@ class RewrittenFiles:
         Raises:
             Overtaken: Live rows of an old file are missing in the new files, for example after a rollback.
         """
-        positions, keys = plan_read(opened, [], TRUE, positions=True), read_table_keys(opened.name)
-        reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
-        dead, living = [_NONE], [_NONE]
-        lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(opened.metadata) else ()
+        positions, keys = plan_read(source_table, [], TRUE, positions=True), read_table_keys(source_table.name)
+        reader = TaskReader(positions, source_table.storage, threads=False, keys=keys)
+        dead_origins, live_origins = [_NONE], [_NONE]
+        lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(source_table.metadata) else ()
         first = 0
         for task in self.tasks:
             rows = np.arange(first, first + task.records)
             first += task.records
             now = current.get(task.path)
             if now is None:
-                dead.append(rows)
+                dead_origins.append(rows)
                 continue
             if any(now.file.get(name) != task.file.get(name) for name in lineage):
                 raise Overtaken(RETURNED)
@@ -264,14 +264,14 @@ class RewrittenFiles:
                 is_dead = np.ones(task.records, dtype=np.bool_)
                 for batch in reader.read(now):
                     is_dead[batch.column(0).to_numpy()] = False
-                dead.append(rows[is_dead])
-                living.append(rows[~is_dead])
+                dead_origins.append(rows[is_dead])
+                live_origins.append(rows[~is_dead])
         files = [(file, self.origins.create_origins(file["file-path"])) for file in self.written.files]
-        all_living, all_dead = np.concatenate(living), np.concatenate(dead)
-        if sum(len(origins.find_positions(all_living)) for _, origins in files) < len(all_living):
+        all_live_origins, all_dead_origins = np.concatenate(live_origins), np.concatenate(dead_origins)
+        if sum(len(origins.find_positions(all_live_origins)) for _, origins in files) < len(all_live_origins):
             raise Overtaken(RETURNED)
         return [
-            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.find_positions(all_dead))
+            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.find_positions(all_dead_origins))
             for file, origins in files
         ]
 
@@ -334,29 +334,29 @@ def commit_replacement(
             deletes=current.deletes.files,
             operation=operation,
         )
-        unreferenced: list[bool] = []
+        cleanup_flags: list[bool] = []
         try:
-            commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(unreferenced.append, True))
+            commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(cleanup_flags.append, True))
             new.exclude(current.written).discard(storage)
             return current
         except Refused as error:
-            if not unreferenced:
+            if not cleanup_flags:
                 raise
             current.deletes.discard(storage)
-            following = None
+            replacement = None
             try:
                 if isinstance(error, Conflict):
                     if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
                     sleep_before_attempt(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
-                    opened = open_table(client, new.opened.name, At(ref=branch))
-                    following = new.rebase(opened, plan(client, opened))
+                    source_table = open_table(client, new.opened.name, At(ref=branch))
+                    replacement = new.rebase(source_table, plan(client, source_table))
             finally:
-                if following is None:
+                if replacement is None:
                     new.written.discard(storage)
-            if following is None:
+            if replacement is None:
                 raise
-            attempt, current = attempt + 1, following
+            attempt, current = attempt + 1, replacement
 
 
 Rewrite = Callable[[], RewrittenFiles | None]
@@ -379,9 +379,11 @@ def run_here(batches: Batches) -> Batches:
 
 def announce_batches(batches: Batches) -> Batches:
     """Add the files of each batch to the total work in the job's progress, and return the batches."""
-    listed = list(batches)
-    expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
-    return listed
+    batch_list = list(batches)
+    expect(
+        sum(len(tasks) for tasks, _ in batch_list), sum(task.size_bytes for tasks, _ in batch_list for task in tasks)
+    )
+    return batch_list
 
 
 @dataclass
@@ -432,7 +434,7 @@ class RewriteReport:
 
 def replace_batches(
     client: SeamarkClient,
-    opened: OpenTable,
+    source_table: OpenTable,
     tasks: Sequence[ScanTask],
     batches: Batches,
     *,
@@ -467,8 +469,8 @@ def replace_batches(
             report.files_after += -(-size_bytes // target_bytes)
             report.bytes_after += size_bytes
         else:
-            chosen = {task.path for task in batch}
-            other_tasks = [task for task in tasks if task.path not in chosen]
+            batch_paths = {task.path for task in batch}
+            other_tasks = [task for task in tasks if task.path not in batch_paths]
             try:
                 with count_part(len(batch), size_bytes):
                     new = rewrite()
@@ -492,8 +494,8 @@ def replace_batches(
                 # After the error of a batch, the other batches are still rewritten.
                 report.errors.append(str(error))
                 continue
-            replaced = {task.path for task in outcome.tasks}
-            tasks = [task for task in tasks if task.path not in replaced]
+            replaced_paths = {task.path for task in outcome.tasks}
+            tasks = [task for task in tasks if task.path not in replaced_paths]
             useful = (size_bytes - outcome.bytes_left) * (1 - outcome.rows_deleted / max(1, outcome.written.rows))
             report.count_waste(ROWS, size_bytes - int(useful))
             batch, size_bytes = outcome.tasks, sum(task.size_bytes for task in outcome.tasks)

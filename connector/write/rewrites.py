@@ -25,7 +25,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 
 
 def rewrite_files(
-    opened: OpenTable,
+    source_table: OpenTable,
     target: WriteTarget,
     files: Sequence[MatchedRows],
     new: Iterable[pa.RecordBatch],
@@ -37,7 +37,7 @@ def rewrite_files(
     updated rows. If an error occurs, the written files are deleted.
 
     Args:
-        opened: The table.
+        source_table: The table.
         target: The write target of the table.
         files: The rows to leave out, grouped by file.
         new: The new rows.
@@ -47,26 +47,30 @@ def rewrite_files(
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
     """
-    names = [field.name for field in opened.schema.fields]
-    if files and has_lineage(opened.metadata):
+    names = [field.name for field in source_table.schema.fields]
+    if files and has_lineage(source_table.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    read_plan = plan_read(opened, names, TRUE, positions=True)
+    read_plan = plan_read(source_table, names, TRUE, positions=True)
     # The position column is the last column. It is not found by name, because a column may have the same name.
     columns = list(range(len(names)))
-    partly_matched = {file.task.path: file for file in files if not file.is_whole}
-    divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)
+    files_with_remainder = {file.task.path: file for file in files if not file.is_whole}
+    tasks_by_protection = divide_by_protection(
+        (file.task for file in files_with_remainder.values()), target, source_table.keys
+    )
     new_like = None if protection is None else protection.scheme
-    schemes = [None if file_protection is None else file_protection.scheme for file_protection, _ in divided]
+    schemes = [
+        None if file_protection is None else file_protection.scheme for file_protection, _ in tasks_by_protection
+    ]
     if new_like not in schemes:
-        divided, schemes = [*divided, (protection, [])], [*schemes, new_like]
+        tasks_by_protection, schemes = [*tasks_by_protection, (protection, [])], [*schemes, new_like]
     parts: list[WrittenFiles] = []
     with discard_on_error(parts, target.storage):
-        for scheme, (file_protection, tasks) in zip(schemes, divided, strict=True):
-            check = require_unchanged_scheme(scheme, target, opened.keys)
-            reader = TaskReader(read_plan, opened.storage, keys=opened.keys, check=check)
+        for scheme, (file_protection, tasks) in zip(schemes, tasks_by_protection, strict=True):
+            check = require_unchanged_scheme(scheme, target, source_table.keys)
+            reader = TaskReader(read_plan, source_table.storage, keys=source_table.keys, check=check)
             with TableWriter(target, protection=file_protection) as writer:
                 for task in tasks:
-                    deleted_positions = partly_matched[task.path].positions
+                    deleted_positions = files_with_remainder[task.path].positions
                     for batch in reader.read(task):
                         remaining = ~np.isin(batch.column(len(names)).to_numpy(), deleted_positions, assume_unique=True)
                         if remaining.any():

@@ -93,11 +93,11 @@ class RowChange:
         """Return the change with at most as many index files as a commit may have."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
-    def build_body(self, opened: OpenTable) -> dict[str, Any]:
+    def build_body(self, source_table: OpenTable) -> dict[str, Any]:
         scope = {} if self.scope is None else {"scope": {"filter": encode_expression(add_nan(self.scope))}}
         return {
-            "read-snapshot-id": opened.snapshot_id,
-            "schema-id": opened.metadata.current_schema_id,
+            "read-snapshot-id": source_table.snapshot_id,
+            "schema-id": source_table.metadata.current_schema_id,
             **scope,
             "add": [*self.data.files, *self.deletes.files],
             "remove": [*self.removed, *self.deletes.removed],
@@ -107,8 +107,8 @@ class RowChange:
     def build_report(self) -> Report:
         """Return the report with the counts of files."""
         paths = {file["file-path"] for file in (*self.data.files, *self.deletes.files)}
-        removed = len(self.removed) + len(self.deletes.removed)
-        return replace(self.report, files_written=len(paths), files_removed=removed)
+        removed_count = len(self.removed) + len(self.deletes.removed)
+        return replace(self.report, files_written=len(paths), files_removed=removed_count)
 
     def discard(self, target: WriteTarget) -> None:
         self.data.discard(target.storage)
@@ -146,44 +146,50 @@ def commit_row_change(
         fields["producer"] = producer_fields
     # The server counts the conflicts of the change by this id.
     fields["change-id"] = str(uuid.uuid4())
-    opened = replace(_open_flushed(client, table, branch, history=history), keys=file_keys)
-    check_supports_deletes(opened.metadata)
-    fields["table-uuid"] = opened.metadata.table_uuid
+    source_table = replace(_open_flushed(client, table, branch, history=history), keys=file_keys)
+    check_supports_deletes(source_table.metadata)
+    fields["table-uuid"] = source_table.metadata.table_uuid
     attempt = 0
     is_flushed = False
     while True:
         attempt += 1
-        target = create_target(opened.metadata, opened.storage, opened.name)
+        target = create_target(source_table.metadata, source_table.storage, source_table.name)
         try:
-            change = prepare(opened, target).limit_indexes(target)
+            change = prepare(source_table, target).limit_indexes(target)
         except Conflict:
             # Rows have changed since they were read. If the response to an earlier attempt was lost, that attempt may
             # have changed them.
             if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
-        if change.is_empty and not is_flushed and opened.metadata.properties.get(_STREAM_ENABLED, "").lower() == "true":
+        if (
+            change.is_empty
+            and not is_flushed
+            and source_table.metadata.properties.get(_STREAM_ENABLED, "").lower() == "true"
+        ):
             # The change has to find the rows of a stream that readers have already seen, even if no snapshot has them.
             is_flushed = True
             with suppress(Unavailable):  # Another server has the log, so no reader has seen these rows on this server.
                 CommitClient(client).flush(table)
-            previous = opened
-            opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
-            if opened.snapshot_id != previous.snapshot_id:
+            previous = source_table
+            source_table = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
+            if source_table.snapshot_id != previous.snapshot_id:
                 continue
         # The number of a producer is recorded even if the change is empty, because a repeat may find rows to change.
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:
-            answer = commit(client, table, {**fields, **change.build_body(opened)}, partial(change.discard, target))
+            answer = commit(
+                client, table, {**fields, **change.build_body(source_table)}, partial(change.discard, target)
+            )
         except (Conflict, InvalidRequest) as error:
             if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
                 sleep_before_attempt(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
-            previous = opened
-            opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
-            if not _should_retry(error, previous.metadata, opened.metadata):
+            previous = source_table
+            source_table = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
+            if not _should_retry(error, previous.metadata, source_table.metadata):
                 raise
         else:
             return replace(
@@ -199,12 +205,12 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
     Without the flush, the change would miss acknowledged rows.
     """
-    opened = open_table(client, table, At(ref=branch), history=history)
-    if branch == MAIN and parse_bool(opened.metadata.properties, STREAM_ENABLED, False):
-        flushed = client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
-        if flushed:
+    source_table = open_table(client, table, At(ref=branch), history=history)
+    if branch == MAIN and parse_bool(source_table.metadata.properties, STREAM_ENABLED, False):
+        flushed_rows = client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
+        if flushed_rows:
             return open_table(client, table, At(ref=branch), history=history)
-    return opened
+    return source_table
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:

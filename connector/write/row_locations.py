@@ -98,7 +98,7 @@ class BatchKeys:
         self._order = np.lexsort((low, high))
         self._high, self._low = high[self._order], low[self._order]
         _, runs = np.unique(self._high, return_counts=True)
-        self._run = int(runs.max(initial=1))
+        self._longest_run = int(runs.max(initial=1))
 
     def _hash_columns(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
         return hash_key_columns(self.fields, columns)
@@ -114,7 +114,7 @@ class BatchKeys:
         if self.count:
             start = np.searchsorted(self._high, high)
             # More than one step is needed only if several hashes have equal high halves.
-            for step in range(self._run):
+            for step in range(self._longest_run):
                 slots = np.minimum(start + step, self.count - 1)
                 is_equal = (self._high[slots] == high) & (self._low[slots] == low)
                 ordinals[is_equal] = self._order[slots[is_equal]]
@@ -189,19 +189,22 @@ def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tupl
     Returns:
         The columns, and the index of each row's key, as int64[rows].
     """
-    doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
+    key_columns, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
         if str(field.type) not in FLOATS:
             continue
-        column = doubled[place]
+        column = key_columns[place]
         rows = np.flatnonzero(pc.equal(column, pa.scalar(0.0, column.type)).to_numpy(zero_copy_only=False))
         if not len(rows):
             continue
-        negated = [column_with_zeros.take(pa.array(rows)) for column_with_zeros in doubled]
-        negated[place] = pc.negate(negated[place])
-        doubled = [pa.concat_arrays([values, added]) for values, added in zip(doubled, negated, strict=True)]
+        negated_columns = [column_with_zeros.take(pa.array(rows)) for column_with_zeros in key_columns]
+        negated_columns[place] = pc.negate(negated_columns[place])
+        key_columns = [
+            pa.concat_arrays([values, added_values])
+            for values, added_values in zip(key_columns, negated_columns, strict=True)
+        ]
         ordinals = np.concatenate([ordinals, ordinals[rows]])
-    return doubled, ordinals
+    return key_columns, ordinals
 
 
 def _to_storage(column: pa.Array) -> pa.Array:
@@ -236,9 +239,9 @@ def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> 
     The widest gaps between ranges are kept. The widths are approximate, because they are computed as floats.
     """
     start = _measure_common_prefix(lows[0], highs[-1])
-    below = _to_floats(lows, start)
-    above = below if highs is lows else _to_floats(highs, start)
-    gaps = below[1:] - above[:-1]
+    low_floats = _to_floats(lows, start)
+    high_floats = low_floats if highs is lows else _to_floats(highs, start)
+    gaps = low_floats[1:] - high_floats[:-1]
     cuts = np.sort(np.argsort(-gaps, kind="stable")[: ranges_max - 1] + 1).tolist()
     return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
 
@@ -328,8 +331,11 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
         Unwritable: A column cannot be a key column.
     """
     by_name = {field.name: field for field in schema.fields}
-    if not names or len(set(names)) < len(names):
-        raise Unwritable("a key must have at least one column, and each column only once")
+    if not names:
+        raise Unwritable("the key has no columns; name at least one column")
+    if len(set(names)) < len(names):
+        repeated_name = next(name for name in names if list(names).count(name) > 1)
+        raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     for name in names:
         if name not in by_name:
             raise Unwritable(f"the table has no key column {name}; it has {', '.join(by_name)}")
@@ -359,13 +365,13 @@ class MatchedRows:
         """Whether the file has no other rows."""
         return len(self.positions) == self.task.records
 
-    def select(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
+    def select(self, is_chosen: npt.NDArray[np.bool_]) -> MatchedRows:
         """Return the rows whose keys are chosen.
 
         Args:
-            chosen: Whether each key is chosen, as bool[keys].
+            is_chosen: Whether each key is chosen, as bool[keys].
         """
-        rows = chosen[self.keys]
+        rows = is_chosen[self.keys]
         return MatchedRows(self.task, self.positions[rows], self.keys[rows])
 
 
@@ -408,19 +414,21 @@ def locate(
     key_filter = keys.filter_expression(values_max, table.metadata.partition_specs)
     tasks = {task.path: task for task in plan(client, table, key_filter)}
     answer = None if index is None or strategy == SCAN else _look_up(client, table, keys, index)
-    located = []
+    matched_files = []
     if answer is not None:
         if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
             raise ServerFailed(
                 f"{min(missing)} has rows of the keys in the index {answer.index}, but is not in the plan for them"
             )
-        located = [MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
-    count = sum(len(rows.positions) for rows in located)
+        matched_files = [
+            MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure
+        ]
+    count = sum(len(rows.positions) for rows in matched_files)
     _check_count(count, rows_max)
-    to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
-    for task, positions, ordinals in scan_files(table, keys, to_read, count, rows_max):
-        located.append(MatchedRows(task, positions, ordinals))
-    return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
+    tasks_to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
+    for task, positions, ordinals in scan_files(table, keys, tasks_to_read, count, rows_max):
+        matched_files.append(MatchedRows(task, positions, ordinals))
+    return LocatedKeys(tuple(matched_files), frozenset(task.path for task in tasks_to_read))
 
 
 def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
@@ -492,9 +500,9 @@ def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexD
         tables.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
     # The dictionary stores each path once. The repeated paths may exceed the capacity of a string array.
     rows = pa.concat_tables(tables).unify_dictionaries()
-    coded = rows["file_path"].combine_chunks()
+    path_column = rows["file_path"].combine_chunks()
     positions, key_ordinals = rows["position"].to_numpy(), ordinals[rows["key"].to_numpy()]
-    return _IndexAnswer(index.name, dict(_group_by_file(coded, positions, key_ordinals)), frozenset(unsure))
+    return _IndexAnswer(index.name, dict(_group_by_file(path_column, positions, key_ordinals)), frozenset(unsure))
 
 
 def _group_by_file(
@@ -541,8 +549,8 @@ def scan_files(
     names = [field.name for field in keys.fields]
     # Keys are compared by hash. The filter only prunes row groups by statistics, but is evaluated on each row, so it
     # must be short.
-    where = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
-    reader = TaskReader(plan_read(table, names, where, positions=True), table.storage, keys=table.keys)
+    key_filter = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
+    reader = TaskReader(plan_read(table, names, key_filter, positions=True), table.storage, keys=table.keys)
     for task in tasks:
         positions, ordinals = [], []
         for batch in reader.read(task):

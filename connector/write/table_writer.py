@@ -145,12 +145,12 @@ class Written(Protocol):
 
 
 @contextmanager
-def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Delete the files if the block raises an exception. Files that the block adds to `written` are also deleted."""
+def discard_on_error(file_groups: Iterable[Written], storage: Storage) -> Iterator[None]:
+    """Delete the files if the block raises an exception, including files that the block adds to `file_groups`."""
     try:
         yield
     except BaseException:
-        for part in written:
+        for part in file_groups:
             part.discard(storage)
         raise
 
@@ -245,7 +245,7 @@ class TableWriter:
             protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in list_column_ids(task)}
-        self._indexed = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
+        self._field_positions = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
         return self
@@ -270,13 +270,15 @@ class TableWriter:
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             with hide_values(self._protection):
-                conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+                conformed_rows = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
                 # The origins become the last column, so that they are partitioned and sorted together with the rows.
-                conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
-            for partition, chosen in self._target.partitioner.split(conformed):
-                self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
+                conformed_rows = conformed_rows.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
+            for partition, row_indexes in self._target.partitioner.split(conformed_rows):
+                self._add(
+                    partition, conformed_rows if row_indexes is None else conformed_rows.take(pa.array(row_indexes))
+                )
             if self._held_bytes > self._limits.buffered_bytes:
                 self._make_room()
 
@@ -349,7 +351,7 @@ class TableWriter:
             self._close_file(key, buffer)
 
     def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
-        before = file.size_bytes
+        size_before = file.size_bytes
         # All rows of a sorted file are written in one call, but its row groups have the usual size.
         groups = 1
         if self._ratio is not None:
@@ -358,9 +360,9 @@ class TableWriter:
         for start in range(0, rows.num_rows, step):
             file.write(rows.slice(start, step))
         if rows.nbytes >= _SAMPLE_BYTES:
-            self._ratio = (file.size_bytes - before) / rows.nbytes
-        if buffer.indexed is not None and self._indexed:
-            columns = {column_id: get_column_at(rows, path) for column_id, path in self._indexed.items()}
+            self._ratio = (file.size_bytes - size_before) / rows.nbytes
+        if buffer.indexed is not None and self._field_positions:
+            columns = {column_id: get_column_at(rows, path) for column_id, path in self._field_positions.items()}
             size = sum(column.nbytes for column in columns.values())
             buffer.indexed.append(columns)
             buffer.indexed_bytes += size
@@ -375,12 +377,12 @@ class TableWriter:
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
         del self._open[key]
-        indexed = buffer.indexed
+        indexed_columns = buffer.indexed
         self._indexed_bytes -= buffer.indexed_bytes
         buffer.file, buffer.indexed, buffer.indexed_bytes = None, [], 0
         if not buffer.waiting:
             del self._buffers[key]
-        self._indexes.add(file, indexed)
+        self._indexes.add(file, indexed_columns)
 
     def close_files(self) -> None:
         """Write the buffered rows, and close all files. Later rows are written to new files."""
@@ -393,8 +395,8 @@ class TableWriter:
     def close(self) -> WrittenFiles:
         """Close all files, and return the written files."""
         self.close_files()
-        index_files, skipped = self._indexes.close()
-        return WrittenFiles(tuple(self._files), index_files, skipped)
+        index_files, skipped_indexes = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped_indexes)
 
     def abort(self) -> None:
         """Delete the written files, and ignore errors of the storage. The method never raises."""
@@ -415,8 +417,8 @@ class IndexBuilder:
     def __init__(self, tasks: Sequence[IndexTask]) -> None:
         self._tasks = tasks
         self._files: list[list[DataFile]] = [[] for _ in tasks]
-        self._indexes_built: list[list[Any]] = [[] for _ in tasks]
-        self._skipped: list[tuple[str, str]] = []
+        self._entries_by_index: list[list[Any]] = [[] for _ in tasks]
+        self._skipped_indexes: list[tuple[str, str]] = []
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
@@ -429,31 +431,31 @@ class IndexBuilder:
         for number, task in enumerate(self._tasks):
             try:
                 if columns is None:
-                    built = build_entry_of_file(task, entry)
+                    entry_result = build_entry_of_file(task, entry)
                 else:
-                    indexed = {
+                    values_by_column = {
                         column_id: _concatenate([group[column_id] for group in columns])
                         for column_id in task.definition.column_ids
                     }
-                    built = build_entry(task.definition, indexed)
-                self._indexes_built[number].append(built)
+                    entry_result = build_entry(task.definition, values_by_column)
+                self._entries_by_index[number].append(entry_result)
             except (Unreadable, ValueError, Corrupt) as error:
-                self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
+                self._skipped_indexes.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
             self._files[number].append(entry)
             if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_FILE_ROWS_MAX:
                 self._write(number)
 
     def _write(self, number: int) -> None:
-        written = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
-        self._files[number], self._indexes_built[number] = [], []
-        if written.location is not None:
-            self.written.append({"location": written.location, "size-in-bytes": written.size_bytes})
+        written_index = write_index_file(self._tasks[number], self._files[number], self._entries_by_index[number])
+        self._files[number], self._entries_by_index[number] = [], []
+        if written_index.location is not None:
+            self.written.append({"location": written_index.location, "size-in-bytes": written_index.size_bytes})
 
     def close(self) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[str, str], ...]]:
         for number in range(len(self._tasks)):
             self._write(number)
-        return tuple(self.written), tuple(self._skipped)
+        return tuple(self.written), tuple(self._skipped_indexes)
 
 
 def list_column_ids(task: IndexTask) -> frozenset[int]:

@@ -58,14 +58,14 @@ class WriteTarget:
     indexes: tuple[IndexTask, ...] = ()
 
     @staticmethod
-    def of(loaded: EngineTable, name: Name | None = None) -> WriteTarget:
+    def of(engine_table: EngineTable, name: Name | None = None) -> WriteTarget:
         """Return the target for the table's current schema, spec, sort order and enabled indexes.
 
         Args:
             name: See `create_target`.
         """
-        metadata = decode_table(loaded.metadata, loaded.location)
-        return create_target(metadata, Storage.of_table(loaded.storage, metadata.location), name)
+        metadata = decode_table(engine_table.metadata, engine_table.location)
+        return create_target(metadata, Storage.of_table(engine_table.storage, metadata.location), name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
@@ -157,7 +157,9 @@ def with_lineage(target: WriteTarget) -> WriteTarget:
     Raises:
         Unwritable: A column of the table has the name of a lineage column.
     """
-    if conflicting := [field.name for field in target.schema.fields if field.name in NAMES]:
-        raise Unwritable(f"the table has a column {conflicting[0]}, a name that the format reserves; rename the column")
+    if reserved_names := [field.name for field in target.schema.fields if field.name in NAMES]:
+        raise Unwritable(
+            f"the table has a column {reserved_names[0]}, a name that the format reserves; rename the column"
+        )
     schema = target.schema
     return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))

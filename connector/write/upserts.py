@@ -127,14 +127,14 @@ def upsert(
     check_arguments(mode, strategy, precombine, columns, read_snapshot_id, file_keys)
     batches = list(to_batches(rows))
 
-    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
-        batch = find_latest_rows(batches, opened.schema, keys, precombine, columns)
+    def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
+        batch = find_latest_rows(batches, source_table.schema, keys, precombine, columns)
         if strategy == EQUALITY:
-            return write_equality_upsert(batch, opened, target)
+            return write_equality_upsert(batch, source_table, target)
         write_mode = choose_mode(mode, target)
-        check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
-        difference = compute_upsert(client, opened, batch, strategy, write_mode)
-        return write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
+        check_unchanged(client, source_table, batch.keys, read_snapshot_id, strategy)
+        difference = compute_upsert(client, source_table, batch, strategy, write_mode)
+        return write_change(client, difference, read_scope(batch.keys, source_table), source_table, target, write_mode)
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
@@ -181,19 +181,22 @@ def delete(
     check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id, file_keys=file_keys)
     batches = None if keys is None else list(to_batches(keys))
 
-    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+    def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
         if batches is None:
-            scope = bind_filter(where, opened)
-            difference = _build_deletion(_locate_matching(client, opened, scope))
+            scope = bind_filter(where, source_table)
+            difference = _build_deletion(_locate_matching(client, source_table, scope))
         elif not batches:
             return NOTHING
         else:
-            batch = extract_keys(batches, opened.schema, key)
+            batch = extract_keys(batches, source_table.schema, key)
             if strategy == EQUALITY:
-                return write_equality_upsert(batch, opened, target, deletes=True)
-            check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
-            scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
-        return write_change(client, difference, scope, opened, target, choose_mode(mode, target, deletes=True))
+                return write_equality_upsert(batch, source_table, target, deletes=True)
+            check_unchanged(client, source_table, batch.keys, read_snapshot_id, strategy)
+            scope, difference = (
+                read_scope(batch.keys, source_table),
+                compute_delete(client, source_table, batch, strategy),
+            )
+        return write_change(client, difference, scope, source_table, target, choose_mode(mode, target, deletes=True))
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
@@ -246,14 +249,14 @@ def check_arguments(
         raise ValueError(f"strategy is {strategy!r}; it must be {', '.join(STRATEGIES)} or {EQUALITY}")
 
 
-def choose_mode(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
+def choose_mode(requested_mode: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
     """Return the requested mode, or the mode in the table's properties if no mode is requested.
 
     Raises:
         Unwritable: The table's mode is unknown.
     """
     properties = _DELETE_MODES if deletes else _UPSERT_MODES
-    mode = requested or next(
+    mode = requested_mode or next(
         (target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE
     )
     if mode.lower() not in MODES:
@@ -296,86 +299,94 @@ class RowDifference:
         return with_lineage(target) if self.tracked else target
 
 
-def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
+def read_scope(keys: BatchKeys, source_table: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
     Args:
         parts: The number of filters in the commit. The length of each filter is limited accordingly.
     """
-    specs = opened.metadata.partition_specs
+    specs = source_table.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
-def compute_delete(client: SeamarkClient, opened: OpenTable, batch: KeyedBatch, strategy: str | None) -> RowDifference:
+def compute_delete(
+    client: SeamarkClient, source_table: OpenTable, batch: KeyedBatch, strategy: str | None
+) -> RowDifference:
     """Return the difference that deletes the rows with the keys of the batch."""
-    return _build_deletion(locate(client, opened, batch.keys, strategy))
+    return _build_deletion(locate(client, source_table, batch.keys, strategy))
 
 
-def _build_deletion(located: LocatedKeys) -> RowDifference:
-    return RowDifference(located, (), Report(deleted=_count_rows(located.files), files_read=len(located.read)))
+def _build_deletion(located_keys: LocatedKeys) -> RowDifference:
+    return RowDifference(
+        located_keys, (), Report(deleted=_count_rows(located_keys.files), files_read=len(located_keys.read))
+    )
 
 
 def _count_rows(files: Iterable[MatchedRows]) -> int:
     return sum(len(rows.positions) for rows in files)
 
 
-def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
+def _locate_matching(client: SeamarkClient, source_table: OpenTable, where: Expression) -> LocatedKeys:
     """Locate the rows for which a predicate is true."""
-    reader = TaskReader(plan_read(opened, (), where, positions=True), opened.storage, keys=opened.keys)
-    files, read = [], set()
-    for task in plan(client, opened, where):
-        read.add(task.path)
+    reader = TaskReader(
+        plan_read(source_table, (), where, positions=True), source_table.storage, keys=source_table.keys
+    )
+    files, read_paths = [], set()
+    for task in plan(client, source_table, where):
+        read_paths.add(task.path)
         positions = [batch.column(0).to_numpy() for batch in reader.read(task)]
         if positions:
             all_positions = np.concatenate(positions)
             files.append(MatchedRows(task, all_positions, np.zeros(len(all_positions), dtype=np.int64)))
-    return LocatedKeys(tuple(files), frozenset(read))
+    return LocatedKeys(tuple(files), frozenset(read_paths))
 
 
 def compute_upsert(
-    client: SeamarkClient, opened: OpenTable, batch: KeyedBatch, strategy: str | None, mode: str
+    client: SeamarkClient, source_table: OpenTable, batch: KeyedBatch, strategy: str | None, mode: str
 ) -> RowDifference:
     """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
     If the mode is copy-on-write, or columns of the stored rows are read, new rows have the row ids of the rows that
     they replace, in a column `_row_id`. Otherwise, or if the table itself has a column `_row_id`, they get new row ids.
     """
-    located = locate(client, opened, batch.keys, strategy)
+    located_keys = locate(client, source_table, batch.keys, strategy)
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
-    for rows in located.files:
+    for rows in located_keys.files:
         stored_keys[rows.keys] = True
     given_names = batch.rows.column_names
     stored_names = (
-        [field.name for field in opened.schema.fields if field.name not in given_names] if batch.partial else []
+        [field.name for field in source_table.schema.fields if field.name not in given_names] if batch.partial else []
     )
     names = [*stored_names, *([batch.precombine.name] if batch.precombine is not None else [])]
-    tracked = has_lineage(opened.metadata) and (mode == COPY_ON_WRITE or bool(names))
-    tracked = tracked and not any(field.name in NAMES for field in opened.schema.fields)
-    names = [*names, ROW_ID_NAME] if tracked else names
-    applied, read, new = np.ones(len(stored_keys), dtype=np.bool_), located.read, batch.rows
-    more, numbered = [], False
-    if names and located.files:
-        stored = _Stored.of(opened, located.files, names, batch.precombine)
-        read |= {rows.task.path for rows in located.files}
-        applied = ~stored.find_later_rows(batch)
-        if numbered := tracked and bool(applied[stored.keys].any()):
-            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.list_row_ids(len(stored_keys))))
+    has_row_ids = has_lineage(source_table.metadata) and (mode == COPY_ON_WRITE or bool(names))
+    has_row_ids = has_row_ids and not any(field.name in NAMES for field in source_table.schema.fields)
+    names = [*names, ROW_ID_NAME] if has_row_ids else names
+    is_applied, read_paths, new = np.ones(len(stored_keys), dtype=np.bool_), located_keys.read, batch.rows
+    other_rows, has_numbers = [], False
+    if names and located_keys.files:
+        stored_rows = _Stored.of(source_table, located_keys.files, names, batch.precombine)
+        read_paths |= {rows.task.path for rows in located_keys.files}
+        is_applied = ~stored_rows.find_later_rows(batch)
+        if has_numbers := has_row_ids and bool(is_applied[stored_rows.keys].any()):
+            batch = replace(
+                batch, rows=batch.rows.append_column(ROW_ID_NAME, stored_rows.list_row_ids(len(stored_keys)))
+            )
             new = batch.rows
         if stored_names:
-            more = [stored.complete(batch, applied, stored_names)]
+            other_rows = [stored_rows.complete(batch, is_applied, stored_names)]
             new = new.filter(pa.array(~stored_keys))
-    if not more:
-        new = new.filter(pa.array(applied))
-    files = tuple(chosen for rows in located.files if len((chosen := rows.select(applied)).positions))
-    updated = int(np.count_nonzero(applied & stored_keys))
+    if not other_rows:
+        new = new.filter(pa.array(is_applied))
+    files = tuple(chosen_rows for rows in located_keys.files if len((chosen_rows := rows.select(is_applied)).positions))
+    updated_count = int(np.count_nonzero(is_applied & stored_keys))
     report = Report(
         inserted=int(np.count_nonzero(~stored_keys)),
-        updated=updated,
-        deleted=_count_rows(files) - updated,
-        stale=int(np.count_nonzero(~applied)),
-        files_read=len(read),
+        updated=updated_count,
+        deleted=_count_rows(files) - updated_count,
+        stale=int(np.count_nonzero(~is_applied)),
+        files_read=len(read_paths),
     )
-    return RowDifference(LocatedKeys(files, read), (new, *more), report, numbered)
+    return RowDifference(LocatedKeys(files, read_paths), (new, *other_rows), report, has_numbers)
 
 
 @dataclass(frozen=True)
@@ -388,16 +399,20 @@ class _Stored:
     """The precombine column, which decides which of several rows with the same key is the latest, or None."""
 
     @staticmethod
-    def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
-        read_plan = plan_read(opened, names, TRUE)
+    def of(
+        source_table: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], precombine_field: Field | None
+    ) -> _Stored:
+        read_plan = plan_read(source_table, names, TRUE)
         batches, keys = [], []
-        read = read_chosen(read_plan, opened.storage, [(rows.task, rows.positions) for rows in files], opened.keys)
-        for rows, stored in zip(files, read, strict=True):
-            if sum(batch.num_rows for batch in stored) != len(rows.positions):
+        batches_by_file = read_chosen(
+            read_plan, source_table.storage, [(rows.task, rows.positions) for rows in files], source_table.keys
+        )
+        for rows, file_batches in zip(files, batches_by_file, strict=True):
+            if sum(batch.num_rows for batch in file_batches) != len(rows.positions):
                 raise Unreadable(rows.task.path, "the file does not have all rows that an index has located in it")
-            batches.extend(stored)
+            batches.extend(file_batches)
             keys.append(rows.keys)
-        return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
+        return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), precombine_field)
 
     def find_later_rows(self, batch: KeyedBatch) -> Mask:
         """Return for each key whether a stored row is later than the new row, as bool[keys]."""
@@ -417,12 +432,12 @@ class _Stored:
         Args:
             wins: Whether the new row of each key is used, as bool[keys].
         """
-        chosen = self._latest[wins[self.keys[self._latest]]]
-        completed = batch.rows.take(pa.array(self.keys[chosen]))
-        stored = self.rows.select(list(names)).take(pa.array(chosen))
+        stored_indexes = self._latest[wins[self.keys[self._latest]]]
+        complete_rows = batch.rows.take(pa.array(self.keys[stored_indexes]))
+        stored_columns = self.rows.select(list(names)).take(pa.array(stored_indexes))
         for name in names:
-            completed = completed.append_column(stored.field(name), stored[name])
-        return completed
+            complete_rows = complete_rows.append_column(stored_columns.field(name), stored_columns[name])
+        return complete_rows
 
     def list_row_ids(self, count: int) -> pa.ChunkedArray:
         """Return the row id of the latest stored row of each key, as int64[count keys].
@@ -447,7 +462,7 @@ def write_change(
     client: SeamarkClient,
     difference: RowDifference,
     scope: Expression,
-    opened: OpenTable,
+    source_table: OpenTable,
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
@@ -458,22 +473,22 @@ def write_change(
     """
     files = difference.located.files
     if mode == COPY_ON_WRITE:
-        rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target
-        protection = _choose_protection(client, opened, difference, rewritten)
-        data = rewrite_files(opened, target, files, difference.iter_rows(), protection)
+        rewritten = with_lineage(target) if files and has_lineage(source_table.metadata) else target
+        protection = _choose_protection(client, source_table, difference, rewritten)
+        data = rewrite_files(source_table, target, files, difference.iter_rows(), protection)
         paths = [rows.task.path for rows in files]
-        read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
-        report = replace(difference.report, files_read=len(read))
+        read_paths = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
+        report = replace(difference.report, files_read=len(read_paths))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
-    protection = _choose_protection(client, opened, difference, difference.find_rows_target(target))
-    deletes = delete_by_position(opened, target, files)
+    protection = _choose_protection(client, source_table, difference, difference.find_rows_target(target))
+    deletes = delete_by_position(source_table, target, files)
     with discard_on_error([deletes], target.storage):
         data = difference.write(target, protection)
     return RowChange(scope, difference.report, data, deletes)
 
 
 def _choose_protection(
-    client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
+    client: SeamarkClient, source_table: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
     """Return the encryption of the files with new rows.
 
@@ -484,13 +499,13 @@ def _choose_protection(
         Unwritable: The files are encrypted in different ways.
         Unreadable: A file cannot be read.
     """
-    if opened.keys is None or not difference.new:
+    if source_table.keys is None or not difference.new:
         return None
     tasks = [rows.task for rows in difference.located.files] or list(
-        islice(plan(client, opened), _PROTECTION_SAMPLE_FILES)
+        islice(plan(client, source_table), _PROTECTION_SAMPLE_FILES)
     )
     protections = [
-        protection for protection, _ in divide_by_protection(tasks, target, opened.keys) if protection is not None
+        protection for protection, _ in divide_by_protection(tasks, target, source_table.keys) if protection is not None
     ]
     if len(protections) > 1:
         raise Unwritable(
@@ -500,9 +515,9 @@ def _choose_protection(
     return protections[0] if protections else None
 
 
-def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
+def delete_by_position(source_table: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
     """Delete these rows by position (merge-on-read). Remove a file without remaining rows."""
-    deleted = [
+    deleted_rows = [
         DeletedRows(
             rows.task.path,
             rows.task.spec_id,
@@ -513,4 +528,8 @@ def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[M
         )
         for rows in files
     ]
-    return write_deletes(target, deleted, Deletes(opened.storage, opened.metadata)) if deleted else WrittenDeletes()
+    return (
+        write_deletes(target, deleted_rows, Deletes(source_table.storage, source_table.metadata))
+        if deleted_rows
+        else WrittenDeletes()
+    )

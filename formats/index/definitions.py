@@ -106,8 +106,8 @@ class IndexDefinition:
     def column_ids(self) -> tuple[int, ...]:
         """The field ids of the columns that the index reads: first those of the terms, then those of the measures."""
         ids = [term.column_id for term in self.terms]
-        measured = (column.column_id for measure in self.measures for column in list_columns(measure.operand))
-        return (*ids, *(column_id for column_id in dict.fromkeys(measured) if column_id not in ids))
+        measured_ids = (column.column_id for measure in self.measures for column in list_columns(measure.operand))
+        return (*ids, *(column_id for column_id in dict.fromkeys(measured_ids) if column_id not in ids))
 
     @property
     def dimension_tables(self) -> frozenset[tuple[str, ...]]:
@@ -183,11 +183,11 @@ class Definitions:
     @property
     def enabled(self) -> tuple[IndexDefinition, ...]:
         """The indexes that are built and that plans use. Of several with the same id, only the first is included."""
-        enabled: dict[str, IndexDefinition] = {}
+        definitions_by_id: dict[str, IndexDefinition] = {}
         for definition in self.by_name.values():
             if definition.enabled:
-                enabled.setdefault(definition.id, definition)
-        return tuple(enabled.values())
+                definitions_by_id.setdefault(definition.id, definition)
+        return tuple(definitions_by_id.values())
 
 
 _NONE = Definitions({}, {})
@@ -312,11 +312,11 @@ def define_index(
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
     terms = [column if isinstance(column, Term) else resolve_term(column, schema) for column in columns]
-    parsed = [
+    parsed_measures = [
         measure if isinstance(measure, Measure) else parse_measure(measure, schema)
         for measure in measures[: MEASURES_MAX + 1]
     ]
-    return _build_definition(name, kind, terms, parameters or {}, state, parsed)
+    return _build_definition(name, kind, terms, parameters or {}, state, parsed_measures)
 
 
 def check_name(name: str) -> str:
@@ -336,14 +336,14 @@ def check_name(name: str) -> str:
 
 
 def parse_definition(
-    definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = ""
+    definition_id: str, schema: Schema, older_schemas: Iterable[Schema] = (), *, name: str = ""
 ) -> IndexDefinition:
     """Parse the id of a definition, which an index file contains.
 
     Raises:
         BadRequest: The id is not a definition for this table.
     """
-    content, schemas = _parse_object(definition_id), tuple(older)
+    content, schemas = _parse_object(definition_id), tuple(older_schemas)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
@@ -351,8 +351,8 @@ def parse_definition(
     content.pop(_MEASURED_TYPES, None)  # The types are not parsed, but compared with the rest of the id below.
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms; each term has a field-id, a transform and keys")
-    resolved = [resolve_term_by_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
-    definition = _build_definition(name, kind, resolved, content, ENABLED, measures)
+    resolved_terms = [resolve_term_by_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
+    definition = _build_definition(name, kind, resolved_terms, content, ENABLED, measures)
     if mapping is not None:
         try:
             definition = replace(definition, mapping=parse_name_mapping(msgspec.json.encode(mapping).decode()))
@@ -449,9 +449,9 @@ def _check_parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> d
     parameter_names = [parameter.name for parameter in kind.parameters]
     unknown = sorted(str(name) for name in values if name not in parameter_names)
     if unknown:
-        accepted = ", ".join(parameter_names) or "no parameters"
+        accepted_names = ", ".join(parameter_names) or "no parameters"
         raise BadRequest(
-            f"A {kind.name} index accepts {accepted} in addition to its columns, not {_show_value(unknown[0])}"
+            f"A {kind.name} index accepts {accepted_names} in addition to its columns, not {_show_value(unknown[0])}"
         )
     return {
         parameter.name: _check_number(parameter, values.get(parameter.name, parameter.default))

@@ -96,12 +96,12 @@ class FilesTable:
         raw = [path.encode() for path in paths]
         lengths = np.array([len(path) for path in raw], dtype="<u4")
         heap = lengths.tobytes() + b"".join(raw)
-        stored = memoryview(pa.Codec("zstd").compress(heap, asbytes=True))
+        compressed_paths = memoryview(pa.Codec("zstd").compress(heap, asbytes=True))
         table = FilesTable(
             np.ascontiguousarray(ids, dtype="<u8").reshape(-1, 2),
             np.ascontiguousarray(records, dtype="<u8"),
             np.ascontiguousarray(sizes, dtype="<u8"),
-            stored,
+            compressed_paths,
             len(heap),
             "a new index file",
         )
@@ -145,11 +145,11 @@ class FilesTable:
             parts: The tables, each with the files to keep as bool[n].
         """
         rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
-        none = np.empty(0, dtype="<u8")
+        no_ends = np.empty(0, dtype="<u8")
         return FilesTable.of(
-            np.concatenate([none.reshape(0, 2), *(table.ids[rows] for table, rows in rows_of_tables)]),
-            np.concatenate([none, *(table.records[rows] for table, rows in rows_of_tables)]),
-            np.concatenate([none, *(table.sizes[rows] for table, rows in rows_of_tables)]),
+            np.concatenate([no_ends.reshape(0, 2), *(table.ids[rows] for table, rows in rows_of_tables)]),
+            np.concatenate([no_ends, *(table.records[rows] for table, rows in rows_of_tables)]),
+            np.concatenate([no_ends, *(table.sizes[rows] for table, rows in rows_of_tables)]),
             [table.paths[number] for table, rows in rows_of_tables for number in rows.tolist()],
         )
 
@@ -184,12 +184,12 @@ class FilesTable:
         ends = _HEAD_BYTES + 32 * files
         if ends + stored_bytes > len(data) or paths_bytes > PATHS_LIMIT_BYTES:
             raise Corrupt(f"{location}: a files table of {files} files does not fit into {len(data)} bytes")
-        stored = data[ends : ends + stored_bytes]
-        if isal_zlib.crc32(data[_HEAD_BYTES:ends]) != arrays_sum or isal_zlib.crc32(stored) != paths_sum:
+        compressed_paths = data[ends : ends + stored_bytes]
+        if isal_zlib.crc32(data[_HEAD_BYTES:ends]) != arrays_sum or isal_zlib.crc32(compressed_paths) != paths_sum:
             raise Corrupt(f"{location}: the files table does not match its checksum")
         words = np.frombuffer(data[_HEAD_BYTES:ends], dtype="<u8")
         ids, records, sizes = words[: 2 * files].reshape(-1, 2), words[2 * files : 3 * files], words[3 * files :]
-        table = FilesTable(ids, records, sizes, stored, paths_bytes, location)
+        table = FilesTable(ids, records, sizes, compressed_paths, paths_bytes, location)
         if table.rows != rows:
             raise Corrupt(f"{location}: the files table has {table.rows} rows instead of {rows}")
         return table

@@ -161,9 +161,9 @@ class PackedColumn:
 
     __slots__ = ("_memory", "packed", "rows")
 
-    def __init__(self, memory: Bytes, packed: Packed, rows: int) -> None:
+    def __init__(self, memory: Bytes, packed_values: Packed, rows: int) -> None:
         self._memory = memory
-        self.packed = packed
+        self.packed = packed_values
         self.rows = rows
 
     def read_array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
@@ -179,12 +179,12 @@ class PackedColumn:
 
     def read_longs(self) -> Longs:
         """Return the integers, widened to int64[rows]. Absent values are MISSING."""
-        packed = self.packed
-        if packed.width == 0:
-            return np.full(self.rows, packed.base, dtype=np.int64)
-        codes = self.read_array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
-        values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
-        if packed.presence != NONE:
+        packed_values = self.packed
+        if packed_values.width == 0:
+            return np.full(self.rows, packed_values.base, dtype=np.int64)
+        codes = self.read_array(packed_values.codes, f"<u{packed_values.width}", self.rows).astype(np.uint64)
+        values = (codes + np.uint64(packed_values.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
+        if packed_values.presence != NONE:
             values[~self.present()] = MISSING
         return values
 
@@ -194,51 +194,55 @@ class PackedColumn:
 
     def read_key(self, row: int) -> int | float | bytes | None:
         """Return the value of a row in the form of `encode_key`, or None if it is absent."""
-        packed = self.packed
-        if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
+        packed_values = self.packed
+        if packed_values.presence != NONE and not self._memory[packed_values.presence + row // 8] >> (row % 8) & 1:
             return None
-        if packed.form == Form.STRINGS:
+        if packed_values.form == Form.STRINGS:
             return self._read_string(row)
-        if packed.width == 0:
-            return packed.base
-        if packed.form == Form.FLOATS:
-            return float(self.read_array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
-        code = int.from_bytes(self._read_bytes(packed.codes + row * packed.width, packed.width), "little")
-        return packed.base + code
+        if packed_values.width == 0:
+            return packed_values.base
+        if packed_values.form == Form.FLOATS:
+            return float(
+                self.read_array(packed_values.codes + row * packed_values.width, f"<f{packed_values.width}", 1)[0]
+            )
+        code = int.from_bytes(
+            self._read_bytes(packed_values.codes + row * packed_values.width, packed_values.width), "little"
+        )
+        return packed_values.base + code
 
     def may_have_dots(self) -> bool:
         """Return whether a string may contain two consecutive dots. If the result is False, no string does.
 
         This is cheaper than reading every value.
         """
-        packed = self.packed
-        if packed.common.endswith(b".") or b".." in packed.common:
+        packed_values = self.packed
+        if packed_values.common.endswith(b".") or b".." in packed_values.common:
             return True
-        if packed.width == 0:
+        if packed_values.width == 0:
             return False
         heads = self._memory[
-            packed.codes : packed.codes + packed.width * self.rows
+            packed_values.codes : packed_values.codes + packed_values.width * self.rows
         ]  # The bytes of each number are reversed.
-        if b".." in heads.tobytes() or bool((heads[:: packed.width] == ord(".")).any()):
+        if b".." in heads.tobytes() or bool((heads[:: packed_values.width] == ord(".")).any()):
             return True
-        if packed.ends == NONE or not self.rows:
+        if packed_values.ends == NONE or not self.rows:
             return False
-        size = int(self.read_array(packed.ends, "<u4", self.rows)[-1])
-        return b".." in self._read_bytes(packed.tails, size)
+        size = int(self.read_array(packed_values.ends, "<u4", self.rows)[-1])
+        return b".." in self._read_bytes(packed_values.tails, size)
 
     def _read_bytes(self, offset: int, size: int) -> bytes:
         return self._memory[offset : offset + size].tobytes()
 
     def _read_string(self, row: int) -> bytes:
         """Return the string of a row, which is present."""
-        packed = self.packed
-        if packed.width == 0:
-            return packed.common
-        size = packed.lengths_width
-        length = int.from_bytes(self._read_bytes(packed.lengths + size * row, size), "little")
-        head = self._read_bytes(packed.codes + row * packed.width, packed.width)[::-1][:length]
-        if length <= packed.width:
-            return packed.common + head
-        end = int.from_bytes(self._read_bytes(packed.ends + 4 * row, 4), "little")
-        size = length - packed.width
-        return packed.common + head + self._read_bytes(packed.tails + end - size, size)
+        packed_values = self.packed
+        if packed_values.width == 0:
+            return packed_values.common
+        size = packed_values.lengths_width
+        length = int.from_bytes(self._read_bytes(packed_values.lengths + size * row, size), "little")
+        head = self._read_bytes(packed_values.codes + row * packed_values.width, packed_values.width)[::-1][:length]
+        if length <= packed_values.width:
+            return packed_values.common + head
+        end = int.from_bytes(self._read_bytes(packed_values.ends + 4 * row, 4), "little")
+        size = length - packed_values.width
+        return packed_values.common + head + self._read_bytes(packed_values.tails + end - size, size)

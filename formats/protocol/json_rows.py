@@ -89,7 +89,7 @@ def convert_to_json(value: Any) -> Any:
         case bytes():
             return base64.b64encode(value).decode()
         case Mapping():
-            return {str(name): convert_to_json(one) for name, one in value.items()}
+            return {str(name): convert_to_json(child) for name, child in value.items()}
         case list():
             return [convert_to_json(item) for item in value]
         case tuple():  # The value is an entry of a map: a pair of key and value.

@@ -128,8 +128,8 @@ def fold_name(name: str) -> str:
     """
     name = name.strip()
     parts = range(0, len(name), _FOLDED_CHARACTERS)
-    folded = "".join(unicodedata.normalize("NFKC", name[at : at + _FOLDED_CHARACTERS]) for at in parts)
-    return folded.strip().casefold()
+    folded_name = "".join(unicodedata.normalize("NFKC", name[start : start + _FOLDED_CHARACTERS]) for start in parts)
+    return folded_name.strip().casefold()
 
 
 def fold_path(path: str) -> str:
@@ -183,10 +183,11 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
     for level in path:
         check_name(level, "namespace level")
     if sum(map(len, path)) + len(path) > _SHORT:
-        encoded = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
-        if encoded > PATH_CHARACTERS_MAX:
+        encoded_characters = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
+        if encoded_characters > PATH_CHARACTERS_MAX:
             raise BadRequest(
-                f"The namespace has {encoded:,} characters in a URL; the limit is {PATH_CHARACTERS_MAX:,}, because "
+                f"The namespace has {encoded_characters:,} characters in a URL; "
+                f"the limit is {PATH_CHARACTERS_MAX:,}, because "
                 "servers and proxies refuse longer URLs"
             )
     return path

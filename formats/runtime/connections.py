@@ -97,9 +97,9 @@ def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int
     if limit:
         return limit
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
-    limit = max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, free // (2 * files_each)))
-    if free < minimum:
+    available = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
+    limit = max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, available // (2 * files_each)))
+    if available < minimum:
         _log.warning(
             "this process may open only a few files: raise the limit (ulimit -n)", files=files, connections=limit
         )
@@ -126,8 +126,8 @@ class Connection(RequestHandler):
         "_handshake",
         "_header_bytes",
         "_header_timer",
+        "_is_leaving",
         "_last_body",
-        "_leaving",
         "_send_timer",
         "address",
         "admitted",
@@ -145,7 +145,7 @@ class Connection(RequestHandler):
         self._handshake = handshake
         self.address = ""
         self.admitted = False
-        self._leaving = False
+        self._is_leaving = False
         self._guard = guard
         self._header_bytes = 0
         # The body of the last request whose header was parsed. While it is incomplete, the next bytes are not a header.
@@ -167,10 +167,10 @@ class Connection(RequestHandler):
             self._handshake = None
         if not self._guard.admit(self):
             self._force_close = True
-            opened = cast(asyncio.Transport, transport)
+            socket_transport = cast(asyncio.Transport, transport)
             if not self._guard.is_shut:
-                opened.write(self._guard.crowded)
-            opened.close()
+                socket_transport.write(self._guard.crowded)
+            socket_transport.close()
             return
         self.admitted = True
         super().connection_made(transport)
@@ -193,11 +193,11 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes to the parser, and check the limits of the header."""
-        if self._leaving:
+        if self._is_leaving:
             return
-        before, last = self._request_count, self._last_body
+        previous_count, previous_body = self._request_count, self._last_body
         in_header = bool(data) and (
-            last is None or last.is_eof()
+            previous_body is None or previous_body.is_eof()
         )  # The base class also calls this without data, for each request.
         try:
             super().data_received(data)
@@ -205,7 +205,7 @@ class Connection(RequestHandler):
             self._guard.count_unreadable(self, error)
             self.force_close()
             return
-        if self._request_count != before:
+        if self._request_count != previous_count:
             self._header_bytes = 0
             self._last_body = self._messages[-1][1]
             if self._header_timer is not None:
@@ -238,12 +238,12 @@ class Connection(RequestHandler):
 
     def leave_unread(self) -> None:
         """Stop reading the body, and do not discard the rest. The client has a short time to read the answer."""
-        self._leaving = True
+        self._is_leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
 
     def _resume_transport_reading(self) -> None:
-        if not self._leaving:
+        if not self._is_leaving:
             super()._resume_transport_reading()
 
     def handle_error(
@@ -289,7 +289,7 @@ class Connection(RequestHandler):
 
         If a connection is closed with unread input, the client does not receive the answer.
         """
-        self._leaving = True
+        self._is_leaving = True
         self._refuse("header too large", self._guard.too_large)
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -308,13 +308,13 @@ class Connection(RequestHandler):
     def _count_buffered_bytes(self) -> int:
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
-    def _check_sent(self, before: int) -> None:
+    def _check_sent(self, previous_bytes: int) -> None:
         """Abort the connection if the client has not read any part of the answer.
 
         A slow client is not interrupted, because a large answer may need several times the limit.
         """
         self._send_timer = None
-        if self._count_buffered_bytes() <= before - _PROGRESS_BYTES:
+        if self._count_buffered_bytes() <= previous_bytes - _PROGRESS_BYTES:
             self._await_client()
             return
         self._guard.note("answer not read", self.address)
@@ -333,7 +333,7 @@ class Handshake(SSLProtocol):
 
     def __init__(self, guard: Connections, tls: ssl.SSLContext) -> None:
         self._guard = guard
-        self._raw: asyncio.Transport | None = None
+        self._raw_transport: asyncio.Transport | None = None
         self.address = ""
         super().__init__(
             asyncio.get_running_loop(),
@@ -346,21 +346,21 @@ class Handshake(SSLProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.address = _get_address(transport)
-        opened = cast(asyncio.Transport, transport)
+        socket_transport = cast(asyncio.Transport, transport)
         if not self._guard.admit(self):
-            opened.abort()
+            socket_transport.abort()
             return
-        self._raw = opened
-        super().connection_made(opened)
+        self._raw_transport = socket_transport
+        super().connection_made(socket_transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._guard.release(self)
-        if self._raw is not None:
+        if self._raw_transport is not None:
             super().connection_lost(exc)
 
     def force_close(self) -> None:
-        if self._raw is not None:
-            self._raw.abort()
+        if self._raw_transport is not None:
+            self._raw_transport.abort()
 
 
 class Connections(web.Server):
@@ -379,12 +379,12 @@ class Connections(web.Server):
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
 
         async def refuse() -> web.StreamResponse:
-            refused = answers.respond(
+            answer = answers.respond(
                 417, EXPECTATION_FAILED, "The header Expect can only be 100-continue (RFC 9110, 10.1.1)"
             )
-            refused.force_close()  # The client may never send the body.
-            refused.headers["Server"] = "seamark"
-            return refused
+            answer.force_close()  # The client may never send the body.
+            answer.headers["Server"] = "seamark"
+            return answer
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             # Otherwise aiohttp would answer this before any handler and middleware. Its answer contains its version,
@@ -480,12 +480,12 @@ class Connections(web.Server):
     def note(self, event: str, address: str, **fields: Any) -> None:
         """Log an event, at most once per interval. The field `more` is the number of events since the last entry."""
         now_s = self._loop.time()
-        last_s, more = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
+        last_s, skipped_count = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
         if now_s - last_s < _NOTICE_INTERVAL_S:
-            self._notices[event] = (last_s, more + 1)
+            self._notices[event] = (last_s, skipped_count + 1)
             return
         self._notices[event] = (now_s, 0)
-        _log.warning(event, address=address, more=more, connections=len(self._open), **fields)
+        _log.warning(event, address=address, more=skipped_count, connections=len(self._open), **fields)
 
     def check_invariants(self) -> None:
         assert sum(self._addresses.values()) == len(self._open) <= self.limits.connections
@@ -530,10 +530,12 @@ class Connections(web.Server):
                     for connection in self._open
                     if address in (None, connection.address) and (since := connection.idle_since) is not None
                 ]
-                self._idle[address] = deque((since, found) for since, _, found in nsmallest(_IDLE_CACHE_SIZE, idle))
-            cached = self._idle.get(address, deque())
-            while cached:
-                since, connection = cached.popleft()
+                self._idle[address] = deque(
+                    (since, idle_connection) for since, _, idle_connection in nsmallest(_IDLE_CACHE_SIZE, idle)
+                )
+            idle_connections = self._idle.get(address, deque())
+            while idle_connections:
+                since, connection = idle_connections.popleft()
                 if connection in self._open and connection.idle_since == since:
                     return connection
         return None

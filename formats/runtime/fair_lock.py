@@ -31,16 +31,16 @@ class FairLock:
 
     def __init__(self) -> None:
         self._all = asyncio.Lock()
-        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks_by_holder: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def hold(self, holder: str) -> AsyncIterator[None]:
         """Hold the lock for `holder` while the context is active."""
-        holder_lock = self._own.setdefault(holder, asyncio.Lock())
+        holder_lock = self._locks_by_holder.setdefault(holder, asyncio.Lock())
         async with holder_lock, self._all:
             yield
 
-    async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
+    async def run(self, holder: str, work: Callable[[], T], *, group: str | None = None) -> T:
         """Run `work` in a thread, and return its result.
 
         The lock is held until the thread ends, even if the caller is cancelled earlier. A thread cannot be stopped, and
@@ -49,26 +49,26 @@ class FairLock:
         Args:
             holder: The client.
             work: The work.
-            within: A group of holders, such as all holders of an address. A group has only one place in the queue too.
+            group: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """
-        names = dict.fromkeys((holder,) if within is None else (holder, within))
-        slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
-        acquired = []
+        names = dict.fromkeys((holder,) if group is None else (holder, group))
+        slots = [*(self._locks_by_holder.setdefault(name, asyncio.Lock()) for name in names), self._all]
+        acquired_slots = []
         try:
             for slot in slots:
                 await slot.acquire()
-                acquired.append(slot)
+                acquired_slots.append(slot)
         except BaseException:
-            _release_slots(acquired)
+            _release_slots(acquired_slots)
             raise
-        running = asyncio.ensure_future(_in_thread(work))
-        running.add_done_callback(lambda _: _release_slots(acquired))
-        return await asyncio.shield(running)
+        task = asyncio.ensure_future(_in_thread(work))
+        task.add_done_callback(lambda _: _release_slots(acquired_slots))
+        return await asyncio.shield(task)
 
     @property
     def is_free(self) -> bool:
         """Whether no work runs or waits. Only tests use this property."""
-        return not self._all.locked() and not any(own.locked() for own in self._own.values())
+        return not self._all.locked() and not any(slot.locked() for slot in self._locks_by_holder.values())
 
 
 def free_later(*collections: Collection[object]) -> None:
@@ -77,10 +77,10 @@ def free_later(*collections: Collection[object]) -> None:
     For hundreds of thousands of objects, this takes a tenth of a second, in which the event loop could not serve
     clients. The thread begins after the present step of the event loop, in which the caller removes its own references.
     """
-    large = [collection for collection in collections if len(collection) > FREED_IN_LOOP_MAX]
-    if large:
+    large_collections = [collection for collection in collections if len(collection) > FREED_IN_LOOP_MAX]
+    if large_collections:
         loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: loop.run_in_executor(None, _drop_contents, large))
+        loop.call_soon(lambda: loop.run_in_executor(None, _drop_contents, large_collections))
 
 
 def _drop_contents(collections: list[Collection[object]]) -> None:

@@ -59,7 +59,7 @@ def make_lazy_getattr(
         names: The names that each module offers, by module.
         extra: The extra of the Python package that installs the libraries of these modules.
     """
-    modules = {name: module for module, exported in names.items() for name in exported}
+    modules = {name: module for module, module_names in names.items() for name in module_names}
 
     def get(name: str) -> object:
         if name not in modules:

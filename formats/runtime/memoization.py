@@ -23,18 +23,22 @@ def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     """
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
-        cached = lru_cache(entries)(function)
+        cached_function = lru_cache(entries)(function)
 
         # Use special functions for one and two texts. A plan makes about twenty of these calls, and adding up the
         # lengths of any number of texts would cost more than the lookup.
         def of_one(text: Any) -> _R:
-            return cached(text) if len(text) <= CHARACTERS_MAX else function(text)
+            return cached_function(text) if len(text) <= CHARACTERS_MAX else function(text)
 
         def of_two(first: Any, second: Any) -> _R:
-            return cached(first, second) if len(first) + len(second) <= CHARACTERS_MAX else function(first, second)
+            return (
+                cached_function(first, second)
+                if len(first) + len(second) <= CHARACTERS_MAX
+                else function(first, second)
+            )
 
         def of_any(*texts: Any) -> _R:
-            return cached(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
+            return cached_function(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
 
         parameters = signature(function).parameters.values()
         is_fixed = all(parameter.default is Parameter.empty for parameter in parameters)

@@ -42,7 +42,7 @@ class RevokedCertificates:
             end_ms = math.inf if end is None else end.timestamp() * 1000
             self._next_updates_ms[issuer] = max(end_ms, self._next_updates_ms.get(issuer, end_ms))
             numbers = self._numbers.setdefault(issuer, set())
-            numbers.update(revoked.serial_number for revoked in revocations)
+            numbers.update(revocation.serial_number for revocation in revocations)
 
     def includes(self, certificate: bytes) -> bool:
         """Return whether a certificate (DER) is revoked. A certificate that cannot be read counts as revoked."""
@@ -63,8 +63,8 @@ class RevokedCertificates:
 
 @lru_cache(maxsize=_CERTIFICATES_MAX)
 def _read_issuer_and_number(certificate: bytes) -> tuple[_FoldedName, int]:
-    parsed = x509.load_der_x509_certificate(certificate)
-    return _fold_name(parsed.issuer), parsed.serial_number
+    certificate_object = x509.load_der_x509_certificate(certificate)
+    return _fold_name(certificate_object.issuer), certificate_object.serial_number
 
 
 def _fold_name(name: x509.Name) -> _FoldedName:

@@ -95,46 +95,48 @@ class RootFolder:
         prefix = self.path if self.path == "/" else f"{self.path}/"
         return path[len(prefix) :] if path.startswith(prefix) else None
 
-    def open(self, below: str, flags: int, mode: int = 0o666) -> int:
+    def open(self, relative_path: str, flags: int, mode: int = 0o666) -> int:
         """Open a path, and return its descriptor, like os.open."""
-        _check_path(below)
+        _check_path(relative_path)
         if not has_openat2():
-            return self._open_each(below, flags, mode)
-        path = f"{self.real_path.rstrip('/')}/{below}" if below else self.real_path
+            return self._open_each(relative_path, flags, mode)
+        path = f"{self.real_path.rstrip('/')}/{relative_path}" if relative_path else self.real_path
         try:
             return _openat2(path, flags, mode)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        raise SymbolicLinkError(below, is_last=not flags & os.O_DIRECTORY and self._has_plain_parent(below))
+        raise SymbolicLinkError(
+            relative_path, is_last=not flags & os.O_DIRECTORY and self._has_plain_parent(relative_path)
+        )
 
-    def open_file(self, below: str) -> int:
+    def open_file(self, relative_path: str) -> int:
         """Open a file for reading, and return its descriptor.
 
         Raises:
             NotPlainFileError: The path is not a plain file.
         """
-        descriptor = self.open(below, READ_FLAGS)
+        descriptor = self.open(relative_path, READ_FLAGS)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise NotPlainFileError(below)
+            raise NotPlainFileError(relative_path)
         return descriptor
 
-    def open_folder(self, below: str) -> int:
+    def open_folder(self, relative_path: str) -> int:
         """Open a folder for reading and syncing, and return its descriptor.
 
         Raises:
             NotADirectoryError: The path is a file.
         """
-        return self.open(below, FOLDER_FLAGS)
+        return self.open(relative_path, FOLDER_FLAGS)
 
-    def is_file(self, below: str) -> bool:
+    def is_file(self, relative_path: str) -> bool:
         """Return whether the path is a plain file.
 
         If the last component is a symbolic link, the path is not a plain file.
         """
         try:
-            descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
+            descriptor = self.open(relative_path, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
             return False
         try:
@@ -143,26 +145,26 @@ class RootFolder:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def open_parent_folder(self, below: str) -> Iterator[tuple[int, str]]:
+    def open_parent_folder(self, relative_path: str) -> Iterator[tuple[int, str]]:
         """Open the folder of a path, and yield its descriptor and the name of the path in it.
 
         The descriptor is only for operations on names (O_PATH).
         """
-        folder, _, name = below.rpartition("/")
-        _check_path(below)
+        folder, _, name = relative_path.rpartition("/")
+        _check_path(relative_path)
         descriptor = self.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             yield descriptor, name
         finally:
             os.close(descriptor)
 
-    def make_folders(self, below: str) -> None:
+    def make_folders(self, relative_path: str) -> None:
         """Create a folder and the folders above it, if they are missing."""
         with contextlib.suppress(FileNotFoundError):
-            os.close(self.open(below, os.O_PATH | os.O_DIRECTORY))
+            os.close(self.open(relative_path, os.O_PATH | os.O_DIRECTORY))
             return
         os.makedirs(self.real_path, exist_ok=True)
-        names = below.split("/")
+        names = relative_path.split("/")
         for count in range(1, len(names) + 1):
             with (
                 contextlib.suppress(FileExistsError),
@@ -170,36 +172,36 @@ class RootFolder:
             ):
                 os.mkdir(name, dir_fd=folder)
 
-    def delete_file(self, below: str) -> None:
+    def delete_file(self, relative_path: str) -> None:
         """Delete a file or a symbolic link.
 
         Raises:
             FileNotFoundError: The path does not exist.
         """
-        with self.open_parent_folder(below) as (folder, name):
+        with self.open_parent_folder(relative_path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
-    def check_links(self, below: str) -> None:
+    def check_links(self, relative_path: str) -> None:
         """Check that the path contains no symbolic links. It may end before a missing folder.
 
         Raises:
             SymbolicLinkError: The path, or a folder above it, is a link.
         """
         try:
-            descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
+            descriptor = self.open(relative_path, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
             return  # The kernel would have reported a link above the file.
         try:
             if stat.S_ISLNK(os.fstat(descriptor).st_mode):
-                raise SymbolicLinkError(below, is_last=True)
+                raise SymbolicLinkError(relative_path, is_last=True)
         finally:
             os.close(descriptor)
 
-    def _open_each(self, below: str, flags: int, mode: int) -> int:
+    def _open_each(self, relative_path: str, flags: int, mode: int) -> int:
         """Return the descriptor that `open` returns, with a system call for each component."""
-        if not below:
+        if not relative_path:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
-        *folders, last = below.split("/")
+        *folders, last = relative_path.split("/")
         folder = os.open(self.real_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for name in folders:
@@ -207,20 +209,20 @@ class RootFolder:
                 os.close(parent)
         except SymbolicLinkError:
             os.close(folder)
-            raise SymbolicLinkError(below, is_last=False) from None
+            raise SymbolicLinkError(relative_path, is_last=False) from None
         except BaseException:
             os.close(folder)
             raise
         try:
             return open_child(folder, last, flags, mode)
         except SymbolicLinkError as error:
-            raise SymbolicLinkError(below, is_last=error.is_last) from None
+            raise SymbolicLinkError(relative_path, is_last=error.is_last) from None
         finally:
             os.close(folder)
 
-    def _has_plain_parent(self, below: str) -> bool:
+    def _has_plain_parent(self, relative_path: str) -> bool:
         with contextlib.suppress(OSError):
-            os.close(_openat2(os.path.dirname(f"{self.real_path}/{below}"), os.O_PATH | os.O_DIRECTORY, 0))
+            os.close(_openat2(os.path.dirname(f"{self.real_path}/{relative_path}"), os.O_PATH | os.O_DIRECTORY, 0))
             return True
         return False
 
@@ -250,12 +252,17 @@ def _is_link(folder: int, name: str) -> bool:
     return False
 
 
-def _check_path(below: str) -> None:
+def _check_path(relative_path: str) -> None:
     # Most paths have no dot after a slash, so this check needs only two searches.
-    if below.startswith((".", "/")) or "/." in below or "//" in below or below.endswith("/"):
-        parts = below.split("/")
+    if (
+        relative_path.startswith((".", "/"))
+        or "/." in relative_path
+        or "//" in relative_path
+        or relative_path.endswith("/")
+    ):
+        parts = relative_path.split("/")
         if "" in parts or "." in parts or ".." in parts:
-            raise ValueError(f"{below!r} has an empty component, '.' or '..'")
+            raise ValueError(f"{relative_path!r} has an empty component, '.' or '..'")
 
 
 @lru_cache(maxsize=1)
@@ -276,11 +283,11 @@ def _pack_open_how(flags: int, mode: int) -> bytes:
 
 
 def _openat2(path: str, flags: int, mode: int) -> int:
-    encoded = os.fsencode(path)
-    if b"\x00" in encoded:
+    path_bytes = os.fsencode(path)
+    if b"\x00" in path_bytes:
         raise ValueError("embedded null byte")
     while True:
-        descriptor: int = _libc.syscall(_OPENAT2, _AT_FDCWD, encoded, _pack_open_how(flags, mode), _HOW.size)
+        descriptor: int = _libc.syscall(_OPENAT2, _AT_FDCWD, path_bytes, _pack_open_how(flags, mode), _HOW.size)
         if descriptor >= 0:
             return descriptor
         number = ctypes.get_errno()

@@ -84,10 +84,10 @@ class Certificate:
         self._files = (certificate, key)
         self._client_authorities = client_authorities
         self._client_revocations = client_revocations
-        self._seen = self._read_state()
-        self._reload_requested = asyncio.Event()
-        self._revoked: revocations.RevokedCertificates | None = None
-        self._current, self._current_login, self._authorities, self._revoked = self._load()
+        self._file_state = self._read_state()
+        self._reload_event = asyncio.Event()
+        self._revoked_certificates: revocations.RevokedCertificates | None = None
+        self._current, self._current_login, self._authorities, self._revoked_certificates = self._load()
         self._leaves = [_read_leaf(certificate)]
         """The previous certificate, and then the certificate for new connections."""
         self.context = _make_server_context(certificate, key)
@@ -109,8 +109,8 @@ class Certificate:
         if self._client_authorities is None:
             return context, None, frozenset(), None
         login_context = _make_login_context(*self._files, self._client_authorities, self._client_revocations)
-        revoked = None if self._client_revocations is None else _read_revoked(self._client_revocations)
-        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True)), revoked
+        revoked_certificates = None if self._client_revocations is None else _read_revoked(self._client_revocations)
+        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True)), revoked_certificates
 
     def _present_certificate(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
@@ -139,10 +139,10 @@ class Certificate:
             raise Unauthenticated(
                 "The server no longer trusts the authority of the client's certificate; renew the certificate"
             )
-        if self._revoked is not None:
-            if self._revoked.includes(client.leaf):
+        if self._revoked_certificates is not None:
+            if self._revoked_certificates.includes(client.leaf):
                 raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
-            if not self._revoked.is_covered(client.leaf, now_ms):
+            if not self._revoked_certificates.is_covered(client.leaf, now_ms):
                 raise Unauthenticated(
                     "The server has no current revocation list for the authority of the client's certificate; ask the "
                     "server's operator to renew the list"
@@ -169,10 +169,10 @@ class Certificate:
 
         A thread parses them, because a long revocation list would delay all requests.
         """
-        self._seen = self._read_state()
+        self._file_state = self._read_state()
         try:
-            loaded = await asyncio.to_thread(self._load)
-            self._current, self._current_login, self._authorities, self._revoked = loaded
+            contents = await asyncio.to_thread(self._load)
+            self._current, self._current_login, self._authorities, self._revoked_certificates = contents
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
@@ -192,15 +192,15 @@ class Certificate:
 
     def request_reload(self) -> None:
         """Make `watch` reload the files immediately, even if they have not changed."""
-        self._reload_requested.set()
+        self._reload_event.set()
 
     async def watch(self) -> None:
         """Reload the files after each change and each request, until the task is cancelled."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._reload_requested.wait(), RELOAD_S)
-            if self._reload_requested.is_set() or self._read_state() != self._seen:
-                self._reload_requested.clear()
+                await asyncio.wait_for(self._reload_event.wait(), RELOAD_S)
+            if self._reload_event.is_set() or self._read_state() != self._file_state:
+                self._reload_event.clear()
                 await self.reload()
 
     def _read_state(self) -> list[tuple[int, int, int]]:
@@ -235,8 +235,8 @@ def _read_leaf(path: Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    before, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
-    return before[before.find("-----BEGIN") :] + end if end else ""
+    first_part, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
+    return first_part[first_part.find("-----BEGIN") :] + end if end else ""
 
 
 def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -281,7 +281,9 @@ def _read_revoked(path: Path) -> revocations.RevokedCertificates:
         raise ConfigError(f"Cannot read the revocation lists of clients in {path}: {error}") from None
 
 
-def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked: Path | None) -> ssl.SSLContext:
+def _make_login_context(
+    certificate: Path, key: Path, authorities: Path, revocations_path: Path | None
+) -> ssl.SSLContext:
     """Return a context that asks clients for a certificate of one of the authorities.
 
     A client can have no certificate, because the server's own processes and probes have none. A certificate of another
@@ -296,8 +298,8 @@ def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked
         raise ConfigError(f"Cannot read the authorities of clients in {authorities}: {reason}") from None
     if not context.get_ca_certs():
         raise ConfigError(f"The file {authorities} has no certificate of an authority of clients: add one")
-    if revoked is not None:
-        _load_revocations(context, revoked)
+    if revocations_path is not None:
+        _load_revocations(context, revocations_path)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -330,7 +332,7 @@ class _IdentifiedContext(ssl.SSLContext):
     """The context of a client with a certificate. Each new connection presents the certificate in the current files."""
 
     _files: tuple[Path, Path]
-    _seen: list[tuple[int, int, int]]
+    _file_state: list[tuple[int, int, int]]
 
     def identify(self, certificate: Path, key: Path) -> None:
         """Load the certificate.
@@ -338,7 +340,7 @@ class _IdentifiedContext(ssl.SSLContext):
         Raises:
             ValueError: A file cannot be used. The message names both files.
         """
-        self._files, self._seen = (certificate, key), _read_file_states((certificate, key))
+        self._files, self._file_state = (certificate, key), _read_file_states((certificate, key))
         try:
             self.load_cert_chain(certificate, key, password=_refuse_client_passphrase)
         except OSError as error:
@@ -351,7 +353,7 @@ class _IdentifiedContext(ssl.SSLContext):
     def _reload(self) -> None:
         """Load the certificate again if its files have changed. If they are invalid, keep the old certificate."""
         state = _read_file_states(self._files)
-        if state == self._seen:
+        if state == self._file_state:
             return
         try:
             # A failed load would leave the new certificate with the old key, so a separate context tries the files.
@@ -360,7 +362,7 @@ class _IdentifiedContext(ssl.SSLContext):
         except (OSError, ValueError) as error:
             _log.warning("the new client certificate cannot be used", file=str(self._files[0]), error=str(error))
         else:
-            self._seen = state
+            self._file_state = state
 
     def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
         self._reload()

@@ -40,10 +40,10 @@ def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.
         raise ValueError(f"there is no curve {curve!r}; the curves are {', '.join(CURVES)}")
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
     # The shape is [rows, bits, attributes], so the highest bits of all attributes come first.
-    ordered = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
+    interleaved_bits = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
     if curve == LINEAR:  # All bits of the first attribute come first.
-        ordered = ordered.swapaxes(1, 2)
-    flat = ordered.astype(np.uint8).reshape(len(points), bits * len(axes))
+        interleaved_bits = interleaved_bits.swapaxes(1, 2)
+    flat = interleaved_bits.astype(np.uint8).reshape(len(points), bits * len(axes))
     return np.packbits(flat, axis=1)
 
 
@@ -56,12 +56,12 @@ def _transpose(axes: Points, bits: int) -> None:
     for bit in range(bits - 1, 0, -1):
         low = np.uint64((1 << bit) - 1)
         for axis in axes:
-            inverted = (axis >> np.uint64(bit)) & np.uint64(1) != 0
-            exchanged = np.where(inverted, np.uint64(0), (first ^ axis) & low)
-            first ^= np.where(inverted, low, exchanged)
-            axis ^= exchanged
-    for before, axis in pairwise(axes):
-        axis ^= before
+            is_inverted = (axis >> np.uint64(bit)) & np.uint64(1) != 0
+            exchanged_bits = np.where(is_inverted, np.uint64(0), (first ^ axis) & low)
+            first ^= np.where(is_inverted, low, exchanged_bits)
+            axis ^= exchanged_bits
+    for previous_axis, axis in pairwise(axes):
+        axis ^= previous_axis
     gray = np.zeros_like(first)
     for bit in range(bits - 1, 0, -1):
         gray ^= np.where((axes[-1] >> np.uint64(bit)) & np.uint64(1) != 0, np.uint64((1 << bit) - 1), np.uint64(0))

@@ -39,16 +39,16 @@ class AzureDataLake(StorageRules):
             raise BadRequest(f"{subject} {shown_location} does not name a container and an account; write {self.form}")
         if not _CONTAINER.fullmatch(container):
             raise BadRequest(f"{subject} {shown_location} has the invalid container {container!r}; correct its name")
-        normalized = normalize_host(host)
-        if normalized is None:
+        normalized_host = normalize_host(host)
+        if normalized_host is None:
             raise BadRequest(
                 f"{subject} {shown_location} has the host {host!r}, which is not an Azure account; write {self.form}"
             )
-        decoded = unquote(path)
-        if any(segment.endswith(".") for segment in decoded.split("/")):
+        decoded_path = unquote(path)
+        if any(segment.endswith(".") for segment in decoded_path.split("/")):
             # Azure's libraries remove such dots, so two locations would name one object.
             raise BadRequest(f"{subject} {shown_location} has a segment that ends with a dot; remove the dot")
-        return f"{container}@{normalized}", path
+        return f"{container}@{normalized_host}", path
 
     def normalize(self, address: str) -> str:
         authority, slash, path = address.removeprefix("//").partition("/")
@@ -63,8 +63,8 @@ class AzureDataLake(StorageRules):
 
 def normalize_host(host: str) -> str | None:
     """Return the host of an account's Data Lake service in lower case, or None for any other host."""
-    matched = _HOST.fullmatch(host)
-    return None if matched is None else f"{matched[1]}.dfs.{matched[2]}".lower()
+    match = _HOST.fullmatch(host)
+    return None if match is None else f"{match[1]}.dfs.{match[2]}".lower()
 
 
 def split_bucket(bucket: str) -> tuple[str, str, str]:

@@ -99,24 +99,24 @@ def parse_object(text: str, subject: str = "The location") -> Location:
     return _parse_checked(text, subject, _REFUSED_IN_KEYS)
 
 
-def _parse_checked(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
-    """Parse a location in which the marks in `refused` are not allowed."""
+def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str], ...]) -> Location:
+    """Parse a location in which the marks in `refused_marks` are not allowed."""
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
     shown_location = repr(text if len(text) <= 200 else text[:200] + "…")
     if _CONTROL.search(text):
         raise BadRequest(f"{subject} {shown_location} contains a control character; remove it")
-    matched = _SCHEME.fullmatch(text)
-    if matched is None:
+    match = _SCHEME.fullmatch(text)
+    if match is None:
         forms = " or ".join(rules.form for rules in STORAGES.values())
         raise BadRequest(f"{subject} {shown_location} is not a URI; write {forms}")
-    scheme, bucket_path = matched[1].lower(), matched[2]
-    for mark, name in refused:
+    scheme, bucket_path = match[1].lower(), match[2]
+    for mark, name in refused_marks:
         if mark in bucket_path:
             raise BadRequest(f"{subject} {shown_location} contains {name} ({mark}); a location is a plain path")
     rules = find_rules(scheme)
     if rules is None:
-        stored_on = " and ".join(f"{known}://" for known in STORAGES)
+        stored_on = " and ".join(f"{scheme_name}://" for scheme_name in STORAGES)
         raise BadRequest(f"{subject} {shown_location} has the scheme {scheme!r}; this server supports {stored_on}")
     bucket, path = rules.split(bucket_path, subject, shown_location)
     path = path.rstrip("/")
@@ -129,18 +129,18 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
         return
     if "" in path.split("/"):
         raise BadRequest(f"{subject} {shown_location} contains an empty path segment (//); write single slashes")
-    decoded = path
+    decoded_path = path
     for _ in range(_DECODE_ROUNDS_MAX):
-        if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
+        if any(part in (".", "..") for part in decoded_path.replace("\\", "/").split("/")):
             raise BadRequest(
                 f"{subject} {shown_location} contains a '.' or '..' segment; write the path without these segments"
             )
-        if "\x00" in decoded:
+        if "\x00" in decoded_path:
             raise BadRequest(f"{subject} {shown_location} contains an encoded NUL; remove it")
-        further = unquote(decoded)
-        if further == decoded:
+        next_path = unquote(decoded_path)
+        if next_path == decoded_path:
             return
-        decoded = further
+        decoded_path = next_path
     raise BadRequest(f"{subject} {shown_location} is percent-encoded more than {_DECODE_ROUNDS_MAX} times; decode it")
 
 
@@ -170,8 +170,8 @@ def normalize_location(text: str) -> str:
     Unlike `make_location_key`, the function accepts any text and does not read the file system. Different locations can
     have the same result.
     """
-    matched = _SCHEME.fullmatch(text)
-    scheme, path = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
+    match = _SCHEME.fullmatch(text)
+    scheme, path = (match[1].lower(), match[2]) if match is not None else (LOCAL, text)
     if "%" in path:
         path = unquote(path)
     rules = find_rules(scheme)
@@ -180,10 +180,10 @@ def normalize_location(text: str) -> str:
 
 def list_spellings(text: str) -> list[str]:
     """Return the location as given, and in the spellings that other writers usually use."""
-    matched = _SCHEME.fullmatch(text)
-    if matched is None:
+    match = _SCHEME.fullmatch(text)
+    if match is None:
         return [text, f"file:{text}", f"file://{text}"]
-    scheme, bucket_path = matched[1].lower(), matched[2]
+    scheme, bucket_path = match[1].lower(), match[2]
     rules = find_rules(scheme)
     if rules is not None:
         return rules.list_spellings(text, bucket_path)

@@ -68,8 +68,8 @@ class AuditLog:
         self._reads = reads
         self._batch = batch
         self._queue: asyncio.Queue[AuditRecord] = asyncio.Queue(capacity)
-        self._closing = False
-        self._unsaved = 0
+        self._is_closing = False
+        self._unsaved_records = 0
         self._last_id = 0
         self._refusals = Refusals(each_address=_EACH_ADDRESS, each_principal=_EACH_PRINCIPAL, keys_max=_KEYS_MAX)
         self.dropped = 0
@@ -78,7 +78,7 @@ class AuditLog:
     @property
     def waiting(self) -> int:
         """The number of records that are not in the store yet."""
-        return self._unsaved
+        return self._unsaved_records
 
     def is_kept(self, operation: str, status: int) -> bool:
         """Return whether `record` would write the record, so that callers need not create it."""
@@ -106,28 +106,28 @@ class AuditLog:
         """
         if not self.is_kept(operation, status):
             return False
-        unauthenticated = principal_name == ANONYMOUS_NAME and status in _DENIED
+        is_anonymous_refusal = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._count_up()
-            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=unauthenticated):
+            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=is_anonymous_refusal):
                 return False
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
             principal_name=_shorten_and_clean(principal_name),
             action=operation,
-            resource=_shorten_and_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
+            resource=_shorten_and_clean(resource[:_STRANGER_TEXT_MAX] if is_anonymous_refusal else resource),
             outcome=classify_outcome(status, kind),
             status=status,
             request_id=request_id,
             remote=_shorten_and_clean(remote or ""),
         )
-        waits = not unauthenticated and (status in _DENIED or is_recorded(operation))
-        if self._closing or (self._queue.full() and not waits):
+        waits = not is_anonymous_refusal and (status in _DENIED or is_recorded(operation))
+        if self._is_closing or (self._queue.full() and not waits):
             self.dropped += 1
             return False
         await self._queue.put(record)
-        self._unsaved += 1
+        self._unsaved_records += 1
         return True
 
     def _count_up(self, *, closing: bool = False) -> None:
@@ -150,7 +150,7 @@ class AuditLog:
                     remote=_shorten_and_clean(refusals.remote),
                 )
             )
-            self._unsaved += 1
+            self._unsaved_records += 1
 
     def _make_id(self) -> str:
         """Return a UUIDv7 that is greater than the previous id, so that records of the same millisecond are ordered."""
@@ -169,7 +169,7 @@ class AuditLog:
             while len(records) < self._batch and not self._queue.empty():
                 records.append(self._queue.get_nowait())
             await self._save(tuple(records))
-            self._unsaved -= len(records)
+            self._unsaved_records -= len(records)
             for _ in records:
                 self._queue.task_done()
 
@@ -180,8 +180,8 @@ class AuditLog:
             try:
                 await self._store.transact([SaveAudit(records)])
             except Exception as error:  # noqa: BLE001  without the writer, requests would block once the queue is full
-                waiting = self.waiting
-                log_safely(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting)
+                waiting_count = self.waiting
+                log_safely(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting_count)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
@@ -193,7 +193,7 @@ class AuditLog:
     async def close(self, timeout_s: float) -> None:
         """Flush for at most `timeout_s`. Count the records that are lost after that, and log an error."""
         self._count_up(closing=True)
-        self._closing = True
+        self._is_closing = True
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)
         except TimeoutError:

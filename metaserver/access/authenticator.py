@@ -212,8 +212,8 @@ class Authenticator:
     async def _log_in_by_certificate(self, identity: CertificateIdentity) -> Principal:
         if not identity.name:
             raise Unauthenticated(f"The client's certificate names no principal: {identity.problem}")
-        stated = () if self._is_further else identity.roles
-        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
+        stated_grants = () if self._is_further else identity.roles
+        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated_grants)
         return Principal(identity.name, grants, "certificate", groups)
 
     async def find_login(self, bearer: str) -> Login:
@@ -230,18 +230,18 @@ class Authenticator:
                 return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
-        unverified = jwt.parse_token(bearer)
-        if self.issuer.is_ours(unverified):
-            return await self._log_in_issued(bearer, unverified, expired_too=False)
+        parsed_token = jwt.parse_token(bearer)
+        if self.issuer.is_ours(parsed_token):
+            return await self._log_in_issued(bearer, parsed_token, expired_too=False)
         if not self._verifiers:
             raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
-        url = unverified.claims.get("iss")
+        url = parsed_token.claims.get("iss")
         verifier = self._verifiers.get(url) if isinstance(url, str) else None
         if verifier is None:
             raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
-        identity = await verifier.identify(bearer, unverified)
-        stated = () if self._is_further else identity.roles
-        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
+        identity = await verifier.identify(bearer, parsed_token)
+        stated_grants = () if self._is_further else identity.roles
+        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated_grants)
         principal = Principal(identity.name, grants, "oidc", groups)
         return Login(principal, None, identity.expires_ms, identity.certificate_digest)
 
@@ -258,32 +258,32 @@ class Authenticator:
         """
         return await self._log_in_issued(bearer, jwt.parse_token(bearer), expired_too=True)
 
-    async def _log_in_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
+    async def _log_in_issued(self, bearer: str, parsed_token: jwt.Unverified, *, expired_too: bool) -> Login:
         self._check_tokens_accepted()
-        issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
-        if not issued.digest:
+        claims = self.issuer.check(bearer, parsed_token, expired_too=expired_too)
+        if not claims.digest:
             raise Unauthenticated("The token was issued while this server required no login; get a new token")
-        login = await self._log_in_by_token(await self._store.find_token_by_digest(issued.digest))
-        ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
+        login = await self._log_in_by_token(await self._store.find_token_by_digest(claims.digest))
+        ends_ms = [end for end in (claims.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
     async def _log_in_by_token(self, token: AccessToken | None) -> Login:
         if token is None:
             raise Unauthenticated("The token is unknown; an operator creates tokens with: seamark token create")
         if not is_live(token, self._clock.now_ms()):
-            ended = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
-            raise Unauthenticated(f"The token {token.name} {ended}; an operator creates a new token")
+            end_text = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
+            raise Unauthenticated(f"The token {token.name} {end_text}; an operator creates a new token")
         grants, roles = await load_grants(self._grants, token.name)
         return Login(Principal(token.name, grants, "token", roles), token, token.expires_ms)
 
     def _check_tokens_accepted(self) -> None:
         if "token" not in self._mode:
-            accepted = " and ".join(
+            accepted_kinds = " and ".join(
                 text
                 for mode, text in (("oidc", "tokens of its OIDC issuers"), ("cert", "client certificates"))
                 if mode in self._mode
             )
-            raise Unauthenticated(f"This server accepts only {accepted}")
+            raise Unauthenticated(f"This server accepts only {accepted_kinds}")
 
     def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal of all clients of an `open` server.

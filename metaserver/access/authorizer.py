@@ -267,8 +267,8 @@ class Authorizer(ABC):
             Forbidden: The principal may not browse or create an object with the name. The answer does not depend on
                 whether the object exists.
         """
-        _, denied = decisions.find_bits(principal.grants, securable)
-        if denied & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
+        _, denied_bits = decisions.find_bits(principal.grants, securable)
+        if denied_bits & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
             raise Forbidden(
                 f"{principal.name} may not {operation} in {show_path(securable.namespace)} with the name "
                 f"{securable.name[:100]}: a denial or the policy of the server does not allow it; choose another name"
@@ -323,24 +323,24 @@ class GrantAuthorizer(Authorizer):
         grants = principal.grants
         if allows_operation(grants, operation, securable):
             return True
-        owned = await self._list_owned(principal, operation, securable)
-        return bool(owned) and allows_operation((*grants, *owned), operation, securable)
+        owner_grants = await self._list_owned(principal, operation, securable)
+        return bool(owner_grants) and allows_operation((*grants, *owner_grants), operation, securable)
 
     async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
         if find_rule(operation).bits & ~principal.bits_max:
             return [False] * len(securables)
         grants: Sequence[Grant] = principal.grants
         results = [allows_operation(grants, operation, securable) for securable in securables]
-        refused = [place for place, is_allowed in enumerate(results) if not is_allowed]
-        refused = [place for place in refused if securables[place].name]
-        if self._store is None or not refused or not await self._store.owns_any(principal.names):
+        refused_places = [place for place, is_allowed in enumerate(results) if not is_allowed]
+        refused_places = [place for place in refused_places if securables[place].name]
+        if self._store is None or not refused_places or not await self._store.owns_any(principal.names):
             return results
-        for namespace in dict.fromkeys(securables[place].namespace for place in refused):
-            owned = await self._store.list_owned(principal.names, namespace, None)
-            both = (*grants, *owned)
-            for place in refused:
+        for namespace in dict.fromkeys(securables[place].namespace for place in refused_places):
+            owner_grants = await self._store.list_owned(principal.names, namespace, None)
+            all_grants = (*grants, *owner_grants)
+            for place in refused_places:
                 if securables[place].namespace == namespace:
-                    results[place] = allows_operation(both, operation, securables[place])
+                    results[place] = allows_operation(all_grants, operation, securables[place])
         return results
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
@@ -377,9 +377,9 @@ class GrantAuthorizer(Authorizer):
             # Do not name the table, because its name would show whether a plan with this name has a table.
             scope = f"namespace {show_path(securable.namespace)} or one above it"
         place = f" in {show_path(securable.namespace)}" if securable.namespace else ""
-        _, denied = decisions.find_bits(principal.grants, securable)
-        if denied & rule.bits:
-            names = " and ".join(list_names(denied & rule.bits))
+        _, denied_bits = decisions.find_bits(principal.grants, securable)
+        if denied_bits & rule.bits:
+            names = " and ".join(list_names(denied_bits & rule.bits))
             return f"{principal.name} may not {operation}{place}: a grant denies it {names} there"
         if rule.scope is Scope.CATALOG and decisions.have_privileges(principal.grants, WAREHOUSE, rule.bits):
             return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"

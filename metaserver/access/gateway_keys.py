@@ -58,7 +58,9 @@ class GatewayKeys:
         self._keyring = keyring
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
-        self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
+        self._grants_by_token: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(
+            _OPENED_BYTES, "gateway-keys"
+        )
         """A cache of verified tokens with their access keys, because clients use the same keys for many requests."""
 
     def issue(
@@ -94,10 +96,10 @@ class GatewayKeys:
         Raises:
             Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
         """
-        access = self._opened.get((token, access_key_id))
+        access = self._grants_by_token.get((token, access_key_id))
         if access is None:
             access = self._verify(token, access_key_id)
-            self._opened.put((token, access_key_id), access, 2 * len(token))
+            self._grants_by_token.put((token, access_key_id), access, 2 * len(token))
         if access[0].expires_ms <= self._clock.now_ms():
             raise ExpiredGrant("The keys have expired; load the table again")
         return access
@@ -120,8 +122,8 @@ class GatewayKeys:
         return grant, secret
 
     def _get_expiry_ms(self) -> int:
-        half = max(1, self._lifetime_ms // 2)
-        return (self._clock.now_ms() // half + 2) * half
+        half_lifetime_ms = max(1, self._lifetime_ms // 2)
+        return (self._clock.now_ms() // half_lifetime_ms + 2) * half_lifetime_ms
 
 
 class ExpiredGrant(Forbidden):
@@ -137,5 +139,5 @@ def _derive_key_pair(key: bytes, payload: bytes) -> tuple[str, str]:
     return f"SMKA{access}", secret
 
 
-def _compute_mac(key: bytes, about: bytes, payload: bytes) -> bytes:
-    return hmac.digest(key, about + b"\x00" + payload, hashlib.sha256)
+def _compute_mac(key: bytes, associated_data: bytes, payload: bytes) -> bytes:
+    return hmac.digest(key, associated_data + b"\x00" + payload, hashlib.sha256)

@@ -90,8 +90,8 @@ def is_loopback_address(text: str) -> bool:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    ipv4_address = getattr(address, "ipv4_mapped", None)
+    return (ipv4_address or address).is_loopback
 
 
 def format_token_command(settings: Settings) -> str:

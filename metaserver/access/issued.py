@@ -81,10 +81,10 @@ class Issuer:
         header = {"alg": _ALGORITHM, "typ": "JWT", "kid": key_id.hex()}
         return jose.encode(header, claims, jwk.OctKey.import_key(key)), ttl_s
 
-    def is_ours(self, unverified: jwt.Unverified) -> bool:
-        return unverified.claims.get("iss") == ISSUER
+    def is_ours(self, parsed_token: jwt.Unverified) -> bool:
+        return parsed_token.claims.get("iss") == ISSUER
 
-    def check(self, token: str, unverified: jwt.Unverified, *, expired_too: bool = False) -> Issued:
+    def check(self, token: str, parsed_token: jwt.Unverified, *, expired_too: bool = False) -> Issued:
         """Check that this server signed the token, and return its claims.
 
         Args:
@@ -93,7 +93,7 @@ class Issuer:
         Raises:
             Unauthenticated: This server did not sign the token, or the token has expired.
         """
-        claims = jwt.verify_and_read_claims(token, unverified, self._find_key(unverified), _ALGORITHM)
+        claims = jwt.verify_and_read_claims(token, parsed_token, self._find_key(parsed_token), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
             raise Unauthenticated("The token is from this server but is not an access token")
@@ -101,11 +101,11 @@ class Issuer:
             return Issued(name, digest, None)
         return Issued(name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0))
 
-    def _find_key(self, unverified: jwt.Unverified) -> jwk.OctKey:
-        if unverified.header.get("alg") != _ALGORITHM:
+    def _find_key(self, parsed_token: jwt.Unverified) -> jwk.OctKey:
+        if parsed_token.header.get("alg") != _ALGORITHM:
             raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, which its key requires")
         try:
-            key = self._keyring.verifying_key(PURPOSE, bytes.fromhex(str(unverified.header.get("kid"))))
+            key = self._keyring.verifying_key(PURPOSE, bytes.fromhex(str(parsed_token.header.get("kid"))))
         except ValueError:
             key = None
         if key is None:

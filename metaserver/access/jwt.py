@@ -54,17 +54,17 @@ def parse_token(token: str) -> Unverified:
     return Unverified(header, claims)
 
 
-def verify_and_read_claims(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
+def verify_and_read_claims(token: str, parsed_token: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
     """Verify the signature of a token, and return its claims.
 
     Raises:
         Unauthenticated: The signature is invalid, or was made with a different algorithm.
     """
-    if unverified.header.get("alg") != algorithm:
+    if parsed_token.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
     if not signatures.is_signature_valid(token, key, algorithm):
         raise Unauthenticated("The token's signature is invalid")
-    return unverified.claims
+    return parsed_token.claims
 
 
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
@@ -94,13 +94,13 @@ def _decode_part(text: str, description: str) -> dict[str, Any]:
     try:
         # Make characters outside the alphabet invalid, because urlsafe_b64decode would ignore them.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
-        decoded = msgspec.json.decode(raw)
+        fields = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         # base64, UTF-8 and JSON raise different errors.
         raise Unauthenticated(f"The token's {description} is not JSON in base64url") from None
-    if not isinstance(decoded, dict):
+    if not isinstance(fields, dict):
         raise Unauthenticated(f"The token's {description} is not a JSON object")
-    return decoded
+    return fields
 
 
 _URL_SAFE = str.maketrans("-_+/=", "+/!!!")

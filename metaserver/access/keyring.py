@@ -50,7 +50,7 @@ class Keyring:
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock
-        self._derived: dict[tuple[str, bytes], bytes] = {}
+        self._derived_keys: dict[tuple[str, bytes], bytes] = {}
         self.replace(keys)
 
     @property
@@ -59,7 +59,7 @@ class Keyring:
 
     def replace(self, keys: Sequence[SigningKey]) -> None:
         self._keys = tuple(keys)
-        self._derived.clear()
+        self._derived_keys.clear()
 
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
@@ -69,17 +69,17 @@ class Keyring:
 
     def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
-        derived = self._derived.get((purpose, key_id))
-        if derived is not None:
-            return derived
+        derived_key = self._derived_keys.get((purpose, key_id))
+        if derived_key is not None:
+            return derived_key
         return next((self._derive(purpose, key) for key in self._keys if key.id == key_id), None)
 
     def _derive(self, purpose: str, key: SigningKey) -> bytes:
-        derived = self._derived.get((purpose, key.id))
-        if derived is None:
+        derived_key = self._derived_keys.get((purpose, key.id))
+        if derived_key is None:
             hkdf = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=b"seamark " + purpose.encode())
-            derived = self._derived[purpose, key.id] = hkdf.derive(key.root)
-        return derived
+            derived_key = self._derived_keys[purpose, key.id] = hkdf.derive(key.root)
+        return derived_key
 
 
 class StoredKeyring(Keyring):
@@ -97,18 +97,18 @@ class StoredKeyring(Keyring):
             ConfigError: The stored keys are encrypted with a key that this server does not have.
         """
         for _ in range(_LOAD_TRIES_MAX):
-            stored = await self._store.load_secret(SECRET_NAME)
-            protector = _open_protector(self._settings, self._clock, create=stored is None)
-            keys = () if stored is None else await _decrypt_signing_keys(protector, stored)
-            rotated = self._rotate(keys)
-            if rotated == keys and stored is not None and protector.is_current(stored):
+            stored_secret = await self._store.load_secret(SECRET_NAME)
+            protector = _open_protector(self._settings, self._clock, create=stored_secret is None)
+            keys = () if stored_secret is None else await _decrypt_signing_keys(protector, stored_secret)
+            rotated_keys = self._rotate(keys)
+            if rotated_keys == keys and stored_secret is not None and protector.is_current(stored_secret):
                 self.replace(keys)
                 return
-            sealed = await protector.seal(msgspec.msgpack.encode(rotated), _ABOUT)
-            if await self._store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
-                if keys and rotated[-1] != keys[-1]:
-                    _log.info("a new signing key is published", keys=len(rotated))
-                self.replace(rotated)
+            new_secret = await protector.seal(msgspec.msgpack.encode(rotated_keys), _ABOUT)
+            if await self._store.swap_secret(SECRET_NAME, stored_secret, new_secret) == new_secret:
+                if keys and rotated_keys[-1] != keys[-1]:
+                    _log.info("a new signing key is published", keys=len(rotated_keys))
+                self.replace(rotated_keys)
                 return
         raise ConfigError(
             "Other replicas replace the signing keys in the database repeatedly; check that all have the same settings"
@@ -137,10 +137,10 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
         The description of the key that encrypts the new keys.
     """
     protector = _open_protector(settings, clock, create=True)
-    sealed = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
+    new_secret = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
     for _ in range(_LOAD_TRIES_MAX):
-        stored = await store.load_secret(SECRET_NAME)
-        if await store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
+        stored_secret = await store.load_secret(SECRET_NAME)
+        if await store.swap_secret(SECRET_NAME, stored_secret, new_secret) == new_secret:
             return protector.description
     raise ConfigError("Other replicas replace the signing keys in the database repeatedly; try again")
 
@@ -166,9 +166,9 @@ def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyPro
     return protector
 
 
-async def _decrypt_signing_keys(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, ...]:
+async def _decrypt_signing_keys(protector: KeyProtector, stored_secret: bytes) -> tuple[SigningKey, ...]:
     try:
-        return convert_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
+        return convert_msgpack(await protector.open(stored_secret, _ABOUT), tuple[SigningKey, ...])
     except WrongKey as error:
         raise ConfigError(
             f"The signing keys in the database are encrypted with the key {error}, not with the key of "

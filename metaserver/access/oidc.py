@@ -85,24 +85,24 @@ class Oidc:
         self._keys: dict[str | None, VerifyKey] = {}
         self._fetched_s: float | None = None
         self._tried_s: float | None = None
-        self._failed = False
+        self._has_failed = False
         self._attempts = 0
-        self._fetching = asyncio.Lock()
+        self._fetch_lock = asyncio.Lock()
 
-    async def identify(self, token: str, unverified: jwt.Unverified) -> Identity:
+    async def identify(self, token: str, parsed_token: jwt.Unverified) -> Identity:
         """Return the identity that the token proves.
 
         Raises:
             Unauthenticated: The token is invalid. The message contains the reason.
             RetryLater: The issuer's keys are unavailable.
         """
-        algorithm = unverified.header.get("alg")
-        key = await self._find_key(unverified.header.get("kid"))
+        algorithm = parsed_token.header.get("alg")
+        key = await self._find_key(parsed_token.header.get("kid"))
         if not isinstance(algorithm, str) or algorithm not in key.algorithms:
             raise Unauthenticated(
                 f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
             )
-        claims = jwt.verify_and_read_claims(token, unverified, key.key, algorithm)
+        claims = jwt.verify_and_read_claims(token, parsed_token, key.key, algorithm)
         audience, expected = claims.get("aud"), self._settings.audience
         if audience != expected and not (isinstance(audience, list) and expected in audience):
             raise Unauthenticated(f"The token is not for the audience {expected}")
@@ -181,18 +181,18 @@ class Oidc:
     async def _refresh(self, kid: str | None) -> None:
         """Fetch new keys. Concurrent requests share one fetch. If the fetch fails, keep the old keys."""
         if (
-            self._fetching.locked()
+            self._fetch_lock.locked()
             and self._find_published_key(kid) is not None
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
         attempts_before = self._attempts
-        async with self._fetching:
-            paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
-            if self._attempts == attempts_before and not paused:
+        async with self._fetch_lock:
+            is_paused = self._has_failed and self._measure_age_s(self._tried_s) < RETRY_S
+            if self._attempts == attempts_before and not is_paused:
                 await self._fetch()
                 self._attempts += 1
-        if not self._failed:
+        if not self._has_failed:
             return
         if self._measure_age_s(self._fetched_s) >= STALE_S or self._find_published_key(kid) is None:
             raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
@@ -204,10 +204,10 @@ class Oidc:
             if not keys:
                 raise ValueError("the JWK set has no key for RS256, ES256 or EdDSA")
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
-            self._failed = True
+            self._has_failed = True
             _log.warning("cannot read the issuer's keys", issuer=self._issuer, error=str(error) or type(error).__name__)
         else:
-            self._failed = False
+            self._has_failed = False
             self._keys = keys
             self._fetched_s = self._clock.monotonic()
         finally:
@@ -221,9 +221,9 @@ class Oidc:
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")
-        allowed = ("https",) if self._issuer.startswith("https:") else ("https", "http")
-        if urlsplit(url).scheme not in allowed:
-            raise ValueError(f"jwks_uri is not {' or '.join(allowed)}")
+        allowed_schemes = ("https",) if self._issuer.startswith("https:") else ("https", "http")
+        if urlsplit(url).scheme not in allowed_schemes:
+            raise ValueError(f"jwks_uri is not {' or '.join(allowed_schemes)}")
         return url
 
     async def _get(self, url: str) -> Any:
@@ -283,8 +283,8 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
         key.public_key  # noqa: B018  parsed here, so that a broken key is ignored instead of failing a request
     except (JoseError, ValueError, TypeError, KeyError):
         return None
-    declared = value.get("alg")
-    if declared is not None and declared not in algorithms:
+    declared_algorithm = value.get("alg")
+    if declared_algorithm is not None and declared_algorithm not in algorithms:
         return None
     return VerifyKey(key, algorithms)
 

@@ -56,7 +56,7 @@ class PolicySlots:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._share = max(1, limit // 2)
-        self._held: Counter[str] = Counter()
+        self._slots_by_holder: Counter[str] = Counter()
         self._waiting: dict[tuple[bool, str], deque[tuple[int, asyncio.Future[None]]]] = {}
         self._arrivals = count()
 
@@ -68,7 +68,7 @@ class PolicySlots:
             TimeoutError: No slot became free within `wait_s`.
         """
         if self._may_start(holder):
-            self._held[holder] += 1
+            self._slots_by_holder[holder] += 1
         else:
             await self._wait(holder, is_listing, wait_s)
         try:
@@ -90,35 +90,35 @@ class PolicySlots:
             raise
 
     def _may_start(self, holder: str) -> bool:
-        return self._held.total() < self._limit and self._held[holder] < self._share
+        return self._slots_by_holder.total() < self._limit and self._slots_by_holder[holder] < self._share
 
     def _release(self, holder: str) -> None:
-        self._held[holder] -= 1
-        if not self._held[holder]:
-            del self._held[holder]
-        while self._held.total() < self._limit:
-            queues = [key for key in self._waiting if self._held[key[1]] < self._share]
+        self._slots_by_holder[holder] -= 1
+        if not self._slots_by_holder[holder]:
+            del self._slots_by_holder[holder]
+        while self._slots_by_holder.total() < self._limit:
+            queues = [key for key in self._waiting if self._slots_by_holder[key[1]] < self._share]
             if not queues:
                 break
-            key = min(queues, key=lambda key: (key[0], self._held[key[1]], self._waiting[key][0][0]))
+            key = min(queues, key=lambda key: (key[0], self._slots_by_holder[key[1]], self._waiting[key][0][0]))
             _, slot = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
             if not slot.done():
-                self._held[key[1]] += 1
+                self._slots_by_holder[key[1]] += 1
                 slot.set_result(None)
 
     def check_invariants(self) -> None:
         """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
-        assert self._held.total() <= self._limit
-        assert all(0 < held <= self._share for held in self._held.values())
-        live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
-        assert not any(self._may_start(holder) for holder in live)
+        assert self._slots_by_holder.total() <= self._limit
+        assert all(0 < held_slots <= self._share for held_slots in self._slots_by_holder.values())
+        waiting_holders = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
+        assert not any(self._may_start(holder) for holder in waiting_holders)
 
     @property
     def is_free(self) -> bool:
         """Whether no request uses a slot or waits for a slot. Only tests use this property."""
-        return not self._held and not self._waiting
+        return not self._slots_by_holder and not self._waiting
 
 
 class OpaClient:
@@ -143,18 +143,18 @@ class OpaClient:
         """
         now_s = self._clock.monotonic()
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
-        decided: dict[_Question, bool] = {}
+        answers_by_question: dict[_Question, bool] = {}
         for question in questions:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
-                decided[question] = is_allowed
-        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+                answers_by_question[question] = is_allowed
+        new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), BATCH_MAX):
             batch = new_questions[start : start + BATCH_MAX]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
-            decided.update(zip(batch, answers, strict=True))
+            answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
-        return [decided[question] for question in questions]
+        return [answers_by_question[question] for question in questions]
 
     def _keep(self, decisions: Any, until_s: float) -> None:
         if self._cache_s <= 0:
@@ -181,7 +181,9 @@ class OpaClient:
                     principal.name, self._batch_url, {**question, "objects": objects}, is_listing=True
                 )
                 return _read_positions(positions, len(objects))
-            return await self._ask_each(principal.name, [{**question, "object": described} for described in objects])
+            return await self._ask_each(
+                principal.name, [{**question, "object": object_fields} for object_fields in objects]
+            )
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             _log.warning("Open Policy Agent gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
@@ -225,8 +227,8 @@ class OpaClient:
 
 def _describe_securable(securable: Securable) -> dict[str, Any]:
     kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
-    described = {"kind": kind, "namespace": list(securable.namespace)}
-    return {**described, "name": securable.name} if securable.name else described
+    fields = {"kind": kind, "namespace": list(securable.namespace)}
+    return {**fields, "name": securable.name} if securable.name else fields
 
 
 def _read_positions(positions: object, count: int) -> list[bool]:
@@ -239,8 +241,8 @@ def _read_positions(positions: object, count: int) -> list[bool]:
         return [False] * count
     if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
         raise ValueError("the result is not a list of positions in the objects")
-    allowed = set(positions)
-    return [place in allowed for place in range(count)]
+    allowed_positions = set(positions)
+    return [place in allowed_positions for place in range(count)]
 
 
 class OpaAuthorizer(Authorizer):
@@ -272,9 +274,9 @@ class OpaAuthorizer(Authorizer):
         results = await self._grants.allows_each(principal, operation, securables)
         if principal.name == SERVICE_PRINCIPAL:
             return results
-        granted = [place for place, is_allowed in enumerate(results) if is_allowed]
-        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted])
-        for place, is_allowed in zip(granted, decisions, strict=True):
+        granted_places = [place for place, is_allowed in enumerate(results) if is_allowed]
+        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted_places])
+        for place, is_allowed in zip(granted_places, decisions, strict=True):
             results[place] = is_allowed
         return results
 

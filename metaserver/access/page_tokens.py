@@ -30,8 +30,8 @@ class PageTokens:
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         nonce = self._clock.draw_bytes(_NONCE_BYTES)
         text = after.encode()
-        padded = text + bytes(-len(text) % _PADDING_BYTES)
-        return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
+        padded_text = text + bytes(-len(text) % _PADDING_BYTES)
+        return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded_text, None))
 
     def decode(self, token: str) -> str | None:
         """Return the position in a token, or None for the empty token, which requests the first page.
@@ -46,8 +46,8 @@ class PageTokens:
             key = self._keyring.verifying_key(_PURPOSE, raw[:ID_BYTES])
             if key is None:
                 raise ValueError
-            nonce, sealed = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]
-            return AESGCM(key).decrypt(nonce, sealed, None).rstrip(b"\x00").decode()
+            nonce, ciphertext = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]
+            return AESGCM(key).decrypt(nonce, ciphertext, None).rstrip(b"\x00").decode()
         except (ValueError, InvalidTag):
             raise BadRequest(
                 f"pageToken is {token[:40]!r}, which this server did not issue; start again without it"

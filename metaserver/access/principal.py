@@ -226,18 +226,18 @@ def parse_path(text: str) -> NamespacePath:
     Raises:
         BadRequest: A level is empty, or a backslash precedes a character other than a dot or a backslash.
     """
-    levels, at = [], 0
+    levels, position = [], 0
     while True:
-        match = _LEVEL.match(text, at)
+        match = _LEVEL.match(text, position)
         if match is None:
             break
         levels.append(re.sub(r"\\(.)", r"\1", match[0]))
-        at = match.end()
-        if at == len(text):
+        position = match.end()
+        if position == len(text):
             return check_namespace(tuple(levels))
-        if text[at] != ".":
+        if text[position] != ".":
             break
-        at += 1
+        position += 1
     raise BadRequest(
         f"{text[:80]!r} is not a namespace: it needs non-empty levels joined by dots; write a dot within a level as \\."
     )

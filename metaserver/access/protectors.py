@@ -45,16 +45,16 @@ class KeyProtector(Protocol):
     def description(self) -> str:
         """The source and the id of the current key, for messages. The description never contains the key itself."""
 
-    async def seal(self, data: bytes, about: bytes) -> bytes: ...
+    async def seal(self, data: bytes, associated_data: bytes) -> bytes: ...
 
-    async def open(self, sealed: bytes, about: bytes) -> bytes:
+    async def open(self, ciphertext: bytes, associated_data: bytes) -> bytes:
         """Decrypt the data.
 
         Raises:
             WrongKey: The data were encrypted with a different key, or were changed.
         """
 
-    def is_current(self, sealed: bytes) -> bool:
+    def is_current(self, ciphertext: bytes) -> bool:
         """Return whether the data are encrypted with the current key."""
 
 
@@ -74,22 +74,22 @@ class LocalProtector:
     def description(self) -> str:
         return f"{self._source} (key {self._current.hex()})"
 
-    async def seal(self, data: bytes, about: bytes) -> bytes:
+    async def seal(self, data: bytes, associated_data: bytes) -> bytes:
         nonce = self._clock.draw_bytes(_NONCE_BYTES)
-        return _VERSION + self._current + nonce + self._keys[self._current].encrypt(nonce, data, about)
+        return _VERSION + self._current + nonce + self._keys[self._current].encrypt(nonce, data, associated_data)
 
-    async def open(self, sealed: bytes, about: bytes) -> bytes:
-        key_id, nonce = sealed[1 : 1 + _ID_BYTES], sealed[1 + _ID_BYTES : 1 + _ID_BYTES + _NONCE_BYTES]
-        key = self._keys.get(key_id) if sealed[:1] == _VERSION else None
+    async def open(self, ciphertext: bytes, associated_data: bytes) -> bytes:
+        key_id, nonce = ciphertext[1 : 1 + _ID_BYTES], ciphertext[1 + _ID_BYTES : 1 + _ID_BYTES + _NONCE_BYTES]
+        key = self._keys.get(key_id) if ciphertext[:1] == _VERSION else None
         if key is None:
             raise WrongKey(key_id.hex())
         try:
-            return key.decrypt(nonce, sealed[1 + _ID_BYTES + _NONCE_BYTES :], about)
+            return key.decrypt(nonce, ciphertext[1 + _ID_BYTES + _NONCE_BYTES :], associated_data)
         except (InvalidTag, ValueError):
             raise WrongKey(key_id.hex()) from None
 
-    def is_current(self, sealed: bytes) -> bool:
-        return sealed[1 : 1 + _ID_BYTES] == self._current
+    def is_current(self, ciphertext: bytes) -> bool:
+        return ciphertext[1 : 1 + _ID_BYTES] == self._current
 
 
 def _compute_key_id(key: bytes) -> bytes:
@@ -132,15 +132,15 @@ def make_key(clock: Clock) -> str:
 def _create_key_file(path: Path, clock: Clock) -> None:
     """Create the file atomically, because other workers and replicas may read or create it at the same time."""
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
-    fresh = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
+    temporary_path = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
     try:
-        create_private(fresh, (text + make_key(clock) + "\n").encode())
+        create_private(temporary_path, (text + make_key(clock) + "\n").encode())
         try:
-            os.link(fresh, path)
+            os.link(temporary_path, path)
         except FileExistsError:
             pass
         finally:
-            fresh.unlink()
+            temporary_path.unlink()
     except OSError as error:
         raise ConfigError(
             f"Cannot create the key file {path}: {error.strerror}; name another with --encryption-key-file"

@@ -24,11 +24,11 @@ class UnrecordedRefusals(msgspec.Struct, frozen=True):
 
 class Refusals:
     def __init__(self, *, each_address: int, each_principal: int, keys_max: int) -> None:
-        self._each = {True: each_address, False: each_principal}
+        self._limits = {True: each_address, False: each_principal}
         self._keys_max = keys_max
         self._since_ms = 0
         self._counts: dict[tuple[str, str], int] = {}
-        self._unauthenticated: set[tuple[str, str]] = set()
+        self._unauthenticated_keys: set[tuple[str, str]] = set()
 
     def is_written(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
         """Count one refusal, and return whether to write it. The caller must call `take_due` first."""
@@ -37,23 +37,25 @@ class Refusals:
             key = (principal if unauthenticated else _OTHERS, _OTHERS)
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if unauthenticated:
-            self._unauthenticated.add(key)
-        return count <= self._each[unauthenticated]
+            self._unauthenticated_keys.add(key)
+        return count <= self._limits[unauthenticated]
 
     def take_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
         """If the current window has ended, return its unwritten refusals, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
-        unrecorded = [
-            UnrecordedRefusals(principal, remote, count - self._each[(principal, remote) in self._unauthenticated])
+        refusals = [
+            UnrecordedRefusals(
+                principal, remote, count - self._limits[(principal, remote) in self._unauthenticated_keys]
+            )
             for (principal, remote), count in self._counts.items()
-            if count > self._each[(principal, remote) in self._unauthenticated]
+            if count > self._limits[(principal, remote) in self._unauthenticated_keys]
         ]
         self._since_ms = now_ms
         self._counts.clear()
-        self._unauthenticated.clear()
-        return unrecorded
+        self._unauthenticated_keys.clear()
+        return refusals
 
     def check_invariants(self) -> None:
         assert len(self._counts) <= self._keys_max + 2
-        assert self._unauthenticated <= self._counts.keys()
+        assert self._unauthenticated_keys <= self._counts.keys()

@@ -27,12 +27,12 @@ class _Registry(jws.JWSRegistry):
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)
-        self._only = algorithm
+        self._only_algorithm = algorithm
 
     def get_alg(self, name: str) -> JWSAlgModel:
         # Do not call the base class, which warns about EdDSA, the old name (RFC 9864) that issuers use.
-        if name != self._only:
-            raise UnsupportedAlgorithmError(f"{name} instead of {self._only}")
+        if name != self._only_algorithm:
+            raise UnsupportedAlgorithmError(f"{name} instead of {self._only_algorithm}")
         return self.algorithms[name]
 
 

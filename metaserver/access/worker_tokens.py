@@ -57,13 +57,13 @@ class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _state_claims(name: str, grants: Sequence[Grant], end_ms: int, groups: tuple[str, ...]) -> _StatementClaims:
-    wide, exceptions = list[NamespacePath](), list[tuple[NamespacePath, str, str, bool]]()
+    wide_namespaces, exceptions = list[NamespacePath](), list[tuple[NamespacePath, str, str, bool]]()
     for grant in grants:
         if grant.deny or grant.name:
             exceptions.append((grant.namespace, grant.kind, grant.name, grant.deny))
         else:
-            wide.append(grant.namespace)
-    return _StatementClaims(name, tuple(wide), end_ms, tuple(exceptions), groups)
+            wide_namespaces.append(grant.namespace)
+    return _StatementClaims(name, tuple(wide_namespaces), end_ms, tuple(exceptions), groups)
 
 
 def _measure_grant(grant: Grant) -> int:
@@ -99,32 +99,32 @@ class _SignedTokens:
         """Return the number of characters of a token with claims of this size."""
         return len(self.prefix) + -(-(ID_BYTES + claims_bytes + _MAC_BYTES) * 4 // 3)
 
-    def _verify(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
+    def _verify(self, token: str, kind: type[_Claims], expiry_message: str) -> _Claims:
         """Return the claims of a token.
 
         Args:
-            expired: The message for an expired token.
+            expiry_message: The message for an expired token.
 
         Raises:
             Unauthenticated: The token has expired, or is not a token of this kind.
         """
         try:
             raw = decode_base64url(token.removeprefix(self.prefix))
-            whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying_key(self._purpose, whole[:ID_BYTES])
-            if key is None or not hmac.compare_digest(mac, _compute_mac(key, whole)):
+            signed_bytes, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+            key = self._keyring.verifying_key(self._purpose, signed_bytes[:ID_BYTES])
+            if key is None or not hmac.compare_digest(mac, _compute_mac(key, signed_bytes)):
                 raise ValueError
-            claims = convert_msgpack(whole[ID_BYTES:], kind)
+            claims = convert_msgpack(signed_bytes[ID_BYTES:], kind)
         except (ValueError, msgspec.DecodeError):
             name = self._purpose.replace("-", " ")
             raise Unauthenticated(f"This server did not issue the {name}") from None
         if claims.expires_ms <= self._clock.now_ms():
-            raise Unauthenticated(expired)
+            raise Unauthenticated(expiry_message)
         return claims
 
 
-def _compute_mac(key: bytes, whole: bytes) -> bytes:
-    return hmac.new(key, whole, hashlib.sha256).digest()
+def _compute_mac(key: bytes, signed_bytes: bytes) -> bytes:
+    return hmac.new(key, signed_bytes, hashlib.sha256).digest()
 
 
 class ServiceTokens(_SignedTokens):
@@ -142,8 +142,8 @@ class ServiceTokens(_SignedTokens):
         Raises:
             Unauthenticated: The token is not a valid service token.
         """
-        expired = "The service token has expired; the server issues one for each job"
-        claims = self._verify(token, _ServiceClaims, expired)
+        expiry_message = "The service token has expired; the server issues one for each job"
+        claims = self._verify(token, _ServiceClaims, expiry_message)
         grant = Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)
         return Principal(SERVICE_PRINCIPAL, (grant,), "token"), claims.expires_ms
 
@@ -186,10 +186,13 @@ class StatementTokens(_SignedTokens):
         size_bytes = sum(sizes.values())
         steps = narrow_read_grants(read_grants)
         while True:
-            empty = _StatementClaims(caller.name, (), end_ms, (), groups)
+            empty_claims = _StatementClaims(caller.name, (), end_ms, (), groups)
             # Sign the claims only if they probably fit, because a signature takes as long as many steps. The estimate
             # is at most four bytes too low.
-            if self._count_characters(len(msgspec.msgpack.encode(empty)) + size_bytes) <= STATEMENT_CHARACTERS_MAX:
+            if (
+                self._count_characters(len(msgspec.msgpack.encode(empty_claims)) + size_bytes)
+                <= STATEMENT_CHARACTERS_MAX
+            ):
                 token = self._sign(_state_claims(caller.name, list(remaining), end_ms, groups))
                 if len(token) <= STATEMENT_CHARACTERS_MAX:
                     return token
@@ -197,10 +200,10 @@ class StatementTokens(_SignedTokens):
                 groups = ()  # The grants suffice without a policy server.
                 continue
             # Leave out rights in one namespace at a time: its managers may have added too many grants and denials.
-            removed, denials = next(steps, ([], []))
-            if not removed:
+            removed_grants, denials = next(steps, ([], []))
+            if not removed_grants:
                 break
-            for grant in removed:
+            for grant in removed_grants:
                 del remaining[grant]
                 size_bytes -= sizes[grant]
             for grant in denials:
@@ -224,8 +227,8 @@ class StatementTokens(_SignedTokens):
         The statement may not even browse an object that its caller may not read. Otherwise the worker could load the
         metadata of the object, and an error message of the engine could reveal the names of its columns.
         """
-        expired = "The statement token has expired: the statement ran longer than sql_time_s"
-        claims = self._verify(token, _StatementClaims, expired)
+        expiry_message = "The statement token has expired: the statement ran longer than sql_time_s"
+        claims = self._verify(token, _StatementClaims, expiry_message)
         read_privilege = Privilege.READ.value
         grants = [Grant(claims.name, read_privilege, path) for path in claims.namespaces]
         for namespace, kind, name, is_denied in claims.exceptions:

@@ -64,11 +64,11 @@ async def openapi(request: web.Request) -> web.Response:
 def build_document(app: web.Application) -> dict[str, Any]:
     """Build the document for the routes of `app` that describe their answers, sorted by path."""
     routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
-    described = [(route, get_description(route.handler)) for route in routes]
-    described = [(route, description) for route, description in described if description.answers]
-    schemas, derived = _derive_schemas([description for _, description in described])
+    described_routes = [(route, get_description(route.handler)) for route in routes]
+    described_routes = [(route, description) for route, description in described_routes if description.answers]
+    schemas, derived_schemas = _derive_schemas([description for _, description in described_routes])
     paths: dict[str, dict[str, Any]] = {}
-    for route, description in described:
+    for route, description in described_routes:
         assert route.resource is not None
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
         paths.setdefault(path, {})[route.method.lower()] = _describe_operation(description, schemas)
@@ -89,7 +89,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
                 "Error": _ERROR_SCHEMA,
-                **derived,
+                **derived_schemas,
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
@@ -103,34 +103,35 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
     Returns:
         A function that returns the schema of a declared body or answer, and the components of the document.
     """
-    declared = [description.body for description in descriptions]
-    declared += [answer.schema for description in descriptions for answer in description.answers]
-    types = [schema for schema in declared if schema is not None and not isinstance(schema, dict)]
+    body_schemas = [description.body for description in descriptions]
+    body_schemas += [answer.schema for description in descriptions for answer in description.answers]
+    types = [schema for schema in body_schemas if schema is not None and not isinstance(schema, dict)]
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = {id(schema): reference for schema, reference in zip(types, references, strict=True)}
     return lambda schema: schema if isinstance(schema, dict) else by_type[id(schema)], components
 
 
-def _describe_operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def _describe_operation(description: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Return the OpenAPI object of an operation."""
     operation: dict[str, Any] = {
-        "operationId": described.operation,
-        "summary": described.summary,
-        "tags": list(described.tags),
+        "operationId": description.operation,
+        "summary": description.summary,
+        "tags": list(description.tags),
         "responses": {
-            str(answer.status): _describe_response(answer, schema_of, described.waits) for answer in described.answers
+            str(answer.status): _describe_response(answer, schema_of, description.waits)
+            for answer in description.answers
         },
     }
     operation["responses"]["default"] = {
         "description": "An error, in the form of the Iceberg REST specification",
         "content": _ERROR_CONTENT,
     }
-    if described.all_parameters:
-        operation["parameters"] = [_describe_parameter(parameter) for parameter in described.all_parameters]
-    if described.body is not None:
-        content = {"application/json": {"schema": schema_of(described.body)}}
-        operation["requestBody"] = {"required": not described.is_body_optional, "content": content}
-    if described.public:
+    if description.all_parameters:
+        operation["parameters"] = [_describe_parameter(parameter) for parameter in description.all_parameters]
+    if description.body is not None:
+        content = {"application/json": {"schema": schema_of(description.body)}}
+        operation["requestBody"] = {"required": not description.is_body_optional, "content": content}
+    if description.public:
         operation["security"] = []
     return operation
 

@@ -67,10 +67,10 @@ class Catalog:
             NoSuchTable: The table does not exist.
             Forbidden: The table has not claimed the location that its metadata names.
         """
-        loaded = await self.tables.load(namespace, name)
-        assert loaded.entry is not None
-        await check_claimed_location(self.context, loaded.entry.uuid, loaded.metadata.location)
-        return loaded.metadata.location
+        loaded_table = await self.tables.load(namespace, name)
+        assert loaded_table.entry is not None
+        await check_claimed_location(self.context, loaded_table.entry.uuid, loaded_table.metadata.location)
+        return loaded_table.metadata.location
 
     async def check_owned(self, uuid: str, location: str) -> None:
         """Check that a table has claimed a location.
@@ -80,7 +80,7 @@ class Catalog:
         """
         await check_claimed_location(self.context, uuid, location)
 
-    async def check_writable(self, loaded: LoadedTable) -> None:
+    async def check_writable(self, loaded_table: LoadedTable) -> None:
         """Check that the server would write only inside the table's claimed locations.
 
         The table's metadata determine where the server writes.
@@ -88,8 +88,8 @@ class Catalog:
         Raises:
             Forbidden: The server would write outside these locations.
         """
-        assert loaded.entry is not None
-        await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
+        assert loaded_table.entry is not None
+        await check_writable(self.context, loaded_table.entry.uuid, loaded_table.metadata)
 
     async def find_staged_location(self, caller: Caller, token: str, namespace: NamespacePath, name: str) -> str:
         """Return the location of a staged table.
@@ -139,18 +139,18 @@ async def open_catalog(
     timeline: Timeline,
     keyring: Keyring,
     *,
-    stored: ObjectStore | None = None,
+    stored_objects: ObjectStore | None = None,
 ) -> AsyncIterator[Catalog]:
     """Open the catalog.
 
     Args:
-        stored: The storage without the caches that `objects` may have. The default is `objects`.
+        stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
 
     Raises:
         ConfigError: The warehouse URI is invalid.
     """
     warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
-    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
+    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored_objects=stored_objects)
     context = CatalogContext(
         settings=settings,
         store=store,

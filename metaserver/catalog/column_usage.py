@@ -79,27 +79,30 @@ class ColumnUsage:
         self._context = context
         self._limit = context.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
-        self._held: Counter[str | None] = Counter()
+        self._costs_by_principal: Counter[str | None] = Counter()
         """The number of counted reads towards the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
         self.days = context.settings.column_usage_days
         self.is_on = self.days > 0
 
-    def add(self, read: ColumnRead, principal: str | None) -> None:
+    def add(self, column_read: ColumnRead, principal: str | None) -> None:
         """Count a read.
 
         Args:
             principal: The principal that reads. None means that the server has no logins, and reads may use the whole
                 limit.
         """
-        if read not in self._counts:
-            cost = 1 + len(read.columns) // _COLUMNS_PER_COUNTED_READ
+        if column_read not in self._counts:
+            cost = 1 + len(column_read.columns) // _COLUMNS_PER_COUNTED_READ
             share = self._limit if principal is None else max(1, self._limit // 2)
-            if self._held.total() + cost <= self._limit and self._held[principal] + cost <= share:
-                self._held[principal] += cost
+            if (
+                self._costs_by_principal.total() + cost <= self._limit
+                and self._costs_by_principal[principal] + cost <= share
+            ):
+                self._costs_by_principal[principal] += cost
             else:
-                read = ColumnRead(read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
+                column_read = ColumnRead(column_read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
                 if not self._is_full:
                     self._is_full = True
                     _log.warning(
@@ -108,7 +111,7 @@ class ColumnUsage:
                         setting="column_usage_counters",
                         who=principal,
                     )
-        self._counts[read] += 1
+        self._counts[column_read] += 1
 
     @property
     def today(self) -> int:
@@ -128,7 +131,7 @@ class ColumnUsage:
             RetryLater, CommitUnknown: The database does not answer. The remaining reads are lost.
         """
         counts, self._counts, self._is_full = self._counts, Counter(), False
-        self._held = Counter()
+        self._costs_by_principal = Counter()
         for uuid, rows in (await asyncio.to_thread(_group_by_table, counts)).items():
             try:
                 await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])
@@ -145,25 +148,28 @@ class ColumnUsage:
 
     async def prune(self) -> int:
         """Remove the rows that are older than the setting allows, and return the number of removed rows."""
-        removed = 0
+        removed_count = 0
         before_day = (await read_passed_time(self._context.store, self._context.clock)).find_time_ago(
             self.days * DAY_MS
         ) // DAY_MS
         while count := await self._context.store.prune_column_reads(before_day, _PRUNED_ROWS_PER_BATCH):
-            removed += count
+            removed_count += count
             if count < _PRUNED_ROWS_PER_BATCH:
                 break
-        return removed
+        return removed_count
 
 
 def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
     """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
-    for read, count in counts.items():
-        table_counts = tables[read.uuid]
-        for column in read.columns if UNKNOWN_COLUMNS in read.columns else (*read.columns, NAMED_COLUMNS):
+    for column_read, count in counts.items():
+        table_counts = tables[column_read.uuid]
+        for column in (
+            column_read.columns if UNKNOWN_COLUMNS in column_read.columns else (*column_read.columns, NAMED_COLUMNS)
+        ):
             age_d, reads = table_counts.get(column, (0, 0))
-            table_counts[column] = max(age_d, read.oldest_age_d), reads + count
+            table_counts[column] = max(age_d, column_read.oldest_age_d), reads + count
     return {
-        uuid: tuple((column, *counted) for column, counted in by_column.items()) for uuid, by_column in tables.items()
+        uuid: tuple((column, *counts_by_age) for column, counts_by_age in by_column.items())
+        for uuid, by_column in tables.items()
     }

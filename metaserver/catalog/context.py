@@ -101,7 +101,7 @@ class CatalogContext:
         return namespace
 
     async def check_location(
-        self, caller: Caller, location: str, description: str, within: NamespacePath | None = None
+        self, caller: Caller, location: str, description: str, target_namespace: NamespacePath | None = None
     ) -> None:
         """Check that the caller may place an entry at the location.
 
@@ -109,26 +109,27 @@ class CatalogContext:
         must not place a table over the files of another namespace.
 
         Args:
-            within: The namespace of the new entry, in which the caller may write. Its location may be outside the
-                locations of its parents.
+            target_namespace: The namespace of the new entry, in which the caller may write. Its location may be outside
+                the locations of its parents.
 
         Raises:
             BadRequest: The location is outside the warehouse.
             Forbidden: The location is outside the caller's grants.
         """
-        parsed = self.warehouse.parse(location, description)
+        parsed_location = self.warehouse.parse(location, description)
         if caller.confined_to is None:
             return
-        for path in caller.confined_to if within is None else (*caller.confined_to, within):
+        for path in caller.confined_to if target_namespace is None else (*caller.confined_to, target_namespace):
             namespace = await self.store.load_namespace(path)
             location_property = None if namespace is None else namespace.properties.get("location")
             root = parse_location(
                 location_property or self.warehouse.make_namespace_location(path), "location of the namespace"
             )
-            if root != parsed and root.holds(parsed):
+            if root != parsed_location and root.holds(parsed_location):
                 return
         raise Forbidden(
-            f"{description} {str(parsed)!r} is outside the namespaces that {caller.principal_name} may write; omit "
+            f"{description} {str(parsed_location)!r} is outside the namespaces that {caller.principal_name} may "
+            "write; omit "
             "it, and the "
             "server chooses a location"
         )
@@ -167,13 +168,17 @@ class CatalogContext:
             )
 
     async def check_properties(
-        self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath
+        self,
+        caller: Caller,
+        properties: dict[str, str],
+        old_properties: dict[str, str],
+        target_namespace: NamespacePath,
     ) -> None:
         """Check that the caller may set the properties.
 
         Args:
-            before: The properties before the change.
-            within: The namespace of the table or view.
+            old_properties: The properties before the change.
+            target_namespace: The namespace of the table or view.
 
         Raises:
             BadRequest: A property controls clients, or has an invalid location.
@@ -186,8 +191,8 @@ class CatalogContext:
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:
-            if key in properties and properties[key] != before.get(key):
-                await self.check_location(caller, properties[key], key, within)
+            if key in properties and properties[key] != old_properties.get(key):
+                await self.check_location(caller, properties[key], key, target_namespace)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
         """Run the operations in one transaction, and wake the requests that watch the timeline.
@@ -244,12 +249,12 @@ class CatalogContext:
         """
         for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
-                recorded = await self._was_recorded(instant)
+                is_recorded = await self._was_recorded(instant)
             except SeamarkError:
                 # If the query fails, the outcome is unknown. On any other result, the caller would delete the files.
                 await self.back_off(attempt)
                 continue
-            if not recorded:
+            if not is_recorded:
                 raise undone("The database lost the connection and rolled the change back; retry it")
             return True
         return False
@@ -261,12 +266,12 @@ class CatalogContext:
         try:
             await self.store.transact([RecordInstant(instant=tombstone)])
         except AlreadyExists:
-            recorded = await self.store.load_instant(instant.id)
-            if recorded is None:
+            stored_instant = await self.store.load_instant(instant.id)
+            if stored_instant is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
             # Any state except rolled back proves the commit. The state may be in flight, because a purge is recorded
             # so.
-            return recorded.state is not InstantState.ROLLED_BACK
+            return stored_instant.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
@@ -301,14 +306,20 @@ class CatalogContext:
         return False
 
     async def choose_location(
-        self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, requested: str | None
+        self,
+        caller: Caller,
+        kind: EntryKind,
+        namespace: NamespacePath,
+        name: str,
+        uuid: str,
+        requested_location: str | None,
     ) -> str:
         """Return the location of a new table, view or function.
 
         The location is the requested location, after checks, or a new folder below the location of the namespace.
         """
-        if requested:
-            location = requested.rstrip("/") or requested
+        if requested_location:
+            location = requested_location.rstrip("/") or requested_location
             await self.check_location(caller, location, f"The {kind.value}'s location", namespace)
             return location
         parent = await self.require_namespace(namespace)
@@ -366,7 +377,7 @@ class CatalogContext:
 
     async def read_page(
         self,
-        read: Callable[[str | None, int], Awaitable[list[T]]],
+        read_value: Callable[[str | None, int], Awaitable[list[T]]],
         key: Callable[[T], str],
         page_token: str | None,
         page_size: int | None,
@@ -376,7 +387,7 @@ class CatalogContext:
         The REST specification says that clients that do not page receive all items.
 
         Args:
-            read: Reads at most the given number of items after a key, or from the start if the key is None.
+            read_value: Reads at most the given number of items after a key, or from the start if the key is None.
             key: Returns the key of an item.
         """
         limit = self.settings.page_limit
@@ -388,15 +399,15 @@ class CatalogContext:
         if page_token is None and page_size is None:
             everything: list[T] = []
             while True:
-                rows = await read(after, limit)
+                rows = await read_value(after, limit)
                 everything += rows
                 if len(rows) < limit:
                     return Page(items=everything, next_token=None)
                 after = key(rows[-1])
-        rows = await read(after, limit + 1)
-        more = len(rows) > limit
+        rows = await read_value(after, limit + 1)
+        has_more = len(rows) > limit
         rows = rows[:limit]
-        return Page(items=rows, next_token=self.pages.encode(key(rows[-1])) if more else None)
+        return Page(items=rows, next_token=self.pages.encode(key(rows[-1])) if has_more else None)
 
     async def list_names(
         self, kind: EntryKind, path: NamespacePath, page_token: str | None, page_size: int | None

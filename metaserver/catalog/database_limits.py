@@ -132,8 +132,8 @@ class NamespaceSizes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Size] = {}
-        self._counting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._known_sizes: dict[str, _Size] = {}
+        self._count_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def require_room(
         self, store: PointerStore, settings: Settings, clock: Clock, operations: Sequence[Operation]
@@ -145,13 +145,13 @@ class NamespaceSizes:
         """
         rows, characters = await _count_additions(store, operations)
         for top in rows | characters:
-            counting = self._counting.setdefault(top, asyncio.Lock())
-            async with counting:
-                size = self._known.get(top)
+            count_lock = self._count_locks.setdefault(top, asyncio.Lock())
+            async with count_lock:
+                size = self._known_sizes.get(top)
                 if size is None or _is_doubtful(size, rows[top], characters[top], settings, clock.monotonic()):
-                    if len(self._known) >= _NAMESPACES_MAX:
-                        self._known.clear()
-                    size = self._known[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
+                    if len(self._known_sizes) >= _NAMESPACES_MAX:
+                        self._known_sizes.clear()
+                    size = self._known_sizes[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
                 _check_limits(top, size, rows[top], characters[top], settings)
                 size.added_rows += rows[top]
                 size.added_characters += characters[top]
@@ -166,16 +166,16 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 rows[operation.path[0]] += 1
                 characters[operation.path[0]] += _count_characters(operation.properties)
             case ReplaceNamespaceProperties():
-                stored = await store.load_namespace(operation.path)
-                former_characters = 0 if stored is None else _count_characters(stored.properties)
+                stored_namespace = await store.load_namespace(operation.path)
+                former_characters = 0 if stored_namespace is None else _count_characters(stored_namespace.properties)
                 characters[operation.path[0]] += max(0, _count_characters(operation.properties) - former_characters)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
                 rows[operation.to_namespace[0]] += 1
             case RestoreEntry():
-                dropped = await store.find_dropped(operation.dropped_id)
-                if dropped is None or dropped.entry.namespace[0] != operation.namespace[0]:
+                dropped_entry = await store.find_dropped(operation.dropped_id)
+                if dropped_entry is None or dropped_entry.entry.namespace[0] != operation.namespace[0]:
                     rows[operation.namespace[0]] += 1
     return rows, characters
 
@@ -187,14 +187,14 @@ def _count_characters(properties: Mapping[str, str]) -> int:
 def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
     """Return whether the size must be counted again before it is compared with the limits."""
     is_old = now_s - size.counted_s >= COUNTED_AGAIN_S
-    for counted, since, amount, limit in (
+    for counted_amount, since, amount, limit in (
         (size.rows, size.added_rows, rows, settings.namespace_entries_limit),
         (size.characters, size.added_characters, characters, settings.namespace_properties_limit),
     ):
-        if counted + since + amount > limit:
+        if counted_amount + since + amount > limit:
             if is_old or since:
                 return True
-        elif is_old and 2 * (since + amount) > limit - counted:
+        elif is_old and 2 * (since + amount) > limit - counted_amount:
             return True
     return False
 

@@ -64,19 +64,19 @@ class Documents:
     """A read-through cache of at most `budget_bytes`, with at most one concurrent read of a location."""
 
     def __init__(
-        self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
+        self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored_objects: ObjectStore | None = None
     ) -> None:
         """Create the cache of metadata documents.
 
         Args:
-            stored: The storage without the caches that `objects` may have. The default is `objects`.
+            stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
         """
         self._objects = objects
-        self._sources = (objects,) if stored is None or stored is objects else (objects, stored)
+        self._sources = (objects,) if stored_objects is None or stored_objects is objects else (objects, stored_objects)
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
-        self._seen: dict[str, float] = {}
+        self._seen_times: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -90,9 +90,9 @@ class Documents:
             NotFound: The file is missing.
             Corrupt: The file contains no table metadata.
         """
-        cached = self._cache.get(("table", location))
-        if isinstance(cached, TableMetadata):
-            return cached
+        cached_value = self._cache.get(("table", location))
+        if isinstance(cached_value, TableMetadata):
+            return cached_value
         metadata = await self._flights.run(("table", location), lambda: self._fetch_table(location))
         assert isinstance(metadata, TableMetadata)
         return metadata
@@ -102,15 +102,15 @@ class Documents:
 
         If a caller examines many tables, their metadata would evict the documents that requests need.
         """
-        cached = self._cache.get(("table", location))
-        if isinstance(cached, TableMetadata):
-            return cached
+        cached_value = self._cache.get(("table", location))
+        if isinstance(cached_value, TableMetadata):
+            return cached_value
         return await _decode_table(await self._read_json(location), location)
 
     async def view(self, location: str) -> ViewMetadata:
-        cached = self._cache.get(("view", location))
-        if isinstance(cached, ViewMetadata):
-            return cached
+        cached_value = self._cache.get(("view", location))
+        if isinstance(cached_value, ViewMetadata):
+            return cached_value
         data = await self._read_json(location)
         metadata = _drop_client_properties(decode_view(data, location))
         self._cache.put(("view", location), metadata, measure_object_bytes(metadata))
@@ -118,9 +118,9 @@ class Documents:
 
     async def peek_view(self, location: str) -> ViewMetadata:
         """Return the metadata of a view without caching them."""
-        cached = self._cache.get(("view", location))
-        if isinstance(cached, ViewMetadata):
-            return cached
+        cached_value = self._cache.get(("view", location))
+        if isinstance(cached_value, ViewMetadata):
+            return cached_value
         data = await self._read_json(location)
         return await asyncio.to_thread(lambda: _drop_client_properties(decode_view(data, location)))
 
@@ -137,34 +137,34 @@ class Documents:
 
     async def read_raw(self, location: str) -> bytes:
         """Return the content of the file."""
-        cached = self._cache.get(("raw", location))
-        if isinstance(cached, bytes):
-            return cached
+        cached_value = self._cache.get(("raw", location))
+        if isinstance(cached_value, bytes):
+            return cached_value
         data = await self._read(location)
         self._cache.put(("raw", location), data, len(data))
         return data
 
     async def render_document(self, location: str, mode: SnapshotMode) -> bytes:
         """Return the JSON of the table metadata, either complete or only with the snapshots of branches and tags."""
-        cached = self._cache.get((mode, location))
-        if isinstance(cached, bytes):
-            return cached
+        cached_value = self._cache.get((mode, location))
+        if isinstance(cached_value, bytes):
+            return cached_value
         metadata = await self.table(location)
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
         """Return the JSON of decoded metadata, as `render_document` does."""
-        cached = self._cache.get((mode, location))
-        if isinstance(cached, bytes):
-            return cached
+        cached_value = self._cache.get((mode, location))
+        if isinstance(cached_value, bytes):
+            return cached_value
         data = encode_refs_view(metadata) if mode == "refs" else encode_table(metadata)
         self._cache.put((mode, location), data, len(data))
         return data
 
     def view_document(self, location: str, metadata: ViewMetadata) -> bytes:
-        cached = self._cache.get(("view-json", location))
-        if isinstance(cached, bytes):
-            return cached
+        cached_value = self._cache.get(("view-json", location))
+        if isinstance(cached_value, bytes):
+            return cached_value
         data = encode_view(metadata)
         self._cache.put(("view-json", location), data, len(data))
         return data
@@ -180,7 +180,7 @@ class Documents:
                 raise _make_missing_error(location)
             return
         now_s = self._clock.monotonic()
-        seen_s = self._seen.get(location)
+        seen_s = self._seen_times.get(location)
         if seen_s is None or now_s - seen_s >= _RECHECK_S:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
@@ -207,17 +207,17 @@ class Documents:
         task = self._checks.get(location)
         if task is None:
             task = self._checks[location] = asyncio.create_task(self._check_exists(location), name="document-exists")
-            task.add_done_callback(lambda done: self._finish_check(location, done))
+            task.add_done_callback(lambda finished_task: self._finish_check(location, finished_task))
         return task
 
     async def _check_exists(self, location: str) -> None:
         began_s = self._clock.monotonic()
         if not await self._objects.exists(location):
-            self._seen.pop(location, None)
+            self._seen_times.pop(location, None)
             raise _make_missing_error(location)
-        if len(self._seen) >= _SEEN_LOCATIONS_MAX:
-            self._seen.clear()
-        self._seen[location] = began_s
+        if len(self._seen_times) >= _SEEN_LOCATIONS_MAX:
+            self._seen_times.clear()
+        self._seen_times[location] = began_s
 
     def _finish_check(self, location: str, task: asyncio.Task[None]) -> None:
         del self._checks[location]
@@ -237,7 +237,7 @@ class Documents:
 
     def forget(self, location: str) -> None:
         """Evict the metadata of a file that was deleted."""
-        self._seen.pop(location, None)
+        self._seen_times.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
@@ -338,7 +338,7 @@ def compress_document(codec: str, document: bytes) -> tuple[bytes, str]:
         case "none" | "":
             return document, choose_file_suffix(document)
         case "gzip":
-            packed = gzip.compress(document, 1, mtime=0)
-            return packed, choose_file_suffix(packed, ".gz.metadata.json")
+            compressed = gzip.compress(document, 1, mtime=0)
+            return compressed, choose_file_suffix(compressed, ".gz.metadata.json")
         case other:
             raise BadRequest(f"write.metadata.compression-codec is {other!r}; supported: none, gzip")

@@ -87,8 +87,8 @@ class Dropped:
             BadRequest: The entry can still be restored.
         """
         row = await self.get(dropped_id)
-        passed = await read_passed_time(self._context.store, self._context.clock)
-        if not row.is_retained and not _is_expired(row, passed):
+        passed_time = await read_passed_time(self._context.store, self._context.clock)
+        if not row.is_retained and not _is_expired(row, passed_time):
             raise BadRequest(
                 f"{format_path(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge "
                 f"it, or "
@@ -104,14 +104,14 @@ class Dropped:
             The number of entries whose claims ended.
         """
         now_ms = self._context.clock.now_ms()
-        released = 0
+        released_count = 0
         for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _DELETED_FILES_PER_BATCH):
             operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
             if not await has_files(self._context, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
-                released += 1
+                released_count += 1
             await self._context.transact([operation])
-        return released
+        return released_count
 
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
@@ -125,8 +125,8 @@ class Dropped:
         """
         requested_ms = self._context.clock.now_ms()
         row = await self.get(dropped_id)
-        passed = await read_passed_time(self._context.store, self._context.clock)
-        if _is_expired(row, passed):
+        passed_time = await read_passed_time(self._context.store, self._context.clock)
+        if _is_expired(row, passed_time):
             raise NotFound(f"The retention of {dropped_id} has ended; it can no longer be undropped")
         path = row.entry.namespace if namespace is None else namespace
         to_name = check_new_name(row.entry.name if name is None else name, f"{row.entry.kind.value} name")
@@ -156,32 +156,32 @@ class Dropped:
         Returns:
             The number of repeated purges plus the number of purged entries.
         """
-        unfinished = await self._context.store.list_instants(
+        unfinished_instants = await self._context.store.list_instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _DELETED_FILES_PER_BATCH
         )
-        for instant in unfinished:
+        for instant in unfinished_instants:
             await self._delete_files(instant)
-        passed = await read_passed_time(self._context.store, self._context.clock)
+        passed_time = await read_passed_time(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
         # After a change of the setting, the rows may include entries that have not expired yet, and may lack expired
         # entries.
         rows = await self._context.store.list_expired(
-            passed.find_time_ago(retention_ms) + retention_ms, _DELETED_FILES_PER_BATCH
+            passed_time.find_time_ago(retention_ms) + retention_ms, _DELETED_FILES_PER_BATCH
         )
-        expired = [row for row in rows if _is_expired(row, passed)]
-        for row in expired:
+        expired_entries = [row for row in rows if _is_expired(row, passed_time)]
+        for row in expired_entries:
             try:
                 await self._forget(HOUSEKEEPER, row)
             except NotFound:  # Another replica did this first, or the row was restored.
                 continue
-        return len(unfinished) + len(expired)
+        return len(unfinished_instants) + len(expired_entries)
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
             # A retained view or function has only its locations left, because files of views and functions are never
             # deleted.
-            ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
-            await self._context.transact([ended])
+            operation = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
+            await self._context.transact([operation])
             return
         now_ms = self._context.clock.now_ms()
         instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now_ms).instant
@@ -204,22 +204,22 @@ class Dropped:
 
         If the storage is unavailable, the instant stays in flight, and a later round continues the purge.
         """
-        deleted = failed = 0
+        deleted_count = failed_count = 0
         assert instant.metadata_location is not None
         try:
             async for location in list_reachable_files(self._context, instant.uuid, instant.metadata_location):
                 try:
                     await self._context.objects.delete(location)
-                    deleted += 1
+                    deleted_count += 1
                 except RetryLater:
                     raise
                 except SeamarkError:
-                    failed += 1
+                    failed_count += 1
         except RetryLater:
             return
         except SeamarkError:
             # Without readable metadata, the purge deletes no files, and the instant records the failure.
-            failed += 1
+            failed_count += 1
         self._context.documents.forget(instant.metadata_location)
         try:
             await self._context.transact(
@@ -229,7 +229,7 @@ class Dropped:
                         expected=InstantState.INFLIGHT,
                         state=InstantState.COMPLETED,
                         now_ms=self._context.clock.now_ms(),
-                        summary={**instant.summary, "deleted-files": deleted, "failed-files": failed},
+                        summary={**instant.summary, "deleted-files": deleted_count, "failed-files": failed_count},
                     ),
                     await self._release(instant),
                 ]
@@ -265,9 +265,9 @@ class Dropped:
         )
 
 
-def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
+def _is_expired(row: DroppedEntry, passed_time: PassedTime) -> bool:
     """Return whether the entry's retention has passed."""
-    return passed.measure_ms(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
+    return passed_time.measure_ms(row.dropped_ms, passed_time.now_ms) >= row.expires_ms - row.dropped_ms
 
 
 def make_no_such_dropped(dropped_id: str) -> NotFound:

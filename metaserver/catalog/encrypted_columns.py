@@ -28,17 +28,17 @@ def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
     if properties.get(_UNIFORM_KEY) or parse_bool(properties, _COMPLETE, False):
         return frozenset(columns)
     names = {*_read_declared(metadata), *_parse_key_columns(properties.get(_COLUMN_KEYS, ""))}
-    declared = {column_id for column_id, column in columns.items() if column.name in names}
-    if not declared:
+    declared_ids = {column_id for column_id, column in columns.items() if column.name in names}
+    if not declared_ids:
         return frozenset()
-    encrypted = set(declared)
+    encrypted_ids = set(declared_ids)
     for column_id in columns:
         ancestors = list(_list_ancestors(metadata, column_id))
-        if declared.intersection(ancestors):
-            encrypted.add(column_id)
-        if column_id in declared:
-            encrypted.update(ancestors)
-    return frozenset(encrypted)
+        if declared_ids.intersection(ancestors):
+            encrypted_ids.add(column_id)
+        if column_id in declared_ids:
+            encrypted_ids.update(ancestors)
+    return frozenset(encrypted_ids)
 
 
 def _read_declared(metadata: TableMetadata) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def _list_ancestors(metadata: TableMetadata, column_id: int) -> Iterator[int]:
 def check_encrypted_columns(
     metadata: TableMetadata,
     base: TableMetadata | None,
-    list_indexed: Callable[[TableMetadata], Iterable[int]] = lambda _: (),
+    list_indexed_ids: Callable[[TableMetadata], Iterable[int]] = lambda _: (),
 ) -> None:
     """Check that a commit publishes no values of encrypted columns.
 
@@ -74,7 +74,7 @@ def check_encrypted_columns(
     Args:
         metadata: The table's metadata after the commit.
         base: The metadata before the commit. None for a new table.
-        list_indexed: Returns the ids of the columns on which the table has indexes.
+        list_indexed_ids: Returns the ids of the columns on which the table has indexes.
 
     Raises:
         BadRequest: The commit adds a use that publishes the values or the order of an encrypted column, or it
@@ -88,8 +88,8 @@ def check_encrypted_columns(
         for name in parse_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, but the table has no such column")
-    former_uses = set() if base is None else set(_list_uses(base, list_indexed(base)))
-    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former_uses):
+    former_uses = set() if base is None else set(_list_uses(base, list_indexed_ids(base)))
+    for use, column_id in sorted(set(_list_uses(metadata, list_indexed_ids(metadata))) - former_uses):
         column = metadata.current_schema.index.by_id[column_id].name
         raise BadRequest(
             f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "
@@ -97,20 +97,20 @@ def check_encrypted_columns(
         )
 
 
-def _list_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+def _list_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:
     """Yield the uses that publish values of encrypted columns."""
     secret = find_encrypted_ids(metadata)
     if secret:
-        yield from ((use, column_id) for use, column_id in _list_all_uses(metadata, indexed) if column_id in secret)
+        yield from ((use, column_id) for use, column_id in _list_all_uses(metadata, indexed_ids) if column_id in secret)
 
 
-def _list_all_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
-    """Yield the uses that publish values of any column. `indexed` contains the ids of indexed columns."""
+def _list_all_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:
+    """Yield the uses that publish values of any column. `indexed_ids` contains the ids of indexed columns."""
     yield from (("the partition spec", column_id) for column_id in metadata.default_spec.published_ids)
     order = metadata.sort_order(metadata.default_sort_order_id)
     if order is not None:
         yield from (("the sort order", column_id) for column_id in order.column_ids)
-    yield from (("an index", column_id) for column_id in indexed)
+    yield from (("an index", column_id) for column_id in indexed_ids)
     for use, names in (
         (clustering.COLUMNS, _list_clustering_columns(metadata)),
         (statistics.COLUMNS, _read_names(metadata, statistics.COLUMNS)),

@@ -65,25 +65,25 @@ class Functions:
         requested_ms = self._context.clock.now_ms()
         check_name(name, "function name")
         try:
-            checked = convert_values(document, _Document)
+            function_document = convert_values(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function metadata is malformed: {error}") from None
-        check_client_properties(checked.properties, "A function")
+        check_client_properties(function_document.properties, "A function")
         current = await self._context.store.load_entry(EntryKind.FUNCTION, namespace, name)
-        if current is not None and current.uuid != checked.function_uuid:
+        if current is not None and current.uuid != function_document.function_uuid:
             raise BadRequest(
                 f"{format_path(namespace, name)} has function-uuid {current.uuid}; drop it before you put another "
                 f"function"
             )
         folder = await self._context.choose_location(
-            caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
+            caller, EntryKind.FUNCTION, namespace, name, function_document.function_uuid, None
         )
-        if current is None and await self._context.store.count_names(checked.function_uuid):
+        if current is None and await self._context.store.count_names(function_document.function_uuid):
             # The UUID identifies the history of an entry, and it decides whether a table's files may be deleted.
-            raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
+            raise BadRequest(f"The function-uuid {function_document.function_uuid} is in use; choose another")
         body = encode_json(document)
         location = f"{folder}/metadata/{self._context.clock.uuid7()}{choose_file_suffix(body, '.function.json')}"
-        entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
+        entry = make_entry(namespace, name, function_document.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: list[Operation] = self._context.create_entry(caller, entry)
         if current is not None:
             change = [build_swap(current, location, requested_ms)]

@@ -57,9 +57,9 @@ class Imports:
             AlreadyExists: The name refers to another metadata file, or the table is live under another name.
             BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
         """
-        existing = await self._find(EntryKind.TABLE, namespace, name, location)
-        if existing is not None:
-            return existing, False
+        existing_entry = await self._find(EntryKind.TABLE, namespace, name, location)
+        if existing_entry is not None:
+            return existing_entry, False
         metadata = await self._tables.check_registrable(location)
         check_client_properties(await self._context.documents.read_stored_properties(location), "An imported table")
         if ALLOWED_LOCATIONS in metadata.properties:
@@ -94,9 +94,9 @@ class Imports:
             Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
                 there.
         """
-        existing = await self._find(EntryKind.VIEW, namespace, name, location)
-        if existing is not None:
-            return existing, False
+        existing_entry = await self._find(EntryKind.VIEW, namespace, name, location)
+        if existing_entry is not None:
+            return existing_entry, False
         self._context.warehouse.check(location, "metadata-location")
         try:
             metadata = await self._context.documents.view(location)
@@ -130,10 +130,10 @@ class Imports:
             await self._check_unnamed(entry)
             await register()
         except (AlreadyExists, CommitConflict):
-            existing = await self._find(entry.kind, entry.namespace, entry.name, entry.metadata_location)
-            if existing is None:
+            existing_entry = await self._find(entry.kind, entry.namespace, entry.name, entry.metadata_location)
+            if existing_entry is None:
                 raise
-            return existing, False
+            return existing_entry, False
         return entry, True
 
     async def _find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry | None:
@@ -215,9 +215,10 @@ def _list_files(metadata: TableMetadata) -> Iterator[tuple[str, str]]:
 
 
 def _check_inside(own_locations: list[Location], path: str, description: str) -> None:
-    parsed = parse_location(path, description)
-    if not any(location.holds(parsed) and location != parsed for location in own_locations):
+    parsed_location = parse_location(path, description)
+    if not any(location.holds(parsed_location) and location != parsed_location for location in own_locations):
         raise BadRequest(
-            f"{description} {str(parsed)!r} is outside the table's own location {str(own_locations[0])!r}; an import "
+            f"{description} {str(parsed_location)!r} is outside the table's own location {str(own_locations[0])!r}; "
+            "an import "
             "takes only tables and views whose files are below their location or their write.*.path folders"
         )

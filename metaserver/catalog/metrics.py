@@ -20,7 +20,7 @@ _TYPES = ("scan-report", "commit-report")
 class MetricsReports:
     def __init__(self, context: CatalogContext) -> None:
         self._context = context
-        self._sent = Quota(context.settings.metrics_rate_bytes)
+        self._sent_quota = Quota(context.settings.metrics_rate_bytes)
 
     async def report(
         self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
@@ -45,7 +45,7 @@ class MetricsReports:
         if entry is None:
             await self._context.require_namespace(namespace)
             return None
-        stored = MetricsReport(
+        stored_report = MetricsReport(
             id=str(self._context.clock.uuid7()),
             uuid=entry.uuid,
             namespace=namespace,
@@ -57,13 +57,13 @@ class MetricsReports:
             report=report,
         )
         now_s = self._context.clock.monotonic()
-        if not self._sent.has_room(caller.principal_name, now_s, size):
+        if not self._sent_quota.has_room(caller.principal_name, now_s, size):
             raise TooManyRequests(
                 f"{caller.principal_name} has sent too many reports within a minute; this report is dropped", 30
             )
-        self._sent.add(caller.principal_name, now_s, now_s + _WINDOW_S, size)
+        self._sent_quota.add(caller.principal_name, now_s, now_s + _WINDOW_S, size)
         keep = self._context.settings.metrics_reports_limit
-        await self._context.store.transact([SaveMetricsReport(report=stored, keep=keep)])
+        await self._context.store.transact([SaveMetricsReport(report=stored_report, keep=keep)])
         return entry
 
     async def list(

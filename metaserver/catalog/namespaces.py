@@ -44,8 +44,8 @@ class Namespaces:
             await self._context.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._context, properties["location"], "The namespace's location")
         properties = record_setters(caller.principal_name, properties, {})
-        created = self.with_location(Namespace(path=path, properties=properties))
-        body = encode_json({"namespace": list(path), "properties": created.properties})
+        namespace = self.with_location(Namespace(path=path, properties=properties))
+        body = encode_json({"namespace": list(path), "properties": namespace.properties})
         await self._context.transact(
             [
                 CreateNamespace(path=path, properties=properties),
@@ -53,7 +53,7 @@ class Namespaces:
                 *self._context.remember(caller, status=200, body=body),
             ]
         )
-        return created
+        return namespace
 
     async def get(self, path: NamespacePath) -> Namespace:
         """Return the namespace. Its properties always include a `location`, which Trino needs for CTAS."""
@@ -113,18 +113,22 @@ class Namespaces:
             await check_outside(self._context, updates["location"], "The namespace's location")
         removed_names = dict.fromkeys(removals)
         for attempt in range(self._context.settings.commit_retries + 1):
-            stored = await self._context.require_namespace(path)
+            stored_namespace = await self._context.require_namespace(path)
             changes = PropertyChanges(
                 updated=list(updates),
-                removed=[key for key in removed_names if key in stored.properties],
-                missing=[key for key in removed_names if key not in stored.properties],
+                removed=[key for key in removed_names if key in stored_namespace.properties],
+                missing=[key for key in removed_names if key not in stored_namespace.properties],
             )
-            properties = {key: value for key, value in stored.properties.items() if key not in removed_names} | updates
-            properties = record_setters(caller.principal_name, properties, stored.properties)
+            properties = {
+                key: value for key, value in stored_namespace.properties.items() if key not in removed_names
+            } | updates
+            properties = record_setters(caller.principal_name, properties, stored_namespace.properties)
             # A namespace from before the limit may exceed it, so removing properties is always allowed.
             if updates:
                 _check_size(path, properties)
-            replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
+            replace = ReplaceNamespaceProperties(
+                path=path, expected_version=stored_namespace.version, properties=properties
+            )
             try:
                 await self._context.transact(
                     [replace, *self._context.remember(caller, status=200, body=encode_json(changes))]
@@ -147,12 +151,14 @@ class Namespaces:
         """
         properties = {name: value for name, value in properties.items() if name != SETTERS}
         for attempt in range(self._context.settings.commit_retries + 1):
-            stored = await self._context.store.load_namespace(path)
+            stored_namespace = await self._context.store.load_namespace(path)
             try:
-                if stored is None:
+                if stored_namespace is None:
                     return await self.create(caller, path, properties)
-                if {name: value for name, value in stored.properties.items() if name != SETTERS} != properties:
-                    await self._replace_properties(caller, stored, properties)
+                if {
+                    name: value for name, value in stored_namespace.properties.items() if name != SETTERS
+                } != properties:
+                    await self._replace_properties(caller, stored_namespace, properties)
             except (AlreadyExists, CommitConflict):
                 # Another request created or changed the namespace.
                 if attempt == self._context.settings.commit_retries:
@@ -161,15 +167,21 @@ class Namespaces:
                 return await self.get(path)
         raise AssertionError("the loop returns or raises")
 
-    async def _replace_properties(self, caller: Caller, stored: Namespace, properties: dict[str, str]) -> None:
-        await self._check_properties(caller, stored.path, properties)
+    async def _replace_properties(
+        self, caller: Caller, stored_namespace: Namespace, properties: dict[str, str]
+    ) -> None:
+        await self._check_properties(caller, stored_namespace.path, properties)
         location = properties.get("location")
-        if location is not None and location != stored.properties.get("location"):
+        if location is not None and location != stored_namespace.properties.get("location"):
             await self._context.check_location(caller, location, "The namespace's location")
             await check_outside(self._context, location, "The namespace's location")
-        properties = record_setters(caller.principal_name, properties, stored.properties)
+        properties = record_setters(caller.principal_name, properties, stored_namespace.properties)
         await self._context.transact(
-            [ReplaceNamespaceProperties(path=stored.path, expected_version=stored.version, properties=properties)]
+            [
+                ReplaceNamespaceProperties(
+                    path=stored_namespace.path, expected_version=stored_namespace.version, properties=properties
+                )
+            ]
         )
 
     async def _check_properties(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> None:

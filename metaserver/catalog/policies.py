@@ -51,25 +51,25 @@ INHERITED_MAX = 200
 """The maximum number of policies that a table inherits. They may come from up to a thousand parent namespaces."""
 
 
-def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
+def add_policies(outer_policies: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
     """Return the policies that the tables of a namespace inherit.
 
     If there are more than `INHERITED_MAX` policies, the policies of the nearest namespaces are kept.
 
     Args:
-        above: The policies for the tables of the parent namespace.
+        outer_policies: The policies for the tables of the parent namespace.
         namespace: The namespace.
         properties: The properties of the namespace.
     """
     policy_properties = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not policy_properties:
-        return above
+        return outer_policies
     setters = parse_setters(properties)
     own_policies = {
         name: Inherited(value, namespace, setters.get(name, "")) for name, value in policy_properties.items()
     }
-    inherited = ((name, policy) for name, policy in above.items() if name not in own_policies)
-    return dict(islice(chain(own_policies.items(), inherited), INHERITED_MAX))
+    inherited_properties = ((name, policy) for name, policy in outer_policies.items() if name not in own_policies)
+    return dict(islice(chain(own_policies.items(), inherited_properties), INHERITED_MAX))
 
 
 def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
-def record_setters(principal: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def record_setters(principal: str, properties: Mapping[str, str], old_properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties, with the names of their setters added.
 
     A job has only the rights that these principals have when the job runs.
@@ -89,16 +89,17 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
     computed from the stored value. Without logins there are no names.
 
     Args:
-        principal: The principal that changes the properties: the setter of each value that differs from `before`.
+        principal: The principal that changes the properties: the setter of each value that differs from
+            `old_properties`.
         properties: The properties after the change. Names of setters in them are ignored.
-        before: The properties before the change.
+        old_properties: The properties before the change.
     """
-    former_setters = parse_setters(before)
+    former_setters = parse_setters(old_properties)
     setters: dict[str, str] = {}
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
             continue
-        if value != before.get(name) and principal != SERVICE_PRINCIPAL:
+        if value != old_properties.get(name) and principal != SERVICE_PRINCIPAL:
             if principal != ANONYMOUS_NAME:
                 setters[name] = principal
         elif name in former_setters:
@@ -130,13 +131,17 @@ def find_effective_setters(metadata: TableMetadata, policies: Policies) -> dict[
 
     Properties with unknown setters are left out.
     """
-    inherited = {name: policy.principal_name for name, policy in policies.items() if name not in metadata.properties}
-    return {name: value for name, value in {**inherited, **parse_setters(metadata.properties)}.items() if value}
+    inherited_properties = {
+        name: policy.principal_name for name, policy in policies.items() if name not in metadata.properties
+    }
+    return {
+        name: value for name, value in {**inherited_properties, **parse_setters(metadata.properties)}.items() if value
+    }
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
     """Return the table metadata with the inherited properties, for table services. Callers must not write them."""
     if not policies:
         return metadata
-    inherited = {name: policy.value for name, policy in policies.items()}
-    return msgspec.structs.replace(metadata, properties={**inherited, **metadata.properties})
+    inherited_properties = {name: policy.value for name, policy in policies.items()}
+    return msgspec.structs.replace(metadata, properties={**inherited_properties, **metadata.properties})

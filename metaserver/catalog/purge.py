@@ -165,8 +165,8 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
                     yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
-    older = [entry.metadata_file for entry in metadata.metadata_log]
-    for location in dict.fromkeys([*lists, *statistics, *older]):
+    older_metadata_files = [entry.metadata_file for entry in metadata.metadata_log]
+    for location in dict.fromkeys([*lists, *statistics, *older_metadata_files]):
         if may_delete(location):
             yield location
     if may_delete(metadata_location):

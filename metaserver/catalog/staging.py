@@ -65,13 +65,13 @@ class StagingPasses:
             raise Forbidden(f"The staging pass of {format_path(namespace, name)} has expired; create the table again")
         return str(claims["location"])
 
-    def _find_key(self, signed: GuestProtocol) -> jwk.OctKey:
+    def _find_key(self, signed_token: GuestProtocol) -> jwk.OctKey:
         """Return the key of a pass.
 
         Raises:
             ValueError: The key is unknown.
         """
-        key = self._keyring.verifying_key(_PURPOSE, bytes.fromhex(str(signed.headers().get("kid"))))
+        key = self._keyring.verifying_key(_PURPOSE, bytes.fromhex(str(signed_token.headers().get("kid"))))
         if key is None:
             raise ValueError("unknown key")
         return jwk.OctKey.import_key(key)

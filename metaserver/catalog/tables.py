@@ -91,10 +91,10 @@ class Tables:
         document, suffix = compress_document(codec, encode_table(metadata))
         location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
-        claimed = await make_claim(self._context, caller, metadata, entry, fresh=True)
+        claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
         allowed_operations = await make_allowed_locations(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
-            claimed,
+            claim,
             *allowed_operations,
             *self._context.create_entry(caller, entry),
             self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
@@ -164,14 +164,14 @@ class Tables:
                 )
             operations += self._context.create_entry(caller, entry)
         operations.append(await make_claim(self._context, caller, metadata, entry, may_restore=not is_same))
-        allowing = metadata.properties if allows_locations else {}
-        operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing))
+        allowing_properties = metadata.properties if allows_locations else {}
+        operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing_properties))
         operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._context.remember(caller, status=200, metadata_location=location)
         await self._context.transact(operations)
         await self._check_registered(caller, entry)
-        stored = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
-        return LoadedTable(entry=stored or entry, metadata=metadata)
+        stored_entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
+        return LoadedTable(entry=stored_entry or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
         """Check that the files of a newly registered table are not being deleted. Otherwise remove its name again.

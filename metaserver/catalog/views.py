@@ -42,7 +42,7 @@ _RECORDED_MAX = 10_000
 class Views:
     def __init__(self, context: CatalogContext) -> None:
         self._context = context
-        self._recorded: dict[str, str] = {}
+        self._recorded_fingerprints: dict[str, str] = {}
         """Verified fingerprints, by metadata file."""
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
@@ -85,7 +85,7 @@ class Views:
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
         """Return whether the view was committed with this content, or by a version that recorded no fingerprints."""
         fingerprint = compute_view_fingerprint(metadata, entry.metadata_location)
-        if self._recorded.get(entry.metadata_location) == fingerprint:
+        if self._recorded_fingerprints.get(entry.metadata_location) == fingerprint:
             return True
         store = self._context.store
         if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
@@ -93,9 +93,9 @@ class Views:
                 instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
                 if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):
                     return False
-        if len(self._recorded) >= _RECORDED_MAX:
-            self._recorded.clear()
-        self._recorded[entry.metadata_location] = fingerprint
+        if len(self._recorded_fingerprints) >= _RECORDED_MAX:
+            self._recorded_fingerprints.clear()
+        self._recorded_fingerprints[entry.metadata_location] = fingerprint
         return True
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
@@ -124,9 +124,9 @@ class Views:
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
-        claimed = await make_claim(self._context, caller, metadata, entry, fresh=True)
-        created = self._context.create_entry(caller, entry)
-        await self._context.create_and_transact(path, document, [claimed, *created, record, *remember])
+        claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
+        new_entry = self._context.create_entry(caller, entry)
+        await self._context.create_and_transact(path, document, [claim, *new_entry, record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:

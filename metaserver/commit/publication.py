@@ -134,7 +134,7 @@ class Races:
     def __init__(self, context: CatalogContext, holder: str) -> None:
         self._context = context
         self._holder = holder
-        self._lost = 0
+        self._lost_races = 0
         self._until_s = context.clock.monotonic() + context.settings.storage_timeout_s
         self._with_priority: set[str] = set()
 
@@ -144,18 +144,18 @@ class Races:
         Returns:
             Whether the commit may make another attempt.
         """
-        self._lost += 1
+        self._lost_races += 1
         is_late = self._context.clock.monotonic() >= self._until_s
-        if self._lost > self._context.settings.commit_retries and is_late:
+        if self._lost_races > self._context.settings.commit_retries and is_late:
             return False
-        if self._lost >= _PRIORITY_AFTER:
+        if self._lost_races >= _PRIORITY_AFTER:
             for uuid in uuids:
                 # Another process has priority, or the database does not respond.
                 with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._with_priority.add(uuid)
         if not self._with_priority:
-            await self._context.back_off(min(self._lost, _BACK_OFF_MAX))
+            await self._context.back_off(min(self._lost_races, _BACK_OFF_MAX))
         return True
 
     async def __aenter__(self) -> Races:
@@ -230,7 +230,7 @@ class Publisher:
         *,
         events: Sequence[CommitEvent],
         operations: Sequence[Operation],
-        stored: Callable[[], Awaitable[None]] | None = None,
+        check_stored: Callable[[], Awaitable[None]] | None = None,
         is_checked: bool = False,
     ) -> LoadedTable:
         """Publish `metadata` as the table's current metadata, in one attempt. The caller holds `lock`.
@@ -242,7 +242,8 @@ class Publisher:
             metadata: The new metadata, which is derived from `base`.
             events: The events that the timeline records, at least one.
             operations: Further operations of the transaction that moves the pointer.
-            stored: Waits until the files to which the metadata refers are written. It raises an error if a write fails.
+            check_stored: Waits until the files to which the metadata refers are written. It raises an error if a write
+                fails.
             is_checked: Whether the caller has called `check_writable` for `base`.
 
         Raises:
@@ -254,8 +255,8 @@ class Publisher:
         if not events:
             raise ValueError("events is empty; publish needs at least one")
         name = (entry.namespace, entry.name)
-        prepared = await self.prepare(caller, name, entry, base, metadata, events=events, is_checked=is_checked)
-        return (await self.publish_all([prepared], operations, stored))[0]
+        prepared_commit = await self.prepare(caller, name, entry, base, metadata, events=events, is_checked=is_checked)
+        return (await self.publish_all([prepared_commit], operations, check_stored))[0]
 
     async def prepare(
         self,
@@ -296,11 +297,11 @@ class Publisher:
             metadata = msgspec.structs.replace(
                 metadata, properties=record_setters(caller.principal_name, metadata.properties, base_properties)
             )
-        unneeded: Sequence[str] = ()
+        files_to_delete: Sequence[str] = ()
         if entry is not None and base is not None:
-            metadata, removed = add_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
-            if parse_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
-                unneeded = await self._select_own(entry.uuid, metadata, removed)
+            metadata, removed_files = add_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            if parse_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed_files:
+                files_to_delete = await self._select_own(entry.uuid, metadata, removed_files)
         document, suffix = compress_document(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
         previous = None if entry is None else entry.metadata_location
         location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
@@ -312,24 +313,24 @@ class Publisher:
             await check_writable(self._context, entry.uuid, metadata)
         claims += tuple(await make_allowed_locations(self._context, caller, uuid, metadata.properties, base_properties))
         return PreparedCommit(
-            namespace, name, uuid, entry, metadata, events, files, document, location, unneeded, claims
+            namespace, name, uuid, entry, metadata, events, files, document, location, files_to_delete, claims
         )
 
-    async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
+    async def _select_own(self, uuid: str, metadata: TableMetadata, removed_files: Sequence[str]) -> Sequence[str]:
         """Return the removed metadata files that belong to the table.
 
         The metadata log and the location come from the metadata file, which the writers of the table can overwrite.
         Therefore each file must also be in a location that the table claims in the database.
         """
         owns = make_owns(self._context, metadata)
-        own_files = [location for location in removed if owns(location)]
+        own_files = [location for location in removed_files if owns(location)]
         return await list_claimed(self._context, uuid, own_files) if own_files else ()
 
     async def publish_all(
         self,
         commits: Sequence[PreparedCommit],
         operations: Sequence[Operation],
-        stored: Callable[[], Awaitable[None]] | None = None,
+        check_stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
         """Write the files, and then move the pointers, in one attempt. The caller holds the locks of `lock_all`.
 
@@ -338,91 +339,93 @@ class Publisher:
         Args:
             commits: The commits of the tables.
             operations: Further operations of the transaction that moves the pointers.
-            stored: See `publish`.
+            check_stored: See `publish`.
 
         Raises:
             CommitConflict, CommitUnknown: See `publish`.
         """
         files: list[tuple[str, bytes]] = []
-        for prepared in commits:
-            if prepared.location:  # Write the metadata file last, because it refers to the other files.
-                files += [*prepared.files, (prepared.location, prepared.document)]
-        written: list[str] = []
+        for prepared_commit in commits:
+            if prepared_commit.location:  # Write the metadata file last, because it refers to the other files.
+                files += [*prepared_commit.files, (prepared_commit.location, prepared_commit.document)]
+        written_paths: list[str] = []
         try:
             for location, data in files:
                 # Record the file before the write, because a write with an unknown outcome may have created it.
-                written.append(location)
+                written_paths.append(location)
                 try:
                     await self._context.objects.create(location, data)
                 except ObjectExists:  # Another writer has created a file with this name.
-                    written.remove(location)
+                    written_paths.remove(location)
                     raise
-            if stored is not None:
-                await stored()
+            if check_stored is not None:
+                await check_stored()
             await self._move_pointers(commits, operations)
         except CommitUnknown:
             raise
         except (SeamarkError, IdempotencyTaken):
-            self._cleanup.remove(written)
+            self._cleanup.remove(written_paths)
             raise
-        return [self._build_outcome(prepared) for prepared in commits]
+        return [self._build_outcome(prepared_commit) for prepared_commit in commits]
 
-    async def _move_pointers(self, commits: Sequence[PreparedCommit], further: Sequence[Operation]) -> None:
+    async def _move_pointers(self, commits: Sequence[PreparedCommit], further_count: Sequence[Operation]) -> None:
         operations: list[Operation] = []
-        for prepared in commits:
-            operations += prepared.claims
-            if prepared.location:
+        for prepared_commit in commits:
+            operations += prepared_commit.claims
+            if prepared_commit.location:
                 now_ms = self._context.clock.now_ms()
-                if prepared.entry is None:
-                    caller = prepared.events[0].caller
-                    operations += self._context.create_entry(caller, prepared.make_entry(now_ms))
+                if prepared_commit.entry is None:
+                    caller = prepared_commit.events[0].caller
+                    operations += self._context.create_entry(caller, prepared_commit.make_entry(now_ms))
                 else:
-                    operations.append(build_swap(prepared.entry, prepared.location, now_ms, self._holder))
-                operations += [self._build_instant(prepared, event) for event in prepared.events]
-        operations += further
+                    operations.append(build_swap(prepared_commit.entry, prepared_commit.location, now_ms, self._holder))
+                operations += [self._build_instant(prepared_commit, event) for event in prepared_commit.events]
+        operations += further_count
         if operations:
             await self._context.transact(operations)
 
-    def _build_instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
+    def _build_instant(self, prepared_commit: PreparedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_RECORDED_UPDATES_MAX])}
         if event.snapshot_id is not None:
-            recorded = event.summary
-            summary["operation"] = _shorten_value(recorded.get("operation"))
-            summary |= {key: _shorten_value(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
-            if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
+            event_summary = event.summary
+            summary["operation"] = _shorten_value(event_summary.get("operation"))
+            summary |= {key: _shorten_value(event_summary[key]) for key in _SUMMARY_KEYS if key in event_summary}
+            if (reason := _describe_difference(prepared_commit.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = reason
         now_ms = self._context.clock.now_ms()
         return self._context.make_instant(
             event.caller,
-            prepared.make_entry(now_ms),
-            "create" if prepared.entry is None else "commit",
+            prepared_commit.make_entry(now_ms),
+            "create" if prepared_commit.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
             fingerprint=event.fingerprint,
             summary=summary,
         )
 
-    def _build_outcome(self, prepared: PreparedCommit) -> LoadedTable:
+    def _build_outcome(self, prepared_commit: PreparedCommit) -> LoadedTable:
         now_ms = self._context.clock.now_ms()
-        if not prepared.location:
-            assert prepared.entry is not None
-            return LoadedTable(entry=prepared.entry, metadata=prepared.metadata)
-        if prepared.location.endswith(".gz.metadata.json"):
-            self._context.documents.render(prepared.location, prepared.metadata, "all")
+        if not prepared_commit.location:
+            assert prepared_commit.entry is not None
+            return LoadedTable(entry=prepared_commit.entry, metadata=prepared_commit.metadata)
+        if prepared_commit.location.endswith(".gz.metadata.json"):
+            self._context.documents.render(prepared_commit.location, prepared_commit.metadata, "all")
         else:
-            self._context.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
-        if prepared.unneeded:
-            shared = partial(self._has_another_name, prepared.uuid)
-            self._cleanup.remove(prepared.unneeded, is_in_use=shared)
-        entry = prepared.make_entry(now_ms)
-        if prepared.entry is not None:
+            self._context.documents.remember_table(
+                prepared_commit.location, prepared_commit.metadata, prepared_commit.document
+            )
+        if prepared_commit.unneeded:
+            shared = partial(self._has_another_name, prepared_commit.uuid)
+            self._cleanup.remove(prepared_commit.unneeded, is_in_use=shared)
+        entry = prepared_commit.make_entry(now_ms)
+        if prepared_commit.entry is not None:
             entry = msgspec.structs.replace(
                 entry,
-                version=prepared.entry.version + 1,
-                previous_location=prepared.entry.metadata_location,
-                created_ms=prepared.entry.created_ms,
+                version=prepared_commit.entry.version + 1,
+                previous_location=prepared_commit.entry.metadata_location,
+                created_ms=prepared_commit.entry.created_ms,
             )
-        return LoadedTable(entry=entry, metadata=prepared.metadata)
+        return LoadedTable(entry=entry, metadata=prepared_commit.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
         """Return whether another name refers to the table, and may need the files."""

@@ -47,8 +47,8 @@ async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note."""
-    passed = await read_passed_time(context.store, context.clock)
-    return passed.measure_ms(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
+    passed_time = await read_passed_time(context.store, context.clock)
+    return passed_time.measure_ms(int(note.partition(" ")[0]), passed_time.now_ms) < _WRITERS_MS
 
 
 async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
@@ -67,49 +67,52 @@ async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
 
 async def check_snapshots_stored(
     context: CatalogContext,
-    published: Manifests,
-    own: Manifests,
+    published_manifests: Manifests,
+    own_manifests: Manifests,
     uuid: str,
     base: TableMetadata,
-    added: Iterable[SnapshotInput],
+    new_snapshots: Iterable[SnapshotInput],
 ) -> None:
     """Check that the files exist that the snapshots of an engine add. See `check_stored`.
 
     Args:
         context: The context of the catalog.
-        published: Reads the manifests of the table.
-        own: Reads the manifests of the engine. Unreadable manifests are skipped.
+        published_manifests: Reads the manifests of the table.
+        own_manifests: Reads the manifests of the engine. Unreadable manifests are skipped.
         uuid: The table's UUID.
         base: The table's metadata before the commit.
-        added: The snapshots.
+        new_snapshots: The snapshots.
     """
     note = await read_removal_note(context, uuid)
     if note is None or not await is_recent(context, note):
         return
-    async for paths in _read_added_paths(published, own, base, added):
+    async for paths in _read_added_paths(published_manifests, own_manifests, base, new_snapshots):
         await check_stored(context, paths)
 
 
 async def _read_added_paths(
-    published: Manifests, own: Manifests, base: TableMetadata, added: Iterable[SnapshotInput]
+    published_manifests: Manifests,
+    own_manifests: Manifests,
+    base: TableMetadata,
+    new_snapshots: Iterable[SnapshotInput],
 ) -> AsyncIterator[set[str]]:
     """Yield the paths of the files that each new manifest adds."""
     known_paths: set[str] = set()
-    for snapshot in added:
+    for snapshot in new_snapshots:
         if snapshot.manifest_list is None:
             continue
         parent = None if snapshot.parent_snapshot_id is None else base.snapshot(snapshot.parent_snapshot_id)
         try:
-            known_paths |= {manifest.manifest_path for manifest in await published.read_list(parent)}
-            listed = await own.read_list_at(snapshot.manifest_list)
+            known_paths |= {manifest.manifest_path for manifest in await published_manifests.read_list(parent)}
+            manifest_files = await own_manifests.read_list_at(snapshot.manifest_list)
         except SeamarkError:
             continue
-        for manifest in listed:
+        for manifest in manifest_files:
             if manifest.manifest_path in known_paths:
                 continue
             known_paths.add(manifest.manifest_path)
             try:
-                entries = await own.read_entries(manifest, base)
+                entries = await own_manifests.read_entries(manifest, base)
             except SeamarkError:
                 continue
             yield {entry.file.file_path for entry in entries if entry.status == ADDED}

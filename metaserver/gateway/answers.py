@@ -39,5 +39,5 @@ def make_xml_response(document: bytes, call: S3Call) -> web.Response:
 
 
 def format_timestamp(modified_ns: int) -> str:
-    at = datetime.fromtimestamp(modified_ns / 1e9, UTC)
-    return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{modified_ns // 1_000_000 % 1000:03d}Z"
+    time = datetime.fromtimestamp(modified_ns / 1e9, UTC)
+    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{modified_ns // 1_000_000 % 1000:03d}Z"

@@ -60,13 +60,13 @@ class ChunkDecoder:
         self._has_trailers = claim.payload != SIGNED
         self._previous = claim.signature
         self._buffer = bytearray()
-        self._received = 0
+        self._received_bytes = 0
         self._left: int | None = None
         """The number of bytes of the current chunk that have not arrived, or None between chunks."""
         self._signature = b""
         self._hash = hashlib.sha256()
         self._withheld = b""
-        self._ended = False
+        self._has_ended = False
         self.trailers: dict[str, str] = {}
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -78,22 +78,22 @@ class ChunkDecoder:
 
     def finish(self) -> dict[str, str]:
         """Return the trailers, with names in lower case."""
-        if not self._ended:
+        if not self._has_ended:
             raise S3Error("IncompleteBody", "The body ended before its last chunk")
         if self._has_trailers:
             self._read_trailers()
         elif self._buffer.strip(b"\r\n"):
             raise S3Error("InvalidRequest", "The body continues after its last chunk")
-        if self._received != self._length:
+        if self._received_bytes != self._length:
             raise S3Error(
                 "IncompleteBody",
-                f"x-amz-decoded-content-length is {self._length}, but the body has {self._received} bytes",
+                f"x-amz-decoded-content-length is {self._length}, but the body has {self._received_bytes} bytes",
             )
         return self.trailers
 
     def _decode_step(self, pieces: list[bytes]) -> bool:
         """Decode the next element in the buffer. Return whether the buffer may contain a further element."""
-        if self._ended:
+        if self._has_ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
                 raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
             return False
@@ -109,18 +109,18 @@ class ChunkDecoder:
             if len(self._buffer) >= _LINE_BYTES_MAX:
                 raise S3Error("InvalidRequest", "A chunk's header is malformed")
             return False
-        matched = _CHUNK.fullmatch(bytes(self._buffer[:end]))
-        if matched is None or (matched[2] is not None) != self._is_signed:
+        match = _CHUNK.fullmatch(bytes(self._buffer[:end]))
+        if match is None or (match[2] is not None) != self._is_signed:
             raise S3Error("InvalidRequest", "A chunk's header is malformed")
-        size = int(matched[1], 16)
-        if self._received + size > self._length:
+        size = int(match[1], 16)
+        if self._received_bytes + size > self._length:
             raise S3Error("IncompleteBody", f"The body has more than the {self._length} bytes that its header declares")
         del self._buffer[: end + 2]
-        self._signature = matched[2] or b""
+        self._signature = match[2] or b""
         self._hash = hashlib.sha256()
         if size == 0:
             self._verify()
-            self._ended = True
+            self._has_ended = True
         else:
             self._left = size
         return True
@@ -132,7 +132,7 @@ class ChunkDecoder:
             return False
         del self._buffer[: len(piece)]
         self._left -= len(piece)
-        self._received += len(piece)
+        self._received_bytes += len(piece)
         if self._is_signed:
             self._hash.update(piece)
             if self._withheld:
@@ -146,7 +146,7 @@ class ChunkDecoder:
         if len(self._buffer) < 2:
             return False
         if self._buffer[:2] != b"\r\n":
-            raise S3Error("InvalidRequest", "A chunk's data is longer than its header states")
+            raise S3Error("InvalidRequest", "The data of a chunk are longer than the size in its header")
         del self._buffer[:2]
         self._verify()
         if self._withheld:
@@ -171,7 +171,7 @@ class ChunkDecoder:
 
     def _read_trailers(self) -> None:
         lines = [line for line in bytes(self._buffer).split(b"\r\n") if line]
-        signed, signature = b"", ""
+        signed_bytes, signature = b"", ""
         for line in lines:
             name, colon, value = (part.strip() for part in line.partition(b":"))
             if not colon:
@@ -181,10 +181,10 @@ class ChunkDecoder:
                 signature = value.decode("ascii", "replace")
                 continue
             self.trailers[lower] = value.decode("latin-1")
-            signed += lower.encode() + b":" + value + b"\n"
+            signed_bytes += lower.encode() + b":" + value + b"\n"
         if self._is_signed:
             text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
-            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed).hexdigest()}", signature)
+            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed_bytes).hexdigest()}", signature)
 
 
 class ChunkSigner:
@@ -193,7 +193,7 @@ class ChunkSigner:
     def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
         scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
         self._key = derive_signing_key(secret, scope)
-        self._about = f"{timestamp}\n{scope}\n"
+        self._signed_text = f"{timestamp}\n{scope}\n"
         self._is_signed = payload != UNSIGNED_TRAILER
         self._previous = seed
 
@@ -214,19 +214,21 @@ class ChunkSigner:
             raise S3Error("InvalidRequest", f"The trailer {trailer} is missing or malformed")
         text = f"{trailer}:{value}"
         if self._is_signed:
-            signature = self._sign(f"AWS4-HMAC-SHA256-TRAILER\n{self._about}", hashlib.sha256(f"{text}\n".encode()))
+            signature = self._sign(
+                f"AWS4-HMAC-SHA256-TRAILER\n{self._signed_text}", hashlib.sha256(f"{text}\n".encode())
+            )
             text += f"\r\nx-amz-trailer-signature:{signature}"
         return head + f"{text}\r\n\r\n".encode()
 
     def _parse_header(self, data: bytes) -> bytes:
         if not self._is_signed:
             return b"%x\r\n" % len(data)
-        about = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._about}"
-        signature = self._sign(about, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
+        description = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._signed_text}"
+        signature = self._sign(description, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
         return b"%x;chunk-signature=%s\r\n" % (len(data), signature.encode())
 
-    def _sign(self, about: str, hashed: hashlib._Hash, between: str = "") -> str:
-        text = f"{about}{self._previous}\n{between}{hashed.hexdigest()}"
+    def _sign(self, description: str, data_hash: hashlib._Hash, middle: str = "") -> str:
+        text = f"{description}{self._previous}\n{middle}{data_hash.hexdigest()}"
         self._previous = hmac.digest(self._key, text.encode(), "sha256").hex()
         return self._previous
 
@@ -240,10 +242,10 @@ def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_sig
     if trailer and trailer not in _CHECKSUM_CHARS:
         raise S3Error("InvalidRequest", f"x-amz-trailer must be one of {', '.join(_CHECKSUM_CHARS)}")
     signature = _SIGNATURE_BYTES if is_signed else 0
-    full, remainder = divmod(length, chunk_bytes)
-    framed = full * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
-    framed += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
-    framed += len("0\r\n") + signature + len("\r\n")
+    full_chunks, remainder = divmod(length, chunk_bytes)
+    framed_bytes = full_chunks * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
+    framed_bytes += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
+    framed_bytes += len("0\r\n") + signature + len("\r\n")
     if trailer:
-        framed += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
-    return framed
+        framed_bytes += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
+    return framed_bytes

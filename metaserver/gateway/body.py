@@ -90,14 +90,14 @@ class Body:
             await self._confirm()
             return
         expected = None if self._claim.payload == UNSIGNED_PAYLOAD else self._claim.payload
-        hashed, withheld = hashlib.sha256(), b""
+        hasher, withheld = hashlib.sha256(), b""
         async for piece in self.iter_raw():
             if expected is not None:
-                hashed.update(piece)
+                hasher.update(piece)
             if withheld:
                 yield withheld
             withheld = piece
-        if expected is not None and hashed.hexdigest() != expected:
+        if expected is not None and hasher.hexdigest() != expected:
             raise S3Error("XAmzContentSHA256Mismatch", "x-amz-content-sha256 is not the hash of the body")
         await self._confirm()
         if withheld:
@@ -114,9 +114,9 @@ class Body:
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._request.writer.output_size = 0
-        content, received, started_s = self._request.content, 0, self._clock.monotonic()
+        content, received_bytes, started_s = self._request.content, 0, self._clock.monotonic()
         while True:
-            deadline_s = started_s + self._timeout_s + received / BYTES_PER_SECOND_MIN
+            deadline_s = started_s + self._timeout_s + received_bytes / BYTES_PER_SECOND_MIN
             try:
                 async with asyncio.timeout(max(0.0, deadline_s - self._clock.monotonic())):
                     piece = await content.readany()
@@ -124,22 +124,22 @@ class Body:
                 elapsed_s = self._clock.monotonic() - started_s
                 raise S3Error(
                     "RequestTimeout",
-                    f"Only {received:,} bytes of the body arrived in {elapsed_s:.0f} s; send it faster",
+                    f"Only {received_bytes:,} bytes of the body arrived in {elapsed_s:.0f} s; send it faster",
                 ) from None
             except (ConnectionError, web.RequestPayloadError) as error:
                 raise S3Error("IncompleteBody", "The connection ended before the body") from error
             if not piece:
                 break
-            received += len(piece)
-            if received > self._raw_max:
+            received_bytes += len(piece)
+            if received_bytes > self._raw_max:
                 raise S3Error(
                     "InvalidRequest",
                     f"The body has more than {self._raw_max:,} bytes, but its header declares {self.length:,}",
                 )
             for start in range(0, len(piece), PIECE_BYTES):
                 yield piece[start : start + PIECE_BYTES]
-        if not self.is_chunked and received != self.length:
-            raise S3Error("IncompleteBody", f"Content-Length is {self.length}, but the body has {received} bytes")
+        if not self.is_chunked and received_bytes != self.length:
+            raise S3Error("IncompleteBody", f"Content-Length is {self.length}, but the body has {received_bytes} bytes")
 
     async def read(self, limit_bytes: int) -> bytes:
         """Return the whole body, such as XML, which may have at most `limit_bytes`."""

@@ -29,19 +29,19 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
     """
     if text is None or not text.startswith("bytes="):
         return None
-    matched = _RANGE.fullmatch(text.replace(" ", ""))
-    if matched is None or not (matched[1] or matched[2]):
+    match = _RANGE.fullmatch(text.replace(" ", ""))
+    if match is None or not (match[1] or match[2]):
         return None
-    if not matched[1]:
-        if not size and int(matched[2]):
+    if not match[1]:
+        if not size and int(match[2]):
             # A range of the last bytes of an empty object means the whole object.
             return None
-        length = min(int(matched[2]), size)
+        length = min(int(match[2]), size)
         start = size - length
     else:
-        start = int(matched[1])
-        end = min(int(matched[2]), size - 1) if matched[2] else size - 1
-        if matched[2] and int(matched[2]) < start:
+        start = int(match[1])
+        end = min(int(match[2]), size - 1) if match[2] else size - 1
+        if match[2] and int(match[2]) < start:
             return None
         length = end - start + 1
     if length <= 0:

@@ -95,9 +95,9 @@ class GatewayConnection(Connection):
                     waiter.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        unfinished = self.take_unfinished()
-        if unfinished is not None:
-            unfinished.abandon()
+        unfinished_answer = self.take_unfinished()
+        if unfinished_answer is not None:
+            unfinished_answer.abandon()
         super().connection_lost(exc)
 
     def _limit_kernel(self) -> None:
@@ -120,9 +120,9 @@ class GatewayConnection(Connection):
             return
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return
-        started = self._answer_immediately(message, transport)
-        if started is not True:
-            self._unfinished = started or None
+        result = self._answer_immediately(message, transport)
+        if result is not True:
+            self._unfinished = result or None
             return
         self._messages.popleft()
         if self._parser is not None:
@@ -166,9 +166,14 @@ class GatewayRunner(ConnectionRunner):
     __slots__ = ("_answer_immediately", "_unsent_bytes")
 
     def __init__(
-        self, app: web.Application, answer_immediately: ImmediateAnswer, unsent_bytes: int, *options: Any, **named: Any
+        self,
+        app: web.Application,
+        answer_immediately: ImmediateAnswer,
+        unsent_bytes: int,
+        *options: Any,
+        **keywords: Any,
     ) -> None:
-        super().__init__(app, *options, **named)
+        super().__init__(app, *options, **keywords)
         self._answer_immediately = answer_immediately
         self._unsent_bytes = unsent_bytes
 

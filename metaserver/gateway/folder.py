@@ -191,15 +191,15 @@ class FolderBackend:
         headers, location = select_kept_headers(call.headers), _make_location(call)
         if location.endswith("/"):
             return await self._put_marker(call)
-        staged = await self._receive(call, headers)
+        staged_name = await self._receive(call, headers)
         try:
             conditions = call.headers
-            published = await self._files.run(
-                self._find_file(location), lambda place: self._staging.publish(staged, place, conditions)
+            published_file = await self._files.run(
+                self._find_file(location), lambda place: self._staging.publish(staged_name, place, conditions)
             )
         finally:
-            await self._discard(staged)
-        return web.Response(headers={"ETag": published.etag, "x-amz-request-id": call.request_id})
+            await self._discard(staged_name)
+        return web.Response(headers={"ETag": published_file.etag, "x-amz-request-id": call.request_id})
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
         """Accept a key that ends with a slash, without storing an object.
@@ -223,8 +223,8 @@ class FolderBackend:
         }
         trailer = call.headers.get("x-amz-trailer", "").lower()
         checksums = Checksums(checksum_headers | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
-        staged = self._clock.draw_bytes(16).hex()
-        descriptor = await self._run(self._staging.open_new, staged)
+        staged_name = self._clock.draw_bytes(16).hex()
+        descriptor = await self._run(self._staging.open_new, staged_name)
         try:
             pending = bytearray()
 
@@ -243,21 +243,22 @@ class FolderBackend:
             checksums.check(call.headers | body.trailers)
             await self._run(self._staging.seal, descriptor, headers)
         except BaseException:
-            self._staging.discard(staged)
+            self._staging.discard(staged_name)
             raise
         finally:
             os.close(descriptor)
-        return staged
+        return staged_name
 
     async def _copy(self, call: S3Call) -> web.StreamResponse:
-        staged = await self._stage_copy(call)
+        staged_name = await self._stage_copy(call)
         try:
-            published = await self._files.run(
-                self._find_file(_make_location(call)), lambda place: self._staging.publish(staged, place, call.headers)
+            published_file = await self._files.run(
+                self._find_file(_make_location(call)),
+                lambda place: self._staging.publish(staged_name, place, call.headers),
             )
         finally:
-            await self._discard(staged)
-        return answer_copy("CopyObjectResult", published.etag, published.modified_ns, call)
+            await self._discard(staged_name)
+        return answer_copy("CopyObjectResult", published_file.etag, published_file.modified_ns, call)
 
     async def _stage_copy(self, call: S3Call, *, of_part: bool = False) -> str:
         bucket, _, key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
@@ -266,17 +267,17 @@ class FolderBackend:
             check_read(call.headers, source_file.etag, source_file.modified_s, "x-amz-copy-source-")
             part = read_range(call.headers.get("x-amz-copy-source-range") if of_part else None, source_file.size)
             start, length = part or (0, source_file.size)
-            replaced = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
-            headers = {} if of_part else select_kept_headers(call.headers) if replaced else source_file.headers
-            staged = self._clock.draw_bytes(16).hex()
+            replaces_metadata = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
+            headers = {} if of_part else select_kept_headers(call.headers) if replaces_metadata else source_file.headers
+            staged_name = self._clock.draw_bytes(16).hex()
 
             def work() -> None:
-                descriptor = self._staging.open_new(staged)
+                descriptor = self._staging.open_new(staged_name)
                 try:
                     copy_bytes(source, descriptor, start, length)
                     self._staging.seal(descriptor, headers)
                 except BaseException:
-                    self._staging.discard(staged)
+                    self._staging.discard(staged_name)
                     raise
                 finally:
                     os.close(descriptor)
@@ -285,7 +286,7 @@ class FolderBackend:
                 await self._copiers.run(f"file://{self._folder}", lambda _: work())
         finally:
             os.close(source)
-        return staged
+        return staged_name
 
     async def _delete(self, call: S3Call) -> web.StreamResponse:
         await self._delete_object(_make_location(call))
@@ -301,19 +302,19 @@ class FolderBackend:
         assert call.document is not None
         text = call.document.decode()
         is_quiet = "<Quiet>true</Quiet>" in text
-        answered = []
+        result_elements = []
         for key in parse_delete_body(text):
             try:
                 await self._delete_object(f"s3://{call.address.bucket}/{key}")
                 if not is_quiet:
-                    answered.append(f"<Deleted><Key>{escape_xml(key)}</Key></Deleted>")
+                    result_elements.append(f"<Deleted><Key>{escape_xml(key)}</Key></Deleted>")
             except Exception as error:  # noqa: BLE001  each key has its own outcome
                 message = self._hide_folder(getattr(error, "message", "The object was not deleted"))
-                answered.append(
+                result_elements.append(
                     f"<Error><Key>{escape_xml(key)}</Key><Code>InternalError</Code>"
                     f"<Message>{escape_xml(message)}</Message></Error>"
                 )
-        return make_xml_response(make_document("DeleteResult", "".join(answered)), call)
+        return make_xml_response(make_document("DeleteResult", "".join(result_elements)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
         location, headers = _make_location(call), select_kept_headers(call.headers)
@@ -340,12 +341,12 @@ class FolderBackend:
     async def _check_upload(self, call: S3Call) -> None:
         await self._run(self._uploads.check, _make_location(call), call.address.query["uploadId"])
 
-    async def _add_part(self, call: S3Call, number: int, staged: str) -> web.StreamResponse:
+    async def _add_part(self, call: S3Call, number: int, staged_name: str) -> web.StreamResponse:
         location, upload_id = _make_location(call), call.address.query["uploadId"]
         try:
-            etag = await self._run(self._uploads.add, location, upload_id, number, staged)
+            etag = await self._run(self._uploads.add, location, upload_id, number, staged_name)
         finally:
-            await self._discard(staged)
+            await self._discard(staged_name)
         if "x-amz-copy-source" in call.headers:
             return answer_copy("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
         return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
@@ -388,13 +389,13 @@ class FolderBackend:
         location, upload_id = _make_location(call), call.address.query["uploadId"]
         part_etags, conditions = read_complete(call.document), call.headers
         with self._copies.reserve(call.principal_name):
-            published = await self._copiers.run(
+            published_file = await self._copiers.run(
                 self._find_file(location),
                 lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
         return make_xml_response(
             make_document(
-                "CompleteMultipartUploadResult", name_object(call) + build_xml_element("ETag", published.etag)
+                "CompleteMultipartUploadResult", name_object(call) + build_xml_element("ETag", published_file.etag)
             ),
             call,
         )
@@ -403,14 +404,14 @@ class FolderBackend:
         await self._run(self._uploads.abort, _make_location(call), call.address.query["uploadId"])
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self, passed: PassedTime) -> None:
+    async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
-        await self._run(self._uploads.delete_abandoned, (passed.find_time_ago(age_ms) + age_ms) / 1000)
+        await self._run(self._uploads.delete_abandoned, (passed_time.find_time_ago(age_ms) + age_ms) / 1000)
 
-    async def _discard(self, staged: str) -> None:
+    async def _discard(self, staged_name: str) -> None:
         """Delete a staged file, unless it was published: a published file is no longer in the staging folder."""
-        await self._run(self._staging.discard, staged)
+        await self._run(self._staging.discard, staged_name)
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` in one of the threads for files, and translate its errors."""

@@ -107,21 +107,21 @@ class Checksums:
             self._hashes[name] = hashlib.new(_HASHES[name], usedforsecurity=False)
 
     def update(self, data: bytes) -> None:
-        for name, before in self._sums.items():
-            self._sums[name] = _SUMS[name][0](data, before)
-        for hashed in self._hashes.values():
-            hashed.update(data)
+        for name, old_sum in self._sums.items():
+            self._sums[name] = _SUMS[name][0](data, old_sum)
+        for hasher in self._hashes.values():
+            hasher.update(data)
 
-    def check(self, stated: Mapping[str, str]) -> None:
-        """Compare the hashes with the headers and trailers in `stated`.
+    def check(self, stated_checksums: Mapping[str, str]) -> None:
+        """Compare the hashes with the headers and trailers in `stated_checksums`.
 
         Raises:
             S3Error: BadDigest if they differ.
         """
-        computed = {name: hashed.digest() for name, hashed in self._hashes.items()}
-        computed |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
-        for name, digest in computed.items():
-            if stated.get(name) != base64.b64encode(digest).decode():
+        digests = {name: hasher.digest() for name, hasher in self._hashes.items()}
+        digests |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
+        for name, digest in digests.items():
+            if stated_checksums.get(name) != base64.b64encode(digest).decode():
                 raise S3Error("BadDigest", f"{name} does not match the body that was received")
 
 
@@ -140,8 +140,8 @@ class Staging:
     def make_folder(self, name: str = "") -> None:
         """Create the folder of staged files, and a folder `name` in it if `name` is not empty."""
         os.makedirs(self.root.real_path, exist_ok=True)
-        for below in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
-            with contextlib.suppress(FileExistsError), self.root.open_parent_folder(below) as (folder, last):
+        for relative_path in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
+            with contextlib.suppress(FileExistsError), self.root.open_parent_folder(relative_path) as (folder, last):
                 os.mkdir(last, mode=0o700, dir_fd=folder)
 
     def discard(self, name: str) -> None:
@@ -218,12 +218,12 @@ def copy_bytes(source: int, target: int, start: int, length: int) -> None:
     offset, left = start, length
     while left:
         try:
-            copied = os.copy_file_range(source, target, min(left, 1 << 30), offset_src=offset)
+            copied_bytes = os.copy_file_range(source, target, min(left, 1 << 30), offset_src=offset)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            copied = os.write(target, os.pread(source, min(left, 1 << 20), offset))
-        if not copied:
+            copied_bytes = os.write(target, os.pread(source, min(left, 1 << 20), offset))
+        if not copied_bytes:
             raise S3Error("InvalidRequest", "The source became shorter while it was copied")
-        offset += copied
-        left -= copied
+        offset += copied_bytes
+        left -= copied_bytes

@@ -27,9 +27,9 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
         return iter(())
     folder = prefix.rpartition("/")[0]
     start = f"{folder}/" if folder else ""
-    at = f"{bucket}/{folder}".rstrip("/")
-    root.check_links(at)
-    return _list_folder(root, at, start, prefix, after, grouped=delimiter == "/")
+    folder_path = f"{bucket}/{folder}".rstrip("/")
+    root.check_links(folder_path)
+    return _list_folder(root, folder_path, start, prefix, after, grouped=delimiter == "/")
 
 
 def _list_folder(

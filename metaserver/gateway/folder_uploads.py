@@ -120,7 +120,7 @@ class Uploads:
         """
         os.close(self._open_existing(location, upload_id))
 
-    def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
+    def add(self, location: str, upload_id: str, number: int, staged_name: str) -> str:
         """Add the staged file to the upload as a part, and return its ETag.
 
         Raises:
@@ -132,7 +132,7 @@ class Uploads:
                 _close_after(self._open_existing(location, upload_id)) as folder,
                 _close_after(self._open("", FOLDER_FLAGS)) as uploads,
             ):
-                os.rename(staged, name, src_dir_fd=uploads, dst_dir_fd=folder)
+                os.rename(staged_name, name, src_dir_fd=uploads, dst_dir_fd=folder)
                 return make_etag(os.stat(name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             raise _make_missing_error() from None
@@ -160,22 +160,22 @@ class Uploads:
         """Publish the object at `target`, which consists of the parts in `part_etags` (number, ETag)."""
         upload = self._make_name(location, upload_id)
         parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
-        staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
+        staged_name = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
-            with _close_after(self._staging.open_new(staged)) as descriptor:
+            with _close_after(self._staging.open_new(staged_name)) as descriptor:
                 for part in parts:
                     with _close_after(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
                 with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
                     headers = convert_json(file.read(), dict[str, str])
                 self._staging.seal(descriptor, headers)
-            published = self._staging.publish(staged, target, conditions)
+            published_file = self._staging.publish(staged_name, target, conditions)
         except FileNotFoundError:
             raise _make_missing_error() from None
         finally:
-            self._staging.discard(staged)
+            self._staging.discard(staged_name)
         self._delete_folder(upload)
-        return published
+        return published_file
 
     def abort(self, location: str, upload_id: str) -> None:
         self.check(location, upload_id)
@@ -207,8 +207,8 @@ class Uploads:
     def _make_name(self, location: str, upload_id: str) -> str:
         if not _UPLOAD_ID.fullmatch(upload_id):
             raise _make_missing_error()
-        about = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{about}-{upload_id}"
+        location_hash = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return f"{location_hash}-{upload_id}"
 
 
 def read_part_number(text: str | None) -> int:
@@ -246,13 +246,13 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
     return part_etags
 
 
-def choose_parts(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
+def choose_parts(part_etags: list[tuple[int, str]], present_properties: Mapping[int, Part]) -> list[Part]:
     numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
     selected_parts = []
     for number, etag in part_etags:
-        part = present.get(number)
+        part = present_properties.get(number)
         if part is None or part.etag.strip('"') != etag:
             raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")
         selected_parts.append(part)

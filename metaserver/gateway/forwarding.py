@@ -94,11 +94,11 @@ class Forwarding:
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
         """Send a request to the store. See `caching.store.Store.request`."""
-        url, signed = self._sign(
+        url, signed_headers = self._sign(
             method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._load_server_keys()
         )
         try:
-            async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
+            async with self._session.request(method, url, headers=signed_headers, allow_redirects=False) as answer:
                 yield StoreAnswer(answer.status, _select_returned_headers(answer), _read_pieces(answer.content))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
@@ -110,16 +110,16 @@ class Forwarding:
             headers["x-amz-decoded-content-length"] = str(call.body.length)
             headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
         keys, region = await self._load_server_keys(), self._settings.s3_region
-        url, signed = self._sign(call.method, call.address, headers, payload, keys)
+        url, signed_headers = self._sign(call.method, call.address, headers, payload, keys)
         chain = ChunkSigner(
-            keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
+            keys.secret_access_key, signed_headers["x-amz-date"], region, payload, signed_headers["authorization"][-64:]
         )
         data, length = _frame_body(call, payload, chain)
         if length is not None:
-            signed["content-length"] = str(length)
+            signed_headers["content-length"] = str(length)
         try:
             async with self._session.request(
-                call.method, url, headers=signed, data=data, allow_redirects=False
+                call.method, url, headers=signed_headers, data=data, allow_redirects=False
             ) as answer:
                 return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -135,7 +135,7 @@ class Forwarding:
         """Return the URL and the signed headers of a request to the store."""
         url = _make_url(address, self._settings)
         parts = urlsplit(url)
-        signed = sign_headers(
+        signed_headers = sign_headers(
             RequestTarget(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
             access_key_id=keys.access_key_id,
             secret=keys.secret_access_key,
@@ -144,7 +144,7 @@ class Forwarding:
             payload=payload,
             now_ms=self._clock.now_ms(),
         )
-        return URL(url, encoded=True), signed
+        return URL(url, encoded=True), signed_headers
 
     async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         if answer.status == 403 and call.method != "HEAD":
@@ -186,12 +186,12 @@ class Forwarding:
         If the body ends early, further requests with If-Match read the missing bytes of the same object. After
         `_FORWARD_ATTEMPTS_MAX` consecutive attempts without new bytes, the method raises an error.
         """
-        span, arrived = _read_span(call, response), 0
+        span, received_bytes = _read_span(call, response), 0
         pieces = _read_pieces(response.content)
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
-                    arrived += len(piece)
+                    received_bytes += len(piece)
                     yield piece
                 return
             except (aiohttp.ClientError, TimeoutError):
@@ -200,7 +200,7 @@ class Forwarding:
         # Release the connection to the store.
         response.close()
         start, end, size = span
-        start, failed = start + arrived, 0
+        start, failed_attempts = start + received_bytes, 0
         etag = response.headers["ETag"]
         while start < end:
             headers = {"range": f"bytes={start}-{end - 1}", "if-match": etag}
@@ -212,13 +212,13 @@ class Forwarding:
                         raise RetryLater("The store answered with another range; try again")
                     async for piece in answer.pieces:
                         piece = piece[: end - start]
-                        start, failed = start + len(piece), 0
+                        start, failed_attempts = start + len(piece), 0
                         yield piece
             except RetryLater:
-                failed += 1
-                if failed == _FORWARD_ATTEMPTS_MAX:
+                failed_attempts += 1
+                if failed_attempts == _FORWARD_ATTEMPTS_MAX:
                     raise
-                await asyncio.sleep(_PAUSE_S * failed)
+                await asyncio.sleep(_PAUSE_S * failed_attempts)
 
     async def _load_server_keys(self) -> S3Keys:
         """Return the keys from the settings or from AWS's credential chain, which may have to fetch them."""
@@ -243,19 +243,19 @@ def _make_url(address: Address, settings: Settings) -> str:
 
 
 def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    forwarded = {
+    forwarded_headers = {
         name: value
         for name, value in headers.items()
         if name in _PASSED_ON or (name.startswith("x-amz-") and name not in _OWN)
     }
-    codings = [part.strip() for part in forwarded.get("content-encoding", "").split(",")]
+    codings = [part.strip() for part in forwarded_headers.get("content-encoding", "").split(",")]
     if "aws-chunked" in codings:
         remaining_codings = ",".join(part for part in codings if part and part != "aws-chunked")
         if remaining_codings:
-            forwarded["content-encoding"] = remaining_codings
+            forwarded_headers["content-encoding"] = remaining_codings
         else:
-            del forwarded["content-encoding"]
-    return forwarded
+            del forwarded_headers["content-encoding"]
+    return forwarded_headers
 
 
 def _choose_payload(call: S3Call) -> str:

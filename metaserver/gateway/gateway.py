@@ -86,8 +86,8 @@ class _Started:
     If it has an answer, the first bytes of the answer were sent, and the request keeps its slot until the answer ends.
     """
 
-    def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
-        self.admitted = admitted
+    def __init__(self, admission: _Admitted, request_id: str, started_s: float) -> None:
+        self.admitted = admission
         self.request_id = request_id
         self.started_s = started_s
         self.answer: StartedAnswer | None = None
@@ -150,53 +150,53 @@ class Gateway:
             return False
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
         try:
-            admitted = self._admit(message.method, message.path, message.headers.items())
+            admission = self._admit(message.method, message.path, message.headers.items())
         except (S3Error, SeamarkError):
             return False
-        started, grant = _Started(admitted, request_id, started_s), admitted.grant
+        started_answer, grant = _Started(admission, request_id, started_s), admission.grant
         if not self._ownership.is_confirmed(grant):
-            return started
+            return started_answer
         try:
-            check_request(message.method, admitted.address, admitted.headers, None, parse_location(grant.location))
+            check_request(message.method, admission.address, admission.headers, None, parse_location(grant.location))
             self._slots.take(grant.principal_name)
         except (S3Error, SeamarkError):
-            return started
+            return started_answer
         answer: StartedAnswer | None = None
         try:
-            read = S3Read(
-                message.method, admitted.address, admitted.headers, request_id, grant.principal_name, grant.pinned
+            s3_read = S3Read(
+                message.method, admission.address, admission.headers, request_id, grant.principal_name, grant.pinned
             )
-            answer = self._begins(read, transport)
+            answer = self._begins(s3_read, transport)
         finally:
             if answer is None or answer.send_body is None:
                 self._slots.release(grant.principal_name)
         if answer is None:
-            return started
+            return started_answer
         if answer.send_body is None:
             self._report(
                 message.method, answer.status, answer.length, grant.principal_name, request_id, started_s, None
             )
             return True
-        started.keep(answer, lambda: self._slots.release(grant.principal_name))
-        return started
+        started_answer.keep(answer, lambda: self._slots.release(grant.principal_name))
+        return started_answer
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
         connection = request.protocol
-        started = connection.take_unfinished() if isinstance(connection, GatewayConnection) else None
+        started_answer = connection.take_unfinished() if isinstance(connection, GatewayConnection) else None
         failure: Exception | None = None
         self._metrics.requests.answering += 1
         try:
-            if isinstance(started, _Started):
-                started_s, request_id = started.started_s, started.request_id
-                admitted = started.admitted
+            if isinstance(started_answer, _Started):
+                started_s, request_id = started_answer.started_s, started_answer.request_id
+                admission = started_answer.admitted
             else:
-                admitted = self._admit(request.method, request.raw_path, request.headers.items())
-            request[_PRINCIPAL_NAME] = admitted.grant.principal_name
-            if isinstance(started, _Started) and started.answer is not None:
-                response = await self._finish(request, started, started.answer)
+                admission = self._admit(request.method, request.raw_path, request.headers.items())
+            request[_PRINCIPAL_NAME] = admission.grant.principal_name
+            if isinstance(started_answer, _Started) and started_answer.answer is not None:
+                response = await self._finish(request, started_answer, started_answer.answer)
             else:
-                response = await self._answer(request, admitted, request_id)
+                response = await self._answer(request, admission, request_id)
         except SeamarkError as error:
             failure, response = error, self._make_refusal(convert_error(error), request, request_id)
         except S3Error as error:
@@ -205,15 +205,17 @@ class Gateway:
             failure, response = ClientGone("The client closed the connection"), web.Response(status=ClientGone.code)
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             _log.error("unexpected error", request_id=request_id, method=request.method, exc_info=error)
-            unexpected = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
-            failure, response = error, self._make_refusal(unexpected, request, request_id)
+            internal_error = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
+            failure, response = error, self._make_refusal(internal_error, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
         length, client = response.content_length, request.get(_PRINCIPAL_NAME, "")
         self._report(request.method, response.status, length, client, request_id, started_s, failure)
         return response
 
-    async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
+    async def _finish(
+        self, request: web.Request, started_answer: _Started, answer: StartedAnswer
+    ) -> web.StreamResponse:
         # Make aiohttp assume that its writer has sent bytes. On an error, aiohttp then closes the connection instead of
         # sending an error response.
         request.writer.output_size = 1
@@ -224,7 +226,7 @@ class Gateway:
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            started.abandon()
+            started_answer.abandon()
         return SentAnswer(answer.status, answer.length)
 
     def _report(
@@ -280,29 +282,29 @@ class Gateway:
             address = parse_target(target)
         except BadRequest as error:
             raise S3Error("InvalidArgument", error.message) from None
-        query, presigned = split_presigned(address.query)
+        query, presigned_query = split_presigned(address.query)
         address = Address(address.bucket, address.key, query)
         path, _, raw_query = target.partition("?")
-        claim, grant, secret = self._authenticate(RequestTarget(method, path, raw_query, headers), presigned)
+        claim, grant, secret = self._authenticate(RequestTarget(method, path, raw_query, headers), presigned_query)
         headers.pop("x-amz-security-token", None)
         if method in WRITE_METHODS and not grant.writable:
             raise Forbidden(f"{method} needs write access to this table")
         return _Admitted(address, headers, claim, grant, secret)
 
-    async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
-        address, headers, grant = admitted.address, admitted.headers, admitted.grant
+    async def _answer(self, request: web.Request, admission: _Admitted, request_id: str) -> web.StreamResponse:
+        address, headers, grant = admission.address, admission.headers, admission.grant
         with self._slots.reserve(grant.principal_name), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
-            table, deletes_many = parse_location(grant.location), "delete" in address.query
-            if not deletes_many:
+            table, is_multi_delete = parse_location(grant.location), "delete" in address.query
+            if not is_multi_delete:
                 check_request(request.method, address, headers, None, table)
-            body = self._open_body(request, admitted)
+            body = self._open_body(request, admission)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
                 reservations.enter_context(self._documents.reserve(grant.principal_name, body.length))
-                document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
+                document = await body.read(DELETE_BODY_MAX if is_multi_delete else PARTS_XML_BYTES_MAX)
                 body = None
-            if deletes_many:
+            if is_multi_delete:
                 check_request(request.method, address, headers, _decode_text(document), table)
             call = S3Call(
                 request.method,
@@ -318,9 +320,9 @@ class Gateway:
             return await self._backend.answer(call)
 
     def _authenticate(
-        self, target: RequestTarget, presigned: Mapping[str, str]
+        self, target: RequestTarget, presigned_query: Mapping[str, str]
     ) -> tuple[SignatureClaim, ObjectGrant, str]:
-        claim = read_claim(target, presigned, now_ms=self._clock.now_ms())
+        claim = read_claim(target, presigned_query, now_ms=self._clock.now_ms())
         if claim.region != self._settings.s3_region:
             raise S3Error(
                 "AuthorizationHeaderMalformed",
@@ -334,9 +336,9 @@ class Gateway:
             raise S3Error("SignatureDoesNotMatch", "The request's signature does not match; check the secret key")
         return claim, grant, secret
 
-    def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
+    def _open_body(self, request: web.Request, admission: _Admitted) -> Body | None:
         """Return the unread body of a request, or None if its method has no body."""
-        address, claim = admitted.address, admitted.claim
+        address, claim = admission.address, admission.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
                 raise S3Error("InvalidRequest", f"A {request.method} request must not have a body")
@@ -347,9 +349,9 @@ class Gateway:
         return Body(
             request,
             claim,
-            derive_signing_key(admitted.secret, claim.scope),
+            derive_signing_key(admission.secret, claim.scope),
             self._clock,
-            partial(self._ownership.check, admitted.grant),
+            partial(self._ownership.check, admission.grant),
             limit_bytes=settings.gateway_put_limit_bytes,
             timeout_s=settings.body_timeout_s,
         )

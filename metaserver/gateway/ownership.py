@@ -45,12 +45,12 @@ class GrantChecker:
         self._rights = StandingRights(store, clock, settings, authorizer)
         self._clock = clock
         self._recheck_s = settings.rights_recheck_s
-        self._known: OrderedDict[_Checked, float] = OrderedDict()
+        self._expiry_times: OrderedDict[_Checked, float] = OrderedDict()
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
         """Return whether `check` would succeed without querying the database."""
-        until_s = self._known.get(_make_grant_key(grant))
+        until_s = self._expiry_times.get(_make_grant_key(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
@@ -72,15 +72,15 @@ class GrantChecker:
         if own_locations.isdisjoint(list_keys_above(key)) and (
             own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
-            self._known.pop(known_key, None)
+            self._expiry_times.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
             # Do not cache a result that the database may have read before the instant was written.
             return
-        self._known[known_key] = now_s + self._recheck_s
-        self._known.move_to_end(known_key)
-        while len(self._known) > _REMEMBERED_MAX:
-            self._known.popitem(last=False)
+        self._expiry_times[known_key] = now_s + self._recheck_s
+        self._expiry_times.move_to_end(known_key)
+        while len(self._expiry_times) > _REMEMBERED_MAX:
+            self._expiry_times.popitem(last=False)
 
     async def _check_rights(self, grant: ObjectGrant, names: Sequence[str]) -> None:
         """Check that the principal still has its login and its rights.
@@ -133,8 +133,8 @@ class GrantChecker:
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)
-                changed = {instant.uuid for instant in instants if instant.action != "commit"}
-                if changed:
+                changed_uuids = {instant.uuid for instant in instants if instant.action != "commit"}
+                if changed_uuids:
                     self._forgotten += 1
-                    for known_key in [known_key for known_key in self._known if known_key[0] in changed]:
-                        del self._known[known_key]
+                    for known_key in [known_key for known_key in self._expiry_times if known_key[0] in changed_uuids]:
+                        del self._expiry_times[known_key]

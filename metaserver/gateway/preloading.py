@@ -116,24 +116,26 @@ class Preloading:
         kind, text = policy
         metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
-        never = 1 << 60
-        await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
+        end_of_time = 1 << 60
+        await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, end_of_time, True))
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_parse_filter(text))
         )  # Do not count the plan as a use of indexes.
-        located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
-        paths = {block.read_text("file_path", local) or "": None for block, local in located}
-        before, known_sizes = self._read.pop(entry.uuid, (policy, {}))
-        known_sizes = {path: size for path, size in known_sizes.items() if path in paths} if before == policy else {}
+        located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
+        paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
+        old_policy, known_sizes = self._read.pop(entry.uuid, (policy, {}))
+        known_sizes = (
+            {path: size for path, size in known_sizes.items() if path in paths} if old_policy == policy else {}
+        )
         self._read[entry.uuid] = policy, known_sizes
         while len(self._read) > _TABLES_MAX:
             self._read.popitem(last=False)
-        table, used = parse_location(metadata.location), sum(known_sizes.values())
+        table, used_bytes = parse_location(metadata.location), sum(known_sizes.values())
         for path in paths:
             if path in known_sizes:
                 continue
-            if used >= self._budget_bytes:
-                _log.warning("the files of a table exceed its share of the cache", table=entry.name, bytes=used)
+            if used_bytes >= self._budget_bytes:
+                _log.warning("the files of a table exceed its share of the cache", table=entry.name, bytes=used_bytes)
                 return
             bucket, key = split_bucket_and_key(path)
             if find_written_once_kind(key) is None:
@@ -142,7 +144,7 @@ class Preloading:
             while self._backend.is_busy:  # noqa: ASYNC110  the budget has no event
                 await asyncio.sleep(_PAUSE_S)
             known_sizes[path] = await self._backend.preload(path, _FOOTER_BYTES if kind == "footers" else None, holder)
-            used += known_sizes[path]
+            used_bytes += known_sizes[path]
 
 
 def _parse_filter(text: str) -> Expression:

@@ -89,26 +89,26 @@ def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
     return {name: value for name, value in query.items() if name.lower() not in names}, authentication
 
 
-def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
+def read_claim(target: RequestTarget, presigned_query: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
     """Read the authentication of a request.
 
     Raises:
         S3Error: The authentication is missing or malformed, or its time differs too much from the server's time.
     """
     if "authorization" in target.headers:
-        if presigned:
+        if presigned_query:
             raise S3Error(
                 "InvalidArgument", "The request is authenticated in the header and in the query; use only one of them"
             )
         return _read_header(target.headers, now_ms)
-    if presigned:
-        return _read_query(presigned, now_ms)
+    if presigned_query:
+        return _read_query(presigned_query, now_ms)
     raise S3Error("AccessDenied", "The request is not signed; sign it with the keys in the table's config")
 
 
 def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
-    matched = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
-    if matched is None:
+    match = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
+    if match is None:
         raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header must be {ALGORITHM} (Signature V4)")
     timestamp = headers.get("x-amz-date", "")
     if abs(_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
@@ -116,30 +116,32 @@ def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
     payload = headers.get("x-amz-content-sha256", "")
     if not (payload == UNSIGNED_PAYLOAD or payload in _STREAMING or _SHA256.fullmatch(payload)):
         raise S3Error("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-… or a SHA-256")
-    access_key_id, region = _read_credential(matched[1], timestamp, "AuthorizationHeaderMalformed")
-    signed = tuple(matched[2].split(";"))
+    access_key_id, region = _read_credential(match[1], timestamp, "AuthorizationHeaderMalformed")
+    signed_headers = tuple(match[2].split(";"))
     token = headers.get("x-amz-security-token", "")
-    return SignatureClaim(access_key_id, token, timestamp, region, signed, matched[3], payload)
+    return SignatureClaim(access_key_id, token, timestamp, region, signed_headers, match[3], payload)
 
 
-def _read_query(presigned: Mapping[str, str], now_ms: int) -> SignatureClaim:
-    malformed = "AuthorizationQueryParametersError"
-    if presigned.get("algorithm") != ALGORITHM:
-        raise S3Error(malformed, f"X-Amz-Algorithm must be {ALGORITHM}")
-    timestamp, expires = presigned.get("date", ""), presigned.get("expires", "")
+def _read_query(presigned_query: Mapping[str, str], now_ms: int) -> SignatureClaim:
+    error_code = "AuthorizationQueryParametersError"
+    if presigned_query.get("algorithm") != ALGORITHM:
+        raise S3Error(error_code, f"X-Amz-Algorithm must be {ALGORITHM}")
+    timestamp, expires = presigned_query.get("date", ""), presigned_query.get("expires", "")
     if not re.fullmatch("[0-9]{1,6}", expires) or not 0 < int(expires) <= PRESIGNED_S_MAX:
-        raise S3Error(malformed, f"X-Amz-Expires must be a number of seconds from 1 to {PRESIGNED_S_MAX}")
-    start_ms = _time_ms(timestamp, malformed)
+        raise S3Error(error_code, f"X-Amz-Expires must be a number of seconds from 1 to {PRESIGNED_S_MAX}")
+    start_ms = _time_ms(timestamp, error_code)
     if start_ms - now_ms > CLOCK_SKEW_MS:
         raise S3Error("AccessDenied", "The URL is not valid yet")
     if now_ms >= start_ms + int(expires) * 1000:
         raise S3Error("AccessDenied", "Request has expired")
-    if not _SIGNATURE.fullmatch(presigned.get("signature", "")):
-        raise S3Error(malformed, "X-Amz-Signature must be 64 hexadecimal digits")
-    access_key_id, region = _read_credential(presigned.get("credential", ""), timestamp, malformed)
-    signed = tuple(presigned.get("signedheaders", "").split(";"))
-    token = presigned.get("security-token", "")
-    return SignatureClaim(access_key_id, token, timestamp, region, signed, presigned["signature"], UNSIGNED_PAYLOAD)
+    if not _SIGNATURE.fullmatch(presigned_query.get("signature", "")):
+        raise S3Error(error_code, "X-Amz-Signature must be 64 hexadecimal digits")
+    access_key_id, region = _read_credential(presigned_query.get("credential", ""), timestamp, error_code)
+    signed_headers = tuple(presigned_query.get("signedheaders", "").split(";"))
+    token = presigned_query.get("security-token", "")
+    return SignatureClaim(
+        access_key_id, token, timestamp, region, signed_headers, presigned_query["signature"], UNSIGNED_PAYLOAD
+    )
 
 
 @lru_cache(1024)
@@ -167,13 +169,13 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
     Raises:
         S3Error: A header is not signed.
     """
-    signed = set(claim.signed_headers)
-    if len(claim.signed_headers) > SIGNED_HEADERS_MAX or list(claim.signed_headers) != sorted(signed):
+    signed_headers = set(claim.signed_headers)
+    if len(claim.signed_headers) > SIGNED_HEADERS_MAX or list(claim.signed_headers) != sorted(signed_headers):
         raise S3Error("AccessDenied", f"SignedHeaders must be a sorted list of at most {SIGNED_HEADERS_MAX} names")
-    missing = [name for name in headers if name not in signed and (name == "host" or name.startswith("x-amz-"))]
-    if missing or "host" not in signed:
+    missing = [name for name in headers if name not in signed_headers and (name == "host" or name.startswith("x-amz-"))]
+    if missing or "host" not in signed_headers:
         raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {missing}")
-    absent = signed - headers.keys()
+    absent = signed_headers - headers.keys()
     if absent:
         raise S3Error("SignatureDoesNotMatch", f"SignedHeaders names headers that were not sent: {sorted(absent)}")
 
@@ -232,12 +234,13 @@ def sign_headers(
     headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
     if token:
         headers["x-amz-security-token"] = token
-    signed = tuple(sorted(name for name in headers if _needs_signature(name)))
-    claim = SignatureClaim(access_key_id, token, timestamp, region, signed, "", payload)
+    signed_headers = tuple(sorted(name for name in headers if _needs_signature(name)))
+    claim = SignatureClaim(access_key_id, token, timestamp, region, signed_headers, "", payload)
     key = derive_signing_key(secret, claim.scope)
     signature = compute_signature(claim, RequestTarget(target.method, target.path, target.query, headers), key)
     headers["authorization"] = (
-        f"{ALGORITHM} Credential={access_key_id}/{claim.scope}, SignedHeaders={';'.join(signed)}, Signature={signature}"
+        f"{ALGORITHM} Credential={access_key_id}/{claim.scope}, SignedHeaders={';'.join(signed_headers)}, "
+        f"Signature={signature}"
     )
     return headers
 

@@ -175,11 +175,11 @@ class QueryHistory:
         self._limit = settings.query_history_waiting
         self._shapes_max = settings.query_history_shapes
         self._counts: dict[_Key, _Counts] = {}
-        self._used: Counter[str | None] = Counter()
+        self._costs_by_principal: Counter[str | None] = Counter()
         """The used part of the memory limit, by principal."""
         self._times: dict[tuple[str, str], QuerySums] = {}
         """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
-        self._times_used: Counter[str | None] = Counter()
+        self._times_by_principal: Counter[str | None] = Counter()
         """The number of entries of `_times` that each principal has reported first."""
         self._is_full = False
         self._samplers_bytes = 0
@@ -195,14 +195,14 @@ class QueryHistory:
 
     def add(
         self,
-        read: StatementRead,
+        statement_read: StatementRead,
         principal: str | None,
         plan_s: float = 0.0,
     ) -> list[StatementSampler] | None:
         """Count a statement.
 
         Args:
-            read: The files and bytes that the statement read.
+            statement_read: The files and bytes that the statement read.
             principal: The principal that reads. If the server has no logins, it is None and can use the whole limit.
             plan_s: The duration of planning.
 
@@ -210,17 +210,17 @@ class QueryHistory:
             The functions that sample statements of the shape, if there are few of them. The caller can append a
                 function, which a thread calls before the counts are recorded.
         """
-        key = _Key(read.uuid, principal, read.shape)
+        key = _Key(statement_read.uuid, principal, statement_read.shape)
         counts = self._counts.get(key)
         if counts is None:
             counts = self._add_counts(key)
         counts.statements += 1
-        counts.files_in += min(read.files_in, _FILES_MAX)
-        counts.files_left += min(read.files_left, _FILES_MAX)
+        counts.files_in += min(statement_read.files_in, _FILES_MAX)
+        counts.files_left += min(statement_read.files_left, _FILES_MAX)
         counts.plan_s += plan_s
-        counts.add_sizes(read.bytes_in, read.bytes_left)
-        if read.literals and len(counts.literals) < _LITERALS_MAX:
-            counts.literals.append(read.literals)
+        counts.add_sizes(statement_read.bytes_in, statement_read.bytes_left)
+        if statement_read.literals and len(counts.literals) < _LITERALS_MAX:
+            counts.literals.append(statement_read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_PER_SHAPE_MAX else None
 
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
@@ -239,9 +239,9 @@ class QueryHistory:
         sums = self._times.get(key)
         if sums is None:
             share = self._limit if principal is None else max(1, self._limit // 2)
-            if len(self._times) >= self._limit or self._times_used[principal] >= share:
+            if len(self._times) >= self._limit or self._times_by_principal[principal] >= share:
                 return
-            self._times_used[principal] += 1
+            self._times_by_principal[principal] += 1
         new = QuerySums(
             *(0,) * 7,
             timed=1,
@@ -269,8 +269,11 @@ class QueryHistory:
         lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
         cost = 1 + sum(map(len, lists)) // 8
         share = self._limit if key.principal is None else max(1, self._limit // 2)
-        if self._used.total() + cost <= self._limit and self._used[key.principal] + cost <= share:
-            self._used[key.principal] += cost
+        if (
+            self._costs_by_principal.total() + cost <= self._limit
+            and self._costs_by_principal[key.principal] + cost <= share
+        ):
+            self._costs_by_principal[key.principal] += cost
             return self._counts.setdefault(key, _Counts())
         if not self._is_full:
             self._is_full = True
@@ -298,8 +301,8 @@ class QueryHistory:
         """
         if not self._counts and not self._times:
             return
-        counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
-        times, self._times, self._times_used = self._times, {}, Counter()
+        counts, self._counts, self._costs_by_principal, self._is_full = self._counts, {}, Counter(), False
+        times, self._times, self._times_by_principal = self._times, {}, Counter()
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
@@ -342,20 +345,20 @@ class QueryHistory:
         return add_sums([shape.sums for shape in shapes])
 
     async def list_table_totals(
-        self, days: int, limit: int, within: Sequence[NamespacePath] | None = None
+        self, days: int, limit: int, namespaces: Sequence[NamespacePath] | None = None
     ) -> list[QueryTotals]:
         """Return the sums of each table, for the tables with the most statements first.
 
         Args:
             days: The number of days of the history. Statements of the last seconds may be missing.
             limit: The maximum number of tables.
-            within: The namespaces of the tables, or None for all tables.
+            namespaces: The namespaces of the tables, or None for all tables.
         """
         if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
             await self.flush()
-        if within is not None and len(within) > NAMESPACES_MAX:
-            within = None
-        return await self._store.query_totals(self._compute_first_hour(days), within, limit)
+        if namespaces is not None and len(namespaces) > NAMESPACES_MAX:
+            namespaces = None
+        return await self._store.query_totals(self._compute_first_hour(days), namespaces, limit)
 
     def _compute_first_hour(self, days: int) -> int:
         # A row of an older day or week has the first hour of its period.
@@ -403,16 +406,16 @@ class QueryHistory:
         kept_hours = self.days * DAY_HOURS
         before_hour = find_hour(kept_hours, _find_period(kept_hours))
         changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
-        removed = 0
+        removed_count = 0
         failure: SeamarkError | None = None
         for change in changes:
             try:
-                removed += await _repeat_until_done(change)
+                removed_count += await _repeat_until_done(change)
             except SeamarkError as error:
                 failure = error
         if failure is not None:
             raise failure
-        return removed
+        return removed_count
 
 
 def _find_period(age_hours: int) -> int:
@@ -422,12 +425,12 @@ def _find_period(age_hours: int) -> int:
 
 async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
     """Repeat a change until it affects fewer rows than its limit, and return the total number of changed rows."""
-    changed = 0
+    changed_rows = 0
     while count := await change():
-        changed += count
+        changed_rows += count
         if count < _CHANGED_ROWS_MAX:
             break
-    return changed
+    return changed_rows
 
 
 def _group_records_by_table(
@@ -435,23 +438,23 @@ def _group_records_by_table(
 ) -> dict[str, tuple[QueryRecord, ...]]:
     """Return the records of shapes and of times by the UUID of the table, after taking the samples."""
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
-    for key, counted in counts.items():
+    for key, statement_counts in counts.items():
         shape = key.shape
         if shape is None:
-            record = QueryRecord(OTHER_SHAPES, "", "", "", counted.compute_sums())
+            record = QueryRecord(OTHER_SHAPES, "", "", "", statement_counts.compute_sums())
         else:
             owner = "" if key.principal is None else digest_owner(key.uuid, key.principal)
             filter_samples = [
-                sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None
+                sample for take in statement_counts.samplers if (sample := _take_sample(take, key.uuid)) is not None
             ]
             for sample in filter_samples:
-                counted.add_sizes(sample.bytes_in, sample.bytes_left)
-            repeats = compute_repeats(counted.literals)
+                statement_counts.add_sizes(sample.bytes_in, sample.bytes_left)
+            repeats = compute_repeats(statement_counts.literals)
             samples = [
                 replace(sample.filter, repeats=repeats) for sample in filter_samples if sample.filter is not None
             ]
             text = msgspec.json.encode(samples).decode() if samples else ""
-            record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.compute_sums())
+            record = QueryRecord(shape.fingerprint, owner, shape.text, text, statement_counts.compute_sums())
         tables[key.uuid].append(record)
     # A record of times has no shape. It must follow the record with its shape.
     for (uuid, fingerprint), sums in times.items():

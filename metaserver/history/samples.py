@@ -127,5 +127,5 @@ def round_share(share: float) -> float:
     if not _SHARE_MIN < share < 1 - _SHARE_MIN:
         return float(share > 0.5)
     odds = 2 ** (round(math.log2(share / (1 - share)) * 4) / 4)
-    rounded = odds / (1 + odds)
-    return float(f"{rounded:.5g}") if rounded < _ALL_DIGITS_MIN_FRACTION else float(rounded)
+    rounded_share = odds / (1 + odds)
+    return float(f"{rounded_share:.5g}") if rounded_share < _ALL_DIGITS_MIN_FRACTION else float(rounded_share)

@@ -133,9 +133,9 @@ def list_conjuncts(
     """
     conjuncts: set[Conjunct] = set()
     for part in _list_conjuncts(expression):
-        predicate, negated = part
+        predicate, is_negated = part
         if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
-            conjuncts.add((_build_term(predicate.column_id, predicate, len(predicate.values), negated),))
+            conjuncts.add((_build_term(predicate.column_id, predicate, len(predicate.values), is_negated),))
         elif terms := tuple(sorted(set(_make_terms(part, find_column)))):
             conjuncts.add(terms)
     return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
@@ -146,18 +146,18 @@ def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
     if isinstance(expression, Bound):
         return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []
-    waiting: list[tuple[Expression, bool]] = [(expression, False)]
-    while waiting and len(conjuncts) < CONJUNCTS_MAX:
-        part, negated = waiting.pop()
+    pending_parts: list[tuple[Expression, bool]] = [(expression, False)]
+    while pending_parts and len(conjuncts) < CONJUNCTS_MAX:
+        part, is_negated = pending_parts.pop()
         match part:
             case Not(child):
-                waiting.append((child, not negated))
-            case And(children) if not negated:
-                waiting += [(child, False) for child in reversed(children[:CONJUNCTS_MAX])]
-            case Or(children) if negated:
-                waiting += [(child, True) for child in reversed(children[:CONJUNCTS_MAX])]
+                pending_parts.append((child, not is_negated))
+            case And(children) if not is_negated:
+                pending_parts += [(child, False) for child in reversed(children[:CONJUNCTS_MAX])]
+            case Or(children) if is_negated:
+                pending_parts += [(child, True) for child in reversed(children[:CONJUNCTS_MAX])]
             case _:
-                conjuncts.append((drop_nan(part), negated))
+                conjuncts.append((drop_nan(part), is_negated))
     return conjuncts
 
 
@@ -181,32 +181,32 @@ def drop_nan(part: Expression) -> Expression:
 def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
     """Return the terms of a conjunct, which is negated if its flag is True."""
     terms: list[ShapeTerm] = []
-    waiting = [part]
-    while waiting and len(terms) < TERMS_MAX:
-        expression, negated = waiting.pop()
+    pending_parts = [part]
+    while pending_parts and len(terms) < TERMS_MAX:
+        expression, is_negated = pending_parts.pop()
         match expression:
             case Not(child):
-                waiting.append((child, not negated))
+                pending_parts.append((child, not is_negated))
             case And(children) | Or(children):
-                waiting += [(child, negated) for child in children[:TERMS_MAX]]
+                pending_parts += [(child, is_negated) for child in children[:TERMS_MAX]]
             case Bound():
-                terms.append(_build_term(expression.column_id, expression, len(expression.values), negated))
+                terms.append(_build_term(expression.column_id, expression, len(expression.values), is_negated))
             case Unbound() if find_column is not None:
                 column_id = find_column(expression.name)
                 if column_id is not None:
-                    terms.append(_build_term(column_id, expression, len(expression.literals), negated))
+                    terms.append(_build_term(column_id, expression, len(expression.literals), is_negated))
     return terms
 
 
 def _build_term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
-    rounded = 1
-    while rounded < values:
-        rounded *= 10
+    rounded_count = 1
+    while rounded_count < values:
+        rounded_count *= 10
     # The parameter of a transform is a number that the client chooses, so it counts as a literal.
     transform = predicate.transform.partition("[")[0]
     is_known = transform in _TRANSFORMS or is_function(transform)
     op = _NEGATED[predicate.op] if negated else predicate.op
-    return _make_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
+    return _make_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded_count)
 
 
 @lru_cache(maxsize=10_000)

@@ -26,27 +26,27 @@ from seamark.metaserver.log.segment import LogSegment, index_name
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
-def list_unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
+def list_unreleased_offsets(segment: LogSegment, released_offsets: Mapping[Shard, int]) -> dict[Shard, int]:
     """Return the released offset of each shard that has unreleased rows in the segment."""
     return {
-        shard: released[shard]
+        shard: released_offsets[shard]
         for shard in segment.list_shards()
-        if shard in released and (segment.end(shard) or 0) > released[shard]
+        if shard in released_offsets and (segment.end(shard) or 0) > released_offsets[shard]
     }
 
 
-def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:
+def is_worth_rewriting(segment: LogSegment, released_offsets: Mapping[Shard, int]) -> bool:
     """Return whether the rewritten segment would have at most half of the bytes."""
-    return 2 * sum(map(segment.measure_rows, released)) <= segment.size_bytes - segment.head_bytes
+    return 2 * sum(map(segment.measure_rows, released_offsets)) <= segment.size_bytes - segment.head_bytes
 
 
-def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shard, int]) -> LogSegment:
+def rewrite_segment(files: LogFiles, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> LogSegment:
     """Replace a complete segment by a segment with only its unreleased rows, and return the new segment.
 
     Args:
         files: The files of the log.
         segment: The segment to rewrite.
-        released: The released offset of each shard with rows to keep. Rows below it are left out.
+        released_offsets: The released offset of each shard with rows to keep. Rows below it are left out.
 
     Raises:
         Corrupt: A record is damaged. The segment is unchanged.
@@ -64,19 +64,23 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
         entry = frame.decode_entry() if frame.kind is FrameKind.ENTRY else None
         if not isinstance(entry, AppendEntry):
             continue
-        unreleased: list[BatchEntry] = []
+        unreleased_batches: list[BatchEntry] = []
         payloads: list[bytes] = []
         for batch, data in split_payloads(entry, frame.payloads):
-            if batch.offset + batch.rows > released.get(batch.shard, batch.offset + batch.rows):
-                unreleased.append(batch)
+            if batch.offset + batch.rows > released_offsets.get(batch.shard, batch.offset + batch.rows):
+                unreleased_batches.append(batch)
                 payloads.append(bytes(data))
-        if unreleased:
-            moved = AppendEntry(entry.time_ms, tuple(unreleased), entry.producer, entry.epoch, entry.sequence)
-            written = encode_frame(segment.number, rewritten.size_bytes, FrameKind.ENTRY, encode_meta(moved), payloads)
-            place = FramePlace(rewritten.size_bytes, sum(map(len, written)))
-            index.add(moved, place)
+        if unreleased_batches:
+            moved_entry = AppendEntry(
+                entry.time_ms, tuple(unreleased_batches), entry.producer, entry.epoch, entry.sequence
+            )
+            encoded_frame = encode_frame(
+                segment.number, rewritten.size_bytes, FrameKind.ENTRY, encode_meta(moved_entry), payloads
+            )
+            place = FramePlace(rewritten.size_bytes, sum(map(len, encoded_frame)))
+            index.add(moved_entry, place)
             rewritten.size_bytes += place.length
-            parts += written
+            parts += encoded_frame
     if end < segment.size_bytes:
         raise make_damage_error(files.describe(segment.name), end)
     files.remove([index_name(segment.number)])

@@ -132,16 +132,16 @@ class FolderFiles:
 
     def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
         """Write a temporary file, sync it, and rename it."""
-        temporary = self.folder / (name + _TEMPORARY)
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        temporary_path = self.folder / (name + _TEMPORARY)
+        descriptor = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
                 _reserve_space(descriptor, reserve_bytes)
             _write_all(descriptor, 0, (data,))
             os.fsync(descriptor)
-            temporary.rename(self.folder / name)
+            temporary_path.rename(self.folder / name)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)

@@ -129,8 +129,8 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
         return None
     view = memoryview(buffer)
     # The checksum covers all bytes of the header after the checksum.
-    checked = crc32c(view[place + 8 : end], crc32c(_PLACE.pack(segment, position)))
-    if checked != crc:
+    actual_crc = crc32c(view[place + 8 : end], crc32c(_PLACE.pack(segment, position)))
+    if actual_crc != crc:
         return None
     body = view[place + HEADER_BYTES : end]
     return Frame(

@@ -103,7 +103,7 @@ class ShardIndex:
         index.positions.frombytes(data[16 * count : 20 * count])
         index.lengths.frombytes(data[20 * count :])
         index.end = rows.end
-        is_ascending = all(before < after for before, after in pairwise((*index.offsets, rows.end)))
+        is_ascending = all(earlier < later for earlier, later in pairwise((*index.offsets, rows.end)))
         is_of_rows = index.offsets[0] == rows.first and index.times[-1] == rows.last_time_ms
         return index if is_ascending and is_of_rows else None
 

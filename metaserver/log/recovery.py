@@ -133,13 +133,13 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     if is_last:
         return segment
     try:
-        decoded = segment.load_ranges(files)
+        ranges = segment.load_ranges(files)
     except OSError:
-        decoded = None
-    if decoded is None or decoded[0].segment_bytes > files.measure_size(segment.name):
+        ranges = None
+    if ranges is None or ranges[0].segment_bytes > files.measure_size(segment.name):
         _scan_segment(files, segment)
         return segment
-    segment.use_index_file(decoded)
+    segment.use_index_file(ranges)
     return segment
 
 
@@ -190,13 +190,13 @@ def _recover_last(
     """
     segment = segments[-1]
     data = files.read_whole(segment.name)
-    marked = 0
+    marked_position = 0
     for frame in read_frames(segment.number, data):
         entry = _index_frame(segment, frame)
         if entry is not None:
             state.apply(entry)
         elif frame.kind is FrameKind.MARK:
-            marked = frame.position
+            marked_position = frame.position
         else:
             state.restore(frame.head())
             _check_continuity(files, segments, state)
@@ -212,7 +212,7 @@ def _recover_last(
         except OSError as error:
             if error.errno not in FULL:
                 raise
-        file.write(marked, [data[marked:end]])
+        file.write(marked_position, [data[marked_position:end]])
         file.sync()
     return torn_bytes, file
 
@@ -250,10 +250,10 @@ def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
         summary.start, summary.size_bytes = summary.watermark, 0
     for segment in reversed(segments):
         for shard in segment.list_shards():
-            stored: ShardSummary | None = state.shards.get(shard)
-            if stored is not None:
-                stored.start = segment.get_first_offset(shard) or 0
-                stored.size_bytes += segment.measure_rows(shard)
+            shard_summary: ShardSummary | None = state.shards.get(shard)
+            if shard_summary is not None:
+                shard_summary.start = segment.get_first_offset(shard) or 0
+                shard_summary.size_bytes += segment.measure_rows(shard)
 
 
 def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
@@ -264,12 +264,12 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     Raises:
         Corrupt: The bytes are damaged.
     """
-    released = state.get_released_offsets()
+    released_offsets = state.get_released_offsets()
     for segment in segments:
-        if segment.index is not None or segment.is_released(released):
+        if segment.index is not None or segment.is_released(released_offsets):
             continue
-        decoded = segment.load_ranges(files)
-        if decoded is None or not segment.is_intact(files, decoded[0].segment_crc):
+        ranges = segment.load_ranges(files)
+        if ranges is None or not segment.is_intact(files, ranges[0].segment_crc):
             position = 0
             for frame in read_frames(segment.number, files.read_whole(segment.name)):
                 position = frame.end

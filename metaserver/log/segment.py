@@ -120,9 +120,13 @@ class LogSegment:
             return self.index.time_ms or self.head_time_ms
         return max((shard_range.last_time_ms for shard_range in self.ranges.values()), default=self.head_time_ms)
 
-    def is_released(self, released: Mapping[Shard, int]) -> bool:
-        """Return whether retention may remove all rows. `released` contains no shards of removed streams."""
-        return all((self.end(shard) or 0) <= released[shard] for shard in self.list_shards() if shard in released)
+    def is_released(self, released_offsets: Mapping[Shard, int]) -> bool:
+        """Return whether retention may remove all rows. `released_offsets` contains no shards of removed streams."""
+        return all(
+            (self.end(shard) or 0) <= released_offsets[shard]
+            for shard in self.list_shards()
+            if shard in released_offsets
+        )
 
     def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
         """Return the index of a shard that has rows in this segment.

@@ -141,22 +141,22 @@ class SegmentLog:
         runner: DiskRunner,
         clock: Clock,
         limits: SegmentLimits,
-        recovered: RecoveredLog,
+        recovered_log: RecoveredLog,
         identity: str,
     ) -> None:
         self._files = files
         self._runner = runner
         self._clock = clock
         self._limits = limits
-        self._state = recovered.state
-        self._segments = recovered.segments
-        active = recovered.segments[-1]
-        self._writer = SegmentWriter(active.number, recovered.file, active.size_bytes)
+        self._state = recovered_log.state
+        self._segments = recovered_log.segments
+        active = recovered_log.segments[-1]
+        self._writer = SegmentWriter(active.number, recovered_log.file, active.size_bytes)
         self._requests: deque[_Request] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake_maintenance = asyncio.Event()
-        self._maintaining = asyncio.Lock()
+        self._maintenance_lock = asyncio.Lock()
         self._waiters = Waiters(self._state.read_watermark)
         self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
@@ -360,7 +360,7 @@ class SegmentLog:
         Raises:
             OSError: The disk is full or fails. The log works without the index files.
         """
-        async with self._maintaining:
+        async with self._maintenance_lock:
             for segment in self._segments[:-1]:
                 if segment.index is not None:
                     await self._runner.read(partial(segment.store_index, self._files))
@@ -375,61 +375,61 @@ class SegmentLog:
         Raises:
             OSError: The disk fails.
         """
-        async with self._maintaining:
+        async with self._maintenance_lock:
             return await self._trim()
 
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
         # Use the released offsets of one moment for all segments. Otherwise a later segment could lose rows of a shard
         # while an earlier segment still has rows of it.
-        released = self._state.get_released_offsets()
+        released_offsets = self._state.get_released_offsets()
         size_bytes = self.size_bytes
-        removed: list[LogSegment] = []
+        removed_segments: list[LogSegment] = []
         for segment in self._segments[:-1]:
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
-            if is_kept or not (self._limits.drops_unreleased or segment.is_released(released)):
+            if is_kept or not (self._limits.drops_unreleased or segment.is_released(released_offsets)):
                 break
             size_bytes -= segment.size_bytes
-            removed.append(segment)
-        for segment in removed:
+            removed_segments.append(segment)
+        for segment in removed_segments:
             self._move_starts(segment, {})
             self._subtract_bytes(segment, None)
             segment.is_gone = True
-        del self._segments[: len(removed)]
-        if removed:
-            names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
+        del self._segments[: len(removed_segments)]
+        if removed_segments:
+            names = [name for segment in removed_segments for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
         # Remove the files last, so that even after a crash, no rows of a shard are missing between two segments.
         for place, segment in enumerate(self._segments[:-1]):
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
-            if is_kept or not await self._rewrite(segment, released):
+            if is_kept or not await self._rewrite(segment, released_offsets):
                 break
             size_bytes -= segment.size_bytes - self._segments[place].size_bytes
-        return len(removed)
+        return len(removed_segments)
 
-    async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
+    async def _rewrite(self, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> bool:
         """Rewrite a segment with only its unreleased rows. Return False if it still contains released rows."""
-        released = list_unreleased_offsets(segment, all_released)
+        unreleased_offsets = list_unreleased_offsets(segment, released_offsets)
         if all(
-            shard in released and (segment.get_first_offset(shard) or 0) >= released[shard]
+            shard in unreleased_offsets and (segment.get_first_offset(shard) or 0) >= unreleased_offsets[shard]
             for shard in segment.list_shards()
         ):
             return True
-        if not is_worth_rewriting(segment, released):
+        if not is_worth_rewriting(segment, unreleased_offsets):
             return False
-        self._move_starts(segment, released)
-        replacement = await self._runner.read(partial(rewrite_segment, self._files, segment, released))
+        self._move_starts(segment, unreleased_offsets)
+        replacement = await self._runner.read(partial(rewrite_segment, self._files, segment, unreleased_offsets))
         self._segments[self._segments.index(segment)] = replacement
         segment.is_gone = True
         self._subtract_bytes(segment, replacement)
         return True
 
-    def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
-        """Make the rows of a segment below `released` unreadable, before they are removed."""
+    def _move_starts(self, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> None:
+        """Make the rows of a segment below `released_offsets` unreadable, before they are removed."""
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
-                summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
+                summary.start = max(summary.start, released_offsets.get(shard, segment.end(shard) or 0))
 
     def _subtract_bytes(self, segment: LogSegment, replacement: LogSegment | None) -> None:
         """Subtract the bytes of removed rows from the sizes of shards, after a segment was replaced or removed."""
@@ -460,7 +460,7 @@ class SegmentLog:
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
-            async with self._maintaining:  # Retention may have removed or rewritten the segment.
+            async with self._maintenance_lock:  # Retention may have removed or rewritten the segment.
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -497,7 +497,7 @@ class SegmentLog:
                 try:
                     offset = (await self._load_index(segment, shard)).find_offset(time_ms)
                 except (Corrupt, OSError) as error:
-                    async with self._maintaining:
+                    async with self._maintenance_lock:
                         pass
                     if not segment.is_gone:
                         if isinstance(error, Corrupt):
@@ -558,24 +558,24 @@ async def open_segments(
     """
     state = LogState(limits.producers_max, limits.retention_ms)
     try:
-        recovered = await runner.write(
+        recovered_log = await runner.write(
             partial(recover_log, files, state, clock.now_ms(), segment_bytes=limits.segment_bytes)
         )
     except OSError as error:
         raise LogUnavailable(
             f"The disk of the log does not open it: {error}; correct this, then start again"
         ) from error
-    if recovered.torn_bytes:
-        _log.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
-    log = SegmentLog(files, runner, clock, limits, recovered, identity)
-    running = asyncio.create_task(log.run(), name="log-writer")
-    maintaining = asyncio.create_task(log.maintain(), name="log-maintenance")
+    if recovered_log.torn_bytes:
+        _log.warning("log was cut", torn_bytes=recovered_log.torn_bytes, segment=recovered_log.segments[-1].name)
+    log = SegmentLog(files, runner, clock, limits, recovered_log, identity)
+    run_task = asyncio.create_task(log.run(), name="log-writer")
+    maintenance_task = asyncio.create_task(log.maintain(), name="log-maintenance")
     try:
         yield log
     finally:
         log.stop()
-        maintaining.cancel()
-        await asyncio.gather(running, maintaining, return_exceptions=True)
+        maintenance_task.cancel()
+        await asyncio.gather(run_task, maintenance_task, return_exceptions=True)
         await log.close()
 
 
@@ -608,16 +608,16 @@ def _read_identity(folder: Path, clock: Clock) -> str:
     Raises:
         LogUnavailable: The disk fails.
     """
-    path, temporary = folder / _IDENTITY, folder / f"{_IDENTITY}.new"
+    path, temporary_path = folder / _IDENTITY, folder / f"{_IDENTITY}.new"
     try:
         if path.exists():
             return path.read_text()
         identity = str(clock.uuid4())
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with open(os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(identity)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        temporary_path.rename(path)
         sync_folder(folder)
     except OSError as error:
         raise LogUnavailable(f"The identity of the log in {folder} cannot be read: {error}") from error

@@ -216,9 +216,9 @@ class LogState:
         """
         pending = Counter() if pending is None else pending
         free_producers = limit - len(self.producers) - pending.total()
-        owned = self.producer_counts[parse_owner(name)] + pending[parse_owner(name)]
-        if free_producers <= 0 or owned >= free_producers:
-            reason = "" if free_producers <= 0 else f", {owned} of them of the owner of {name!r}"
+        owned_producers = self.producer_counts[parse_owner(name)] + pending[parse_owner(name)]
+        if free_producers <= 0 or owned_producers >= free_producers:
+            reason = "" if free_producers <= 0 else f", {owned_producers} of them of the owner of {name!r}"
             raise TooManyRequests(
                 f"The log has {limit - free_producers} of at most {limit} producers already{reason}, and {name!r} is "
                 "new; use fewer names of producers, or raise the limit"
@@ -283,9 +283,9 @@ class LogState:
                 rows of it.
         """
         limit = now_ms - self.keep_ms
-        replaced = self._find_replaced_topics()
+        replaced_topics = self._find_replaced_topics()
         for name, each in list(self.producers.items()):
-            is_needed = parse_owner(name) == TOPIC_OWNER and parse_topic_producer(name) not in replaced
+            is_needed = parse_owner(name) == TOPIC_OWNER and parse_topic_producer(name) not in replaced_topics
             if each.time_ms < limit and not is_needed:
                 self._drop_producer(name)
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
@@ -464,8 +464,8 @@ class Group:
                 f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
             )
         if previous is not None and producer.sequence <= last:
-            repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
-            return next(repeated, Acknowledgement((), duplicate=True))
+            repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
+            return next(repeats, Acknowledgement((), duplicate=True))
         if producer.sequence != last + 1 and not producer.sparse:
             raise SequenceGap(
                 f"The append {producer.sequence} of the producer {producer.name!r} does not follow its last append, "

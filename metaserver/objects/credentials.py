@@ -54,8 +54,8 @@ def load_server_keys(settings: Settings) -> S3Keys:
         raise StorageError(
             "The server has no S3 keys: set s3_access_key_id and s3_secret_access_key, or AWS's environment variables"
         )
-    frozen = credentials.get_frozen_credentials()
-    return S3Keys(frozen.access_key, frozen.secret_key, frozen.token or "")
+    current_credentials = credentials.get_frozen_credentials()
+    return S3Keys(current_credentials.access_key, current_credentials.secret_key, current_credentials.token or "")
 
 
 def build_key_properties(settings: Settings) -> dict[str, str]:

@@ -24,10 +24,10 @@ def map_to_file_location(location: str, folder: str, parse: Callable[[str], Loca
     Raises:
         BadRequest: The location has another scheme.
     """
-    at = parse(location)
-    if at.scheme != "s3":
+    parsed_location = parse(location)
+    if parsed_location.scheme != "s3":
         raise BadRequest(f"{location!r} is not on S3")
-    return f"file://{folder}/{at.bucket}/{at.path}".rstrip("/")
+    return f"file://{folder}/{parsed_location.bucket}/{parsed_location.path}".rstrip("/")
 
 
 class FolderObjects(ForwardingObjects):
@@ -45,7 +45,7 @@ class FolderObjects(ForwardingObjects):
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         folder_prefix = f"file://{self._folder}/"
-        async for info in self._stored.list(self._map_location(prefix)):
+        async for info in self._stored_objects.list(self._map_location(prefix)):
             yield ObjectInfo(f"s3://{info.location.removeprefix(folder_prefix)}", info.size_bytes, info.modified_ms)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:

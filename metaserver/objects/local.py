@@ -131,11 +131,11 @@ class LocalObjects:
         return await self.run(location, lambda place: _read_range(place, start, length))
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        temporary = TEMPORARY_PREFIX + self._clock.draw_bytes(12).hex()
+        temporary_path = TEMPORARY_PREFIX + self._clock.draw_bytes(12).hex()
 
         def create(place: LocalPlace) -> None:
             try:
-                self._create(place, location, data, temporary, durable=durable)
+                self._create(place, location, data, temporary_path, durable=durable)
             except NotADirectoryError as error:
                 raise StorageError(f"{location!r} is below a path that is a file, not a folder") from error
             except FileNotFoundError as error:
@@ -221,18 +221,18 @@ class LocalObjects:
         for location in locations:
             folder, _, name = location.rpartition("/")
             names.setdefault(folder, []).append(name)
-        for folder, within in names.items():
-            at = f"{folder}/{within[0]}"
+        for folder, names_in_folder in names.items():
+            first_location = f"{folder}/{names_in_folder[0]}"
             try:
-                if len(within) == 1:
-                    place = self._find_place(parse_location(at))
+                if len(names_in_folder) == 1:
+                    place = self._find_place(parse_location(first_location))
                     place.root.check_links(place.below)
                 else:
-                    self._check_names(folder, within)
+                    self._check_names(folder, names_in_folder)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise _explain_error(error, at, is_folder=True) from error
+                raise _explain_error(error, first_location, is_folder=True) from error
 
     def _check_names(self, folder: str, names: Iterable[str]) -> None:
         place = self._find_place(parse_location(folder))
@@ -248,11 +248,11 @@ class LocalObjects:
     def _create(self, place: LocalPlace, location: str, data: bytes, temporary_name: str, *, durable: bool) -> None:
         folder = self.folders.open(place.folder)
         try:
-            temporary, descriptor = _open_new(folder, temporary_name)
+            temporary_path, descriptor = _open_new(folder, temporary_name)
             try:
                 _write_file(descriptor, data, place.umask, durable=durable)
                 try:
-                    os.link(temporary, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                    os.link(temporary_path, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
                     raise ObjectExists(f"An object already exists at {location!r}") from None
                 except OSError as error:
@@ -264,7 +264,7 @@ class LocalObjects:
                     raise
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=folder)
+                    os.unlink(temporary_path, dir_fd=folder)
             if durable:
                 os.fsync(folder)
         finally:
@@ -281,7 +281,7 @@ class DurableFolders:
 
     def __init__(self, known_max: int) -> None:
         self._known_max = known_max
-        self._known: dict[tuple[str, str], tuple[int, int]] = {}
+        self._folder_identities: dict[tuple[str, str], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def open(self, place: LocalPlace) -> int:
@@ -293,7 +293,7 @@ class DurableFolders:
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
-            if self._known.get(key) == _identify_folder(folder):
+            if self._folder_identities.get(key) == _identify_folder(folder):
                 return folder
             os.close(folder)
         if not os.path.isdir(place.root.real_path):
@@ -309,14 +309,14 @@ class DurableFolders:
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
                 os.close(parent)
-            opened = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
+            open_file = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
         with self._lock:
-            while len(self._known) >= self._known_max:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = _identify_folder(opened)
-        return opened
+            while len(self._folder_identities) >= self._known_max:
+                self._folder_identities.pop(next(iter(self._folder_identities)))
+            self._folder_identities[key] = _identify_folder(open_file)
+        return open_file
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
@@ -334,8 +334,8 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
     # Even if another program has replaced the new folder by a link, the descriptor refers to a folder.
     descriptor = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
-        os.fchmod(descriptor, 0o777 & ~umask | inherited)
+        inherited_properties = os.fstat(descriptor).st_mode & stat.S_ISGID
+        os.fchmod(descriptor, 0o777 & ~umask | inherited_properties)
     finally:
         os.close(descriptor)
 

@@ -120,8 +120,8 @@ class ObjectStore(Protocol):
 
 async def yield_no_uploads() -> AsyncIterator[Upload]:
     """Yield nothing, for a storage that does not support uploads."""
-    none: tuple[Upload, ...] = ()
-    for upload in none:
+    no_uploads: tuple[Upload, ...] = ()
+    for upload in no_uploads:
         yield upload
 
 

@@ -25,9 +25,9 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
 
     If it does not answer at first, log one warning, and log again when it answers.
     """
-    warned = False
+    has_warned = False
     while (error := await _ping(objects)) is not None:
-        if not warned:
+        if not has_warned:
             warehouse = settings.make_warehouse_uri()
             address = find_storage(warehouse).get_endpoint(settings)
             endpoint = {"endpoint": address} if address else {}
@@ -35,9 +35,9 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
             fix = find_storage(warehouse).suggest_fix(error, settings)
             _log.warning("the warehouse is not usable", warehouse=warehouse, **endpoint, error=reason, fix=fix)
-            warned = True
+            has_warned = True
         await asyncio.sleep(INTERVAL_S)
-    if warned:
+    if has_warned:
         _log.info("the warehouse is usable", warehouse=settings.make_warehouse_uri())
 
 

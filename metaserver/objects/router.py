@@ -43,23 +43,23 @@ class RoutedObjects:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        store, checked = self._find_route(location)
+        store, checked_location = self._find_route(location)
         async with self._slots:
-            return await store.read(checked, limit_bytes=limit_bytes)
+            return await store.read(checked_location, limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        store, checked = self._find_route(location)
+        store, checked_location = self._find_route(location)
         async with self._slots:
-            return await store.read_range(checked, start, length)
+            return await store.read_range(checked_location, start, length)
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        store, checked = self._find_route(location)
+        store, checked_location = self._find_route(location)
         async with self._slots:
-            await store.create(checked, data, durable=durable)
+            await store.create(checked_location, data, durable=durable)
 
     async def exists(self, location: str) -> bool:
-        store, checked = self._find_route(location)
-        return await store.exists(checked)
+        store, checked_location = self._find_route(location)
+        return await store.exists(checked_location)
 
     async def check_links(self, locations: Sequence[str]) -> None:
         # Most locations are in a few folders, so parse only one location of each folder.
@@ -76,24 +76,24 @@ class RoutedObjects:
                 await self._stores[scheme].check_links(of_scheme)
 
     async def delete(self, location: str) -> None:
-        store, checked = self._find_route(location)
+        store, checked_location = self._find_route(location)
         async with self._slots:
-            await store.delete(checked)
+            await store.delete(checked_location)
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         # A listing takes no slot, because it can last long, and requests one page at a time.
-        store, checked = self._find_route(prefix, root_ok=True)
-        return store.list(checked)
+        store, checked_location = self._find_route(prefix, root_ok=True)
+        return store.list(checked_location)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        store, checked = self._find_route(prefix, root_ok=True)
-        return store.list_uploads(checked)
+        store, checked_location = self._find_route(prefix, root_ok=True)
+        return store.list_uploads(checked_location)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         by_scheme: dict[str, list[Upload]] = {}
         for upload in uploads:
-            parsed = self._warehouse.parse(upload.location)
-            by_scheme.setdefault(parsed.scheme, []).append(replace(upload, location=str(parsed)))
+            parsed_location = self._warehouse.parse(upload.location)
+            by_scheme.setdefault(parsed_location.scheme, []).append(replace(upload, location=str(parsed_location)))
         aborted_count = 0
         for scheme, of_scheme in by_scheme.items():
             async with self._slots:
@@ -107,8 +107,8 @@ class RoutedObjects:
                 await store.ping()
 
     def _find_route(self, location: str, *, root_ok: bool = False) -> tuple[ObjectStore, str]:
-        parsed = self._warehouse.parse(location, root_ok=root_ok)
-        return self._stores[parsed.scheme], str(parsed)
+        parsed_location = self._warehouse.parse(location, root_ok=root_ok)
+        return self._stores[parsed_location.scheme], str(parsed_location)
 
 
 @asynccontextmanager

@@ -43,32 +43,36 @@ class S3Objects(CloudObjects[S3Store]):
         return open_bucket(bucket, self._settings)
 
     async def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        _, at = self._open(prefix, whole_bucket=True)
-        async for upload in s3_uploads.list_uploads(at, self._settings):
+        _, parsed_location = self._open(prefix, whole_bucket=True)
+        async for upload in s3_uploads.list_uploads(parsed_location, self._settings):
             yield upload
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        placed = [(upload, self._open(upload.location)[1]) for upload in uploads]
-        return await s3_uploads.abort_s3_uploads(placed, self._settings)
+        uploads_with_locations = [(upload, self._open(upload.location)[1]) for upload in uploads]
+        return await s3_uploads.abort_s3_uploads(uploads_with_locations, self._settings)
 
-    async def _put_if_absent(self, store: S3Store, at: Location, data: bytes, attributes: dict[str, str]) -> None:
-        if at.bucket not in self._unconditional:
+    async def _put_if_absent(
+        self, store: S3Store, parsed_location: Location, data: bytes, attributes: dict[str, str]
+    ) -> None:
+        if parsed_location.bucket not in self._unconditional:
             try:
-                await super()._put_if_absent(store, at, data, attributes)
+                await super()._put_if_absent(store, parsed_location, data, attributes)
             except (exceptions.NotSupportedError, NotImplementedError):
-                self._unconditional.add(at.bucket)
+                self._unconditional.add(parsed_location.bucket)
             except exceptions.GenericError as error:
                 if read_status(error) != 501:
                     raise
-                self._unconditional.add(at.bucket)
+                self._unconditional.add(parsed_location.bucket)
             else:
                 return
         try:
-            await obstore.head_async(store, at.path)
+            await obstore.head_async(store, parsed_location.path)
         except MISSING:
-            await obstore.put_async(store, at.path, data, mode="overwrite", attributes=attributes, use_multipart=False)
+            await obstore.put_async(
+                store, parsed_location.path, data, mode="overwrite", attributes=attributes, use_multipart=False
+            )
         else:
-            raise exceptions.AlreadyExistsError(str(at))
+            raise exceptions.AlreadyExistsError(str(parsed_location))
 
 
 def open_bucket(bucket: str, settings: Settings) -> S3Store:

@@ -133,7 +133,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     host, path = strip_default_port(parts), parts.path
     if settings.s3_endpoint:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
-        base, virtual_allowed = strip_default_port(endpoint), not settings.s3_path_style
+        base, allows_virtual_host = strip_default_port(endpoint), not settings.s3_path_style
         if parts.scheme != endpoint.scheme or not path.startswith(endpoint.path):
             raise _make_endpoint_error(parts, settings)
         path = path[len(endpoint.path) :]
@@ -142,10 +142,10 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
             raise _make_endpoint_error(parts, settings)
         labels = re.search(r"(?:^|\.)(s3[.-].*)$", host)
         base = labels[1] if labels else ""
-        matched = _AWS_HOST.fullmatch(base)
-        if matched is None or matched[1] not in (None, settings.s3_region):
+        match = _AWS_HOST.fullmatch(base)
+        if match is None or match[1] not in (None, settings.s3_region):
             raise _make_endpoint_error(parts, settings)
-        virtual_allowed = True
+        allows_virtual_host = True
     if path.startswith("//") or (path and not path.startswith("/")):
         raise BadRequest("uri has a path that does not start with a single '/'")
     if host == base:
@@ -155,7 +155,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
         return bucket, key
     # The operator must enable virtual hosts. A store without them would use the first segment of the key as the
     # bucket, and the request would reach an object that was not checked.
-    if virtual_allowed and host.endswith("." + base):
+    if allows_virtual_host and host.endswith("." + base):
         return host[: -len(base) - 1], path.removeprefix("/")
     raise _make_endpoint_error(parts, settings)
 
@@ -221,18 +221,20 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
     _check_headers(method, headers, table)
 
 
-def _check_names(names: set[str], allowed: set[str], method: str, target: str) -> None:
-    if not names <= allowed:
-        raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed)} is not allowed here")
+def _check_names(names: set[str], allowed_names: set[str], method: str, target: str) -> None:
+    if not names <= allowed_names:
+        raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed_names)} is not allowed here")
 
 
-def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok: bool = False) -> None:
+def _check_key(bucket: str, key: str, table: Location, place_text: str, *, itself_ok: bool = False) -> None:
     try:
-        at = parse_object(f"s3://{bucket}/{key}", f"The key in {where}")
+        parsed_location = parse_object(f"s3://{bucket}/{key}", f"The key in {place_text}")
     except BadRequest as error:
         raise Forbidden(error.message) from None
-    if (at == table and not itself_ok) or not table.holds(at):
-        raise Forbidden(f"{where} names {str(at)!r}, which is outside this table's location {str(table)!r}")
+    if (parsed_location == table and not itself_ok) or not table.holds(parsed_location):
+        raise Forbidden(
+            f"{place_text} names {str(parsed_location)!r}, which is outside this table's location {str(table)!r}"
+        )
 
 
 def _check_listing(address: Address, table: Location) -> None:
@@ -248,9 +250,9 @@ def _check_listing(address: Address, table: Location) -> None:
                 f"The {name} of a listing must start with {table.path + '/'!r}, this table's location and a slash"
             )
         _check_key(address.bucket, text, table, f"the query {name}", itself_ok=True)
-    for name, allowed in _LIST_VALUES.items():
+    for name, value_pattern in _LIST_VALUES.items():
         value = address.query.get(name)
-        if value is not None and not allowed.fullmatch(value):
+        if value is not None and not value_pattern.fullmatch(value):
             # All stores answer with 400 to a value that is not a number.
             if name == "max-keys":
                 raise BadRequest(f"max-keys={value[:100]!r} is not a number of keys")
@@ -282,8 +284,12 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
             raise Forbidden(f"A request with the header {name!r} is not allowed here; leave it out")
     source = headers.get("x-amz-copy-source")
     if source is not None:
-        if method != "PUT" or "+" in source or "?" in source:
-            raise Forbidden("A copy is allowed only with PUT; its source must not have a version or a '+' (write %2B)")
+        if method != "PUT":
+            raise Forbidden(f"A copy is allowed only with PUT, not with {method}")
+        if "?" in source:
+            raise Forbidden(f"x-amz-copy-source has a version, which is not allowed: {source[:200]!r}")
+        if "+" in source:
+            raise Forbidden(f"x-amz-copy-source has a '+', which is ambiguous; write %2B: {source[:200]!r}")
         bucket, _, key = _decode_escapes(source).removeprefix("/").partition("/")
         _check_key(bucket, key, table, "x-amz-copy-source")
 
@@ -303,14 +309,14 @@ def parse_delete_body(body: str | None) -> list[str]:
         raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
     # A key has 4 tags. Twice as many are accepted, for example for <Quiet>. Parsing a body of only tags takes a second.
     if text.count("<") > 8 * DELETE_KEYS_MAX:
-        raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
+        raise BadRequest(f"The body has {text.count('<'):,} tags; at most {8 * DELETE_KEYS_MAX:,} are accepted")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
     except (ElementTree.ParseError, ValueError) as error:
         raise BadRequest(f"The body is not XML: {error}") from None
     keys: list[str] = []
     if _read_name(root) != "Delete":
-        raise BadRequest("The body is not a <Delete> element of the S3 API")
+        raise BadRequest(f"The body is a <{_read_name(root)[:100]}> element; send a <Delete> element of the S3 API")
     for child in root:
         if _read_name(child) == "Quiet":
             continue

@@ -48,7 +48,7 @@ class S3Storage(ServerStorage):
     variable_prefixes = ("AWS_",)
 
     def __init__(self) -> None:
-        self._issued = KeyCache()
+        self._key_cache = KeyCache()
 
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
@@ -58,7 +58,7 @@ class S3Storage(ServerStorage):
             yield BackedObjects(backing.open(roots, settings, clock), backing)
             return
         if not settings.s3_folder:
-            with self._issued.hold():
+            with self._key_cache.hold():
                 yield S3Objects(roots, settings, clock)
             return
         files = LocalObjects([settings.s3_folder], clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s)
@@ -113,7 +113,7 @@ class S3Storage(ServerStorage):
             return address, []
         role = settings.s3_sts_endpoint, settings.s3_sts_role, settings.s3_sts_external_id
         return await lend_keys(
-            self._issued,
+            self._key_cache,
             partial(assume_role, settings),
             (*role, settings.s3_access_key_id),
             table,
@@ -155,8 +155,8 @@ class S3Storage(ServerStorage):
             now_ms=now_ms,
         )
         # Use a thread, because the function may request credentials of AWS's chain over HTTP.
-        signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
-        return signed, signing.choose_cache_control(request)
+        signed_headers = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
+        return signed_headers, signing.choose_cache_control(request)
 
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         # With the objects gateway, jobs get keys for one table from the catalog, like all clients. If a folder or

@@ -54,10 +54,10 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
                 yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
             # Omit the marker of the upload, because some servers refuse it. If the last key of a page has several
             # uploads, a later listing shows the others after the uploads of this page are aborted.
-            following = {"KeyMarker": page.get("NextKeyMarker") or ""}
-            if not page.get("IsTruncated") or following in (marker, {"KeyMarker": ""}):
+            next_marker = {"KeyMarker": page.get("NextKeyMarker") or ""}
+            if not page.get("IsTruncated") or next_marker in (marker, {"KeyMarker": ""}):
                 return
-            marker = following
+            marker = next_marker
 
 
 async def abort_s3_uploads(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
@@ -70,8 +70,8 @@ async def abort_s3_uploads(uploads: Sequence[tuple[Upload, Location]], settings:
     def run() -> int:
         aborted_count = 0
         with closing(_open_client(settings)) as client:
-            for upload, at in uploads:
-                options = {"Bucket": at.bucket, "Key": at.path, "UploadId": upload.id}
+            for upload, location in uploads:
+                options = {"Bucket": location.bucket, "Key": location.path, "UploadId": upload.id}
                 try:
                     _call_s3(client.abort_multipart_upload, upload.location, **options)
                 except SeamarkError as error:

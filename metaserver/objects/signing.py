@@ -76,9 +76,11 @@ def sign_s3_request(
     check_request(method, address, headers, body, table)
     timestamp = _choose_timestamp(headers, now_ms)
     payload = _choose_payload_hash(headers, address, body)
-    signed = _sign_with_sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
-    unsigned = {name: values for name, values in header_lists.items() if name.lower() not in _COMPUTED}
-    return {"uri": uri, "headers": {**unsigned, **{name: [value] for name, value in signed.items()}}}
+    signed_headers = _sign_with_sigv4(
+        AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings
+    )
+    unsigned_headers = {name: values for name, values in header_lists.items() if name.lower() not in _COMPUTED}
+    return {"uri": uri, "headers": {**unsigned_headers, **{name: [value] for name, value in signed_headers.items()}}}
 
 
 def choose_cache_control(request: dict[str, Any]) -> str:
@@ -173,10 +175,10 @@ def _choose_payload_hash(headers: dict[str, str], address: Address, body: str | 
     header_hash = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
         # Only the keys in this body were checked, so the signature must cover its hash.
-        hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
-        if header_hash not in (None, hashed):
+        body_hash = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+        if header_hash not in (None, body_hash):
             raise Forbidden("When objects are deleted, x-amz-content-sha256 must be the hash of `body`; leave it out")
-        return hashed
+        return body_hash
     if header_hash is None:
         return UNSIGNED_PAYLOAD
     if header_hash in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(header_hash):
@@ -201,12 +203,12 @@ def _sign_with_sigv4(
     auth = _GivenHeadersAuth(
         Credentials(keys.access_key_id, keys.secret_access_key, keys.token or None), "s3", settings.s3_region
     )
-    computed = {"X-Amz-Date": timestamp, "X-Amz-Content-SHA256": payload}
+    computed_headers = {"X-Amz-Date": timestamp, "X-Amz-Content-SHA256": payload}
     if keys.token:
-        computed["X-Amz-Security-Token"] = keys.token
+        computed_headers["X-Amz-Security-Token"] = keys.token
     to_sign = {name: value for name, value in headers.items() if _is_signed(name)}
     to_sign.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
-    for name, value in (*to_sign.items(), *computed.items()):
+    for name, value in (*to_sign.items(), *computed_headers.items()):
         request.headers[name.lower()] = value
     # Do not use add_auth(), because it reads the wall clock.
     request.context["timestamp"] = timestamp
@@ -214,7 +216,7 @@ def _sign_with_sigv4(
     signature = auth.signature(text, request)
     names = auth.signed_headers(request.headers)
     authorization = f"AWS4-HMAC-SHA256 Credential={auth.scope(request)}, SignedHeaders={names}, Signature={signature}"
-    return {**computed, "Authorization": authorization}
+    return {**computed_headers, "Authorization": authorization}
 
 
 def _is_signed(name: str) -> bool:

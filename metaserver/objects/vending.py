@@ -77,11 +77,11 @@ def choose_access_mechanism(settings: Settings, delegation: str | None) -> str |
     Returns:
         The mechanism, or None if the client gets only the address.
     """
-    allowed = _ALLOWED[settings.s3_client_access]
-    requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    if not requested:
+    allowed_mechanisms = _ALLOWED[settings.s3_client_access]
+    requested_mechanisms = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    if not requested_mechanisms:
         return _BY_DEFAULT.get(settings.s3_client_access)
-    return next((name for name in requested if name in allowed), None)
+    return next((name for name in requested_mechanisms if name in allowed_mechanisms), None)
 
 
 def get_gateway_address(settings: Settings) -> str:

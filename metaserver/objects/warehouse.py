@@ -49,9 +49,11 @@ class Warehouse:
         ConfigError: A URI is invalid.
     """
 
-    def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, uri: str, allowed_locations: Iterable[str] = ()) -> None:
         try:
-            self._roots = tuple(parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed))
+            self._roots = tuple(
+                parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed_locations)
+            )
         except BadRequest as error:
             raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
         # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
@@ -107,14 +109,15 @@ class Warehouse:
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
         """Return the parsed location, after the same checks as in `check`."""
-        parsed = parse_location(location, subject)
+        parsed_location = parse_location(location, subject)
         for root in self._roots:
-            if root.holds(parsed) and (root_ok or root != parsed):
-                return parsed
-        if parsed in self._roots:
-            raise BadRequest(f"{subject} {str(parsed)!r} is the root of all tables; choose a path below it")
+            if root.holds(parsed_location) and (root_ok or root != parsed_location):
+                return parsed_location
+        if parsed_location in self._roots:
+            raise BadRequest(f"{subject} {str(parsed_location)!r} is the root of all tables; choose a path below it")
         raise BadRequest(
-            f"{subject} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
+            f"{subject} {str(parsed_location)!r} is outside the warehouse {self.uri!r}; choose one below it, or have "
+            "the "
             "operator add its parent to allowed_locations"
         )
 

@@ -42,8 +42,8 @@ class StoredFile:
 class FileCache:
     """The cache of the files that this replica keeps for all replicas. An instance belongs to one event loop."""
 
-    def __init__(self, stored: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
-        self._stored = stored
+    def __init__(self, stored_objects: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
+        self._stored_objects = stored_objects
         self._stack = stack
         self.limit_bytes = limit_bytes
         self.damaged = 0
@@ -75,7 +75,7 @@ class FileCache:
         return await self._stack.get(_make_key(location), lambda: self._fetch(location), _open)
 
     async def _fetch(self, location: str) -> tuple[bytes, bytes]:
-        content = await self._stored.read(location, limit_bytes=self.limit_bytes)
+        content = await self._stored_objects.read(location, limit_bytes=self.limit_bytes)
         return await asyncio.to_thread(compute_digest, content), content
 
     def read_stats(self) -> StackStats:
@@ -104,7 +104,7 @@ def _open(payload: memoryview) -> StoredFile:
 
 
 @asynccontextmanager
-async def open_file_cache(settings: Settings, stored: ObjectStore) -> AsyncIterator[FileCache]:
+async def open_file_cache(settings: Settings, stored_objects: ObjectStore) -> AsyncIterator[FileCache]:
     """Open the cache of this replica's files, in memory and on disk."""
     folder = Path(settings.peer_disk_folder) if settings.peer_disk_folder else settings.home / "cache" / "files"
     memory: MemoryCache[str, StoredFile] = MemoryCache(settings.peer_memory_bytes, "peer-files")
@@ -118,4 +118,4 @@ async def open_file_cache(settings: Settings, stored: ObjectStore) -> AsyncItera
         threads=_THREADS,
         name="files",
     ) as stack:
-        yield FileCache(stored, stack, limit_bytes=settings.peer_file_limit_bytes)
+        yield FileCache(stored_objects, stack, limit_bytes=settings.peer_file_limit_bytes)

@@ -96,13 +96,13 @@ class PeerClient:
         location: str,
         limit_bytes: int | None,
         acknowledge: Callable[[bool], None],
-        more: Mapping[str, str],
+        request_headers: Mapping[str, str],
     ) -> bytes:
-        """Send a request with the headers in `more`, and return the content."""
+        """Send a request with the headers in `request_headers`, and return the content."""
         headers, mac = self._tickets.issue(address, location)
         url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)
         try:
-            async with self._session.get(url, headers={**headers, **more}, allow_redirects=False) as answer:
+            async with self._session.get(url, headers={**headers, **request_headers}, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PeerFailed(f"status {answer.status}")
                 acknowledge(answer.headers.get(SOURCE_HEADER) == FROM_CACHE)
@@ -147,11 +147,13 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
     The client trusts the certificate authorities of the system and those in SEAMARK_CA.
     """
     try:
-        trusted = build_client_context() if settings.tls_cert else None
+        tls_context = build_client_context() if settings.tls_cert else None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     connector = aiohttp.TCPConnector(
-        limit_per_host=_CONNECTIONS_PER_REPLICA_MAX, keepalive_timeout=30, ssl=True if trusted is None else trusted
+        limit_per_host=_CONNECTIONS_PER_REPLICA_MAX,
+        keepalive_timeout=30,
+        ssl=True if tls_context is None else tls_context,
     )
     async with aiohttp.ClientSession(
         connector=connector,

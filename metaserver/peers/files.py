@@ -62,14 +62,14 @@ class PeerObjects(ForwardingObjects):
 
     def __init__(
         self,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         warehouse: Warehouse,
         membership: Membership,
         cache: FileCache,
         client: PeerClient,
         clock: Clock,
     ) -> None:
-        super().__init__(stored)
+        super().__init__(stored_objects)
         self._warehouse = warehouse
         self._membership = membership
         self._cache = cache
@@ -78,30 +78,30 @@ class PeerObjects(ForwardingObjects):
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
         self._began = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
-        self._cached = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
+        self._cached_latency = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
         self._from_storage = Percentile(0.25, min_s=0.02, max_s=5.0)
         self.counts = PeerCounts()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         """Read a file through its owner, or from the storage if it can change or no replica can answer."""
-        checked = str(self._warehouse.parse(location))
-        ranked = self._membership.rank_replicas(checked) if is_immutable(checked) else []
-        if not ranked:
+        checked_location = str(self._warehouse.parse(location))
+        ranked_replicas = self._membership.rank_replicas(checked_location) if is_immutable(checked_location) else []
+        if not ranked_replicas:
             self.counts.direct += 1
-            return await self._stored.read(checked, limit_bytes=limit_bytes)
-        owner = self._choose_owner(ranked)
+            return await self._stored_objects.read(checked_location, limit_bytes=limit_bytes)
+        owner = self._choose_owner(ranked_replicas)
         if owner is None:
             self.counts.failed += 1
-            return await self._stored.read(checked, limit_bytes=limit_bytes)
+            return await self._stored_objects.read(checked_location, limit_bytes=limit_bytes)
         if owner == self._membership.address:
-            return await self._read_owned_file(checked, limit_bytes)
+            return await self._read_owned_file(checked_location, limit_bytes)
         return await self._flights.run(
-            (checked, limit_bytes), lambda: self._read_from_owner(owner, checked, limit_bytes)
+            (checked_location, limit_bytes), lambda: self._read_from_owner(owner, checked_location, limit_bytes)
         )
 
-    def _choose_owner(self, ranked: list[str]) -> str | None:
+    def _choose_owner(self, ranked_replicas: list[str]) -> str | None:
         """Return the owner, or its substitute while the owner fails, or None if both fail."""
-        for rank, address in enumerate(ranked):
+        for rank, address in enumerate(ranked_replicas):
             if address == self._membership.address or self._get_breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
                 return address
@@ -120,7 +120,7 @@ class PeerObjects(ForwardingObjects):
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):
             self.counts.direct += 1
-            return await self._stored.read(location, limit_bytes=limit_bytes)
+            return await self._stored_objects.read(location, limit_bytes=limit_bytes)
         self.counts.own += 1
         if limit_bytes is not None and len(file.content) > limit_bytes:
             raise TooLarge(f"{location!r} has {len(file.content)} bytes, but at most {limit_bytes} are read")
@@ -130,16 +130,16 @@ class PeerObjects(ForwardingObjects):
         """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
         pending = self._client.request_file(owner, location, limit_bytes)
-        reading: asyncio.Task[bytes] | None = None
+        read_task: asyncio.Task[bytes] | None = None
         try:
             await self._wait(pending, began_s)
             if not pending.answer.done():
                 self.counts.hedged += 1
-                reading = asyncio.get_running_loop().create_task(
+                read_task = asyncio.get_running_loop().create_task(
                     self._read_storage(location, limit_bytes), name="hedged-read"
                 )
-                await asyncio.wait((pending.answer, reading), return_when=asyncio.FIRST_COMPLETED)
-                if not pending.answer.done() and reading.exception() is not None:
+                await asyncio.wait((pending.answer, read_task), return_when=asyncio.FIRST_COMPLETED)
+                if not pending.answer.done() and read_task.exception() is not None:
                     await asyncio.wait((pending.answer,))
             if pending.answer.done():
                 content = self._read_result(pending, owner, began_s)
@@ -147,29 +147,29 @@ class PeerObjects(ForwardingObjects):
                     return content
             elif not pending.acknowledged.is_set():
                 self._get_breaker(owner).record_failure(self._clock.monotonic())
-            if reading is None:
+            if read_task is None:
                 return await self._read_storage(location, limit_bytes)
-            return await reading
+            return await read_task
         finally:
             pending.answer.cancel()
-            if reading is not None:
-                reading.cancel()
-            await asyncio.gather(pending.answer, *filter(None, (reading,)), return_exceptions=True)
+            if read_task is not None:
+                read_task.cancel()
+            await asyncio.gather(pending.answer, *filter(None, (read_task,)), return_exceptions=True)
 
     async def _wait(self, pending: PendingRequest, began_s: float) -> None:
         """Wait until the answer is complete, or until it takes too long."""
-        beginning = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
+        start_task = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(
-                (pending.answer, beginning), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
+                (pending.answer, start_task), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            beginning.cancel()
+            start_task.cancel()
         if not pending.acknowledged.is_set():
             return
         self._began.add(self._clock.monotonic() - began_s)
         if not pending.answer.done():
-            expected = self._cached if pending.from_cache else self._from_storage
+            expected = self._cached_latency if pending.from_cache else self._from_storage
             await asyncio.wait((pending.answer,), timeout=expected.value_s)
 
     def _read_result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
@@ -187,7 +187,7 @@ class PeerObjects(ForwardingObjects):
         self._get_breaker(owner).record_success()
         if pending.from_cache:
             self.counts.hits += 1
-            self._cached.add(now_s - began_s)
+            self._cached_latency.add(now_s - began_s)
         else:
             self.counts.fetched += 1
             self._from_storage.add(now_s - began_s)
@@ -195,7 +195,7 @@ class PeerObjects(ForwardingObjects):
 
     async def _read_storage(self, location: str, limit_bytes: int | None) -> bytes:
         began_s = self._clock.monotonic()
-        content = await self._stored.read(location, limit_bytes=limit_bytes)
+        content = await self._stored_objects.read(location, limit_bytes=limit_bytes)
         self._from_storage.add(self._clock.monotonic() - began_s)
         return content
 

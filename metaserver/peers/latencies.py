@@ -27,8 +27,8 @@ class Percentile:
         self._since += 1
         if self._since >= _SAMPLES_PER_COMPUTATION:
             self._since = 0
-            ordered = sorted(self._samples)
-            percentile = ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
+            sorted_samples = sorted(self._samples)
+            percentile = sorted_samples[min(len(sorted_samples) - 1, int(len(sorted_samples) * 0.95))]
             self.value_s = min(self._max_s, max(self._min_s, percentile * self._factor))
 
 

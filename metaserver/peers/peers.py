@@ -79,8 +79,8 @@ class Peers:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of reads since the start, by source."""
-        damaged = self.client.damaged + self.cache.damaged
-        return {**self.objects.counts.as_dict(), "damaged": damaged}
+        damaged_count = self.client.damaged + self.cache.damaged
+        return {**self.objects.counts.as_dict(), "damaged": damaged_count}
 
     @asynccontextmanager
     async def serve(
@@ -126,7 +126,7 @@ def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
 @asynccontextmanager
 async def open_peers(
     settings: Settings,
-    stored: ObjectStore,
+    stored_objects: ObjectStore,
     store: PointerStore,
     keyring: Keyring,
     clock: Clock,
@@ -151,11 +151,11 @@ async def open_peers(
             started_ms=clock.now_ms(),
         )
         warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
-        used = stack.enter_context(closing(_open_used_tickets(settings, clock)))
-        tickets = PeerTickets(keyring, clock, used, leeway_s=settings.clock_leeway_s)
+        ticket_record = stack.enter_context(closing(_open_used_tickets(settings, clock)))
+        tickets = PeerTickets(keyring, clock, ticket_record, leeway_s=settings.clock_leeway_s)
         membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)
-        cache = await stack.enter_async_context(open_file_cache(settings, stored))
+        cache = await stack.enter_async_context(open_file_cache(settings, stored_objects))
         client = await stack.enter_async_context(open_peer_client(settings, tickets))
-        objects = PeerObjects(stored, warehouse, membership, cache, client, clock)
+        objects = PeerObjects(stored_objects, warehouse, membership, cache, client, clock)
         server = PeerServer(address, warehouse, cache, tickets, clock, observer, limit=settings.peer_requests_limit)
         yield Peers(settings, objects, membership, cache, client, server, sock)

@@ -86,18 +86,18 @@ def is_immutable(location: str) -> bool:
 class PeerTickets:
     """A signer and verifier of requests and answers with the keyring of all replicas."""
 
-    def __init__(self, keyring: Keyring, clock: Clock, used: TicketRecord, *, leeway_s: int) -> None:
+    def __init__(self, keyring: Keyring, clock: Clock, ticket_record: TicketRecord, *, leeway_s: int) -> None:
         """Create the tickets of this replica.
 
         Args:
             keyring: The keyring of all replicas.
             clock: The clock.
-            used: The tickets that this replica has already accepted.
+            ticket_record: The tickets that this replica has already accepted.
             leeway_s: The allowed clock difference.
         """
         self._keyring = keyring
         self._clock = clock
-        self._used = used
+        self._ticket_record = ticket_record
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
@@ -121,8 +121,10 @@ class PeerTickets:
             raw = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
             key_id, expires_ms, nonce, mac = _TICKET.unpack(raw)
             key = self._keyring.verifying_key(_PURPOSE, key_id)
-            decoded = unquote(location, errors="strict")
-            if key is None or not hmac.compare_digest(mac, _request_mac(key, expires_ms, nonce, address, decoded)):
+            decoded_location = unquote(location, errors="strict")
+            if key is None or not hmac.compare_digest(
+                mac, _request_mac(key, expires_ms, nonce, address, decoded_location)
+            ):
                 raise ValueError
         except (binascii.Error, UnicodeError, struct.error, ValueError):
             raise Unauthenticated("The request is not from a replica of this catalog") from None
@@ -131,14 +133,14 @@ class PeerTickets:
         if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
         issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
-        if not self._used.accept(nonce, issued_ms, until_ms, now_ms):
+        if not self._ticket_record.accept(nonce, issued_ms, until_ms, now_ms):
             raise Unauthenticated("This request of the replica was sent before, or is older than this replica")
-        return decoded, key_id + mac
+        return decoded_location, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:
         """Return the head of an answer to a request with this HMAC. It has `HEAD_BYTES` bytes."""
-        packed = _HEAD.pack(head.outcome, head.length, head.sha256)
-        return packed + self._answer_mac(request, packed)
+        head_bytes = _HEAD.pack(head.outcome, head.length, head.sha256)
+        return head_bytes + self._answer_mac(request, head_bytes)
 
     def unseal(self, request: bytes, data: bytes) -> AnswerHead:
         """Return the head of an answer to this request.
@@ -148,22 +150,22 @@ class PeerTickets:
         """
         if len(data) != HEAD_BYTES:
             raise BadAnswer(f"the head of the answer has {len(data)} bytes instead of {HEAD_BYTES}")
-        packed, mac = data[: _HEAD.size], data[_HEAD.size :]
-        if not hmac.compare_digest(mac, self._answer_mac(request, packed)):
+        head_bytes, mac = data[: _HEAD.size], data[_HEAD.size :]
+        if not hmac.compare_digest(mac, self._answer_mac(request, head_bytes)):
             raise BadAnswer("the signature of the answer's head does not match")
-        outcome, length, sha256 = _HEAD.unpack(packed)
+        outcome, length, sha256 = _HEAD.unpack(head_bytes)
         try:
             return AnswerHead(Outcome(outcome), length, sha256)
         except ValueError:
             raise BadAnswer(f"the outcome {outcome} of the answer is unknown") from None
 
-    def _answer_mac(self, request: bytes, packed: bytes) -> bytes:
+    def _answer_mac(self, request: bytes, head_bytes: bytes) -> bytes:
         key = self._keyring.verifying_key(_PURPOSE, request[:ID_BYTES])
         if key is None:
             raise BadAnswer("the key of the request was retired before the answer")
-        return hmac.digest(key, b"answer\x00" + packed + request, hashlib.sha256)
+        return hmac.digest(key, b"answer\x00" + head_bytes + request, hashlib.sha256)
 
 
 def _request_mac(key: bytes, expires_ms: int, nonce: bytes, address: str, location: str) -> bytes:
-    about = "\x00".join((f"v{VERSION}", address, location)).encode("utf-8", "surrogatepass")
-    return hmac.digest(key, b"request\x00" + struct.pack(">Q", expires_ms) + nonce + about, hashlib.sha256)
+    request_text = "\x00".join((f"v{VERSION}", address, location)).encode("utf-8", "surrogatepass")
+    return hmac.digest(key, b"request\x00" + struct.pack(">Q", expires_ms) + nonce + request_text, hashlib.sha256)

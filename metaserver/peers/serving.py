@@ -80,7 +80,7 @@ class PeerServer:
         self._observer = observer
         self._limit = limit
         self._answering = 0
-        self._reading: set[asyncio.Task[StoredFile]] = set()
+        self._read_tasks: set[asyncio.Task[StoredFile]] = set()
 
     def build_app(self) -> web.Application:
         app = web.Application()
@@ -97,10 +97,12 @@ class PeerServer:
             location, mac = self._tickets.open(
                 self._address, request.headers.get(LOCATION_HEADER, ""), request.headers.get(TICKET_HEADER, "")
             )
-            checked = str(self._warehouse.parse(location))
-            if not is_immutable(checked):
-                raise BadRequest(f"The name of {checked!r} can be used again, so replicas do not cache the file")
-            response = await self._answer(request, checked, mac)
+            checked_location = str(self._warehouse.parse(location))
+            if not is_immutable(checked_location):
+                raise BadRequest(
+                    f"The name of {checked_location!r} can be used again, so replicas do not cache the file"
+                )
+            response = await self._answer(request, checked_location, mac)
         except Unauthenticated:
             return self._refuse(401, began_s)
         except BadRequest as error:
@@ -121,25 +123,25 @@ class PeerServer:
         """Send the headers at once, and the file when it has been read."""
         # Continue the read if the other replica disconnects, so that the next request finds the file here.
         is_checked = CHECK_HEADER in request.headers
-        reading = asyncio.get_running_loop().create_task(
+        read_task = asyncio.get_running_loop().create_task(
             self._cache.get(location, is_checked=is_checked), name="peer-file"
         )
-        self._reading.add(reading)
-        reading.add_done_callback(self._finish)
-        await asyncio.wait((reading,), timeout=_CACHE_WAIT_S)
-        source = FROM_CACHE if reading.done() else FROM_STORAGE
+        self._read_tasks.add(read_task)
+        read_task.add_done_callback(self._finish)
+        await asyncio.wait((read_task,), timeout=_CACHE_WAIT_S)
+        source = FROM_CACHE if read_task.done() else FROM_STORAGE
         response = web.StreamResponse(
             headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream", "Server": "seamark"}
         )
-        result = self._await_result(reading) if reading.done() else None
+        result = self._await_result(read_task) if read_task.done() else None
         if result is not None:
             # With a known length, the content is not split into chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
         # This call sends the headers.
         await response.prepare(request)
         if result is None:
-            await asyncio.wait((reading,))
-            result = self._await_result(reading)
+            await asyncio.wait((read_task,))
+            result = self._await_result(read_task)
         head, content = result
         await response.write(self._tickets.seal(mac, head))
         for start in range(0, len(content), _PIECE_BYTES):
@@ -147,15 +149,15 @@ class PeerServer:
         await response.write_eof()
         return response
 
-    def _finish(self, reading: asyncio.Task[StoredFile]) -> None:
-        self._reading.discard(reading)
-        if not reading.cancelled():
+    def _finish(self, read_task: asyncio.Task[StoredFile]) -> None:
+        self._read_tasks.discard(read_task)
+        if not read_task.cancelled():
             # Retrieve the error: the requester may have disconnected, and no other request does it.
-            reading.exception()
+            read_task.exception()
 
-    def _await_result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
+    def _await_result(self, read_task: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
         try:
-            file = reading.result()
+            file = read_task.result()
         except ObjectMissing:
             return AnswerHead(Outcome.MISSING, 0, _NOTHING), memoryview(b"")
         except TooLarge:
@@ -166,9 +168,9 @@ class PeerServer:
         return AnswerHead(Outcome.FOUND, len(file.content), file.sha256), file.content
 
     async def close(self) -> None:
-        for task in tuple(self._reading):
+        for task in tuple(self._read_tasks):
             task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        await asyncio.gather(*self._read_tasks, return_exceptions=True)
 
 
 @asynccontextmanager

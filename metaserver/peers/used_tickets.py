@@ -77,16 +77,16 @@ class UsedTickets:
         first = _HEAD.size + group * _GROUP * _PLACE.size
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds this lock only for microseconds.
         try:
-            free = None
+            free_place = None
             for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):
-                used, end_ms = _PLACE.unpack_from(self._map, place)
+                used_nonce, end_ms = _PLACE.unpack_from(self._map, place)
                 if end_ms < now_ms:
-                    free = place if free is None else free
-                elif used == nonce:
+                    free_place = place if free_place is None else free_place
+                elif used_nonce == nonce:
                     return False
-            if free is None:
+            if free_place is None:
                 return False
-            _PLACE.pack_into(self._map, free, nonce, until_ms)
+            _PLACE.pack_into(self._map, free_place, nonce, until_ms)
             return True
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

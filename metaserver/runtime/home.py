@@ -67,25 +67,25 @@ def make_private(settings: Settings) -> list[Path]:
 
     The function works like `prepare_home`, but creates nothing.
     """
-    repaired: list[Path] = []
+    repaired_paths: list[Path] = []
     try:
         if os.path.lexists(settings.home):
             _check_home(settings.home)
-            used = _is_used(settings.home)
-            repaired += _tighten_path(settings.home)
-            repaired += _tighten_contents(settings.home)
-            if not used:
-                repaired.clear()  # The server has never run with this new folder, so it contained no data.
+            is_used = _is_used(settings.home)
+            repaired_paths += _tighten_path(settings.home)
+            repaired_paths += _tighten_contents(settings.home)
+            if not is_used:
+                repaired_paths.clear()  # The server has never run with this new folder, so it contained no data.
         database = find_sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
-                repaired += _tighten_file(database.with_name(database.name + suffix))
+                repaired_paths += _tighten_file(database.with_name(database.name + suffix))
         for folder in (settings.plan_disk_folder, settings.index_disk_folder):
             if folder and Path(folder).is_dir():
-                repaired += _tighten_path(Path(folder))
+                repaired_paths += _tighten_path(Path(folder))
     except OSError as error:
         raise ConfigError(f"Cannot make {error.filename or settings.home} private: {error.strerror}") from None
-    return repaired
+    return repaired_paths
 
 
 def _check_home(home: Path) -> None:
@@ -130,7 +130,7 @@ def _is_used(home: Path) -> bool:
 
 def _tighten_contents(home: Path) -> list[Path]:
     """Make the files and folders in the home folder private, and return those that were not."""
-    repaired: list[Path] = []
+    repaired_paths: list[Path] = []
     for name in sorted(os.listdir(home)):
         path = home / name
         try:
@@ -143,20 +143,20 @@ def _tighten_contents(home: Path) -> list[Path]:
                 raise ConfigError(f"{path} is a symbolic link; remove it, and move the file to which it refers here")
             continue
         if name in _SERVER_FOLDERS and stat.S_ISDIR(status.st_mode):
-            repaired += _tighten_tree(path)
+            repaired_paths += _tighten_tree(path)
         else:
             if stat.S_ISREG(status.st_mode):
                 _check_owner(path, status)
-            repaired += _tighten_path(path)
-    return repaired
+            repaired_paths += _tighten_path(path)
+    return repaired_paths
 
 
 def _tighten_tree(folder: Path) -> list[Path]:
-    repaired = _tighten_path(folder)
+    repaired_paths = _tighten_path(folder)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            repaired += _tighten_path(Path(parent, name))
-    return repaired
+            repaired_paths += _tighten_path(Path(parent, name))
+    return repaired_paths
 
 
 def _tighten_file(path: Path) -> list[Path]:

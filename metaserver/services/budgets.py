@@ -57,12 +57,12 @@ def compute_budget_wait_s(windows: str, now_ms: int) -> float:
 
     The result is 0 if a window is open, or if no window is valid.
     """
-    parsed = parse_windows(windows)
-    if not parsed:
+    parsed_windows = parse_windows(windows)
+    if not parsed_windows:
         return 0.0
     second = now_ms / 1000 % (60 * _DAY_MINUTES)
     waits = []
-    for first, end in parsed:
+    for first, end in parsed_windows:
         if any(60 * first <= second + 60 * days < 60 * end for days in (0, _DAY_MINUTES)):
             return 0.0
         waits.append((60 * first - second) % (60 * _DAY_MINUTES))

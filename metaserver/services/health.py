@@ -71,11 +71,11 @@ def measure_health(
     sizes = _measure_files(view, target_bytes, get_small_file_fraction(metadata) * target_bytes)
     snapshot = metadata.current_snapshot
     totals = {} if snapshot is None else snapshot.build_summary_map()
-    expired_snapshots, why_not_expired = 0, ""
+    expired_snapshots, expiration_problem = 0, ""
     try:
         expired_snapshots = len(find_expired(metadata, ExpirationPolicy.of(metadata, now_ms), now_ms).snapshot_ids)
     except BadRequest as error:
-        why_not_expired = error.message
+        expiration_problem = error.message
     health = TableHealth(
         snapshot_id=metadata.current_snapshot_id,
         format_version=metadata.format_version,
@@ -94,7 +94,7 @@ def measure_health(
         expired_snapshots=expired_snapshots,
         problems=(),
     )
-    state = TableState(metadata, view, health, now_ms, why_not_expired)
+    state = TableState(metadata, view, health, now_ms, expiration_problem)
     problems = (
         *_find_launcher_problems(metadata, settings),
         *chain.from_iterable(proposer.find_problems(state) for proposer in make_proposers(settings, clock)),
@@ -104,12 +104,14 @@ def measure_health(
     )
     # Problems of indexes are not included, because indexes are built at any time.
     after_s = compute_budget_wait_s(metadata.properties.get(WINDOW, ""), now_ms)
-    timed = (msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems)
-    return msgspec.structs.replace(health, problems=tuple(timed))
+    timed_problems = (
+        msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems
+    )
+    return msgspec.structs.replace(health, problems=tuple(timed_problems))
 
 
 def find_service_problems(
-    metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
+    metadata: TableMetadata, health: TableHealth, state: ServicesState, failed_runs: Mapping[str, Instant]
 ) -> Iterator[Problem]:
     """Yield the problems that prevent table services from doing the work that the table requires.
 
@@ -117,20 +119,22 @@ def find_service_problems(
         metadata: The metadata of the table, with the policies of its namespaces.
         health: The problems that the services would correct.
         state: The state of the table services.
-        failed: The last run of each service that failed on the table, by service.
+        failed_runs: The last run of each service that failed on the table, by service.
     """
     has_indexes = bool(read_definitions(metadata).enabled)
     waits = has_indexes or any(problem.enabled for problem in health.problems)
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
-    for service, run in failed.items():
+    for service, run in failed_runs.items():
         # The last job of this index failed, but the index has been dropped since.
         if service == INDEXING.name and not has_indexes:
             continue
-        when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        time_text = (
+            datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        )
         yield Problem(
             "failed job",
-            f"the last run of {service}, at {when} UTC, failed: {run.summary['error']}",
+            f"the last run of {service}, at {time_text} UTC, failed: {run.summary['error']}",
             "its work is not done completely; the server tries again within an hour",
         )
 
@@ -139,11 +143,11 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
     """Count the files of a table, its small files, and the files that would remain after compaction."""
     files = find_files_by_prefix(view)
     records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
-    grouped = group_by_partition(files)
-    small = bytes_of < small_bytes_max
-    small_bytes = np.zeros(len(grouped.partitions), dtype=np.int64)
-    np.add.at(small_bytes, grouped.numbers[small], bytes_of[small])
-    small_files = int(small.sum())
+    files_by_partition = group_by_partition(files)
+    is_small = bytes_of < small_bytes_max
+    small_bytes = np.zeros(len(files_by_partition.partitions), dtype=np.int64)
+    np.add.at(small_bytes, files_by_partition.numbers[is_small], bytes_of[is_small])
+    small_files = int(is_small.sum())
     merged_files = int((-(-small_bytes // target_bytes)).sum())
     return _Sizes(
         len(bytes_of),

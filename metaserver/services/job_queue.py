@@ -70,25 +70,25 @@ class JobQueue:
         self._waiting: dict[Key, _Entry] = {}
         self._counts: Counter[str] = Counter()
         """The number of waiting jobs of each tenant."""
-        self._running: dict[Key, float] = {}
+        self._running_keys: dict[Key, float] = {}
         """The start time of each running job."""
-        self._repeated: dict[Key, tuple[Job, float]] = {}
+        self._repeated_jobs: dict[Key, tuple[Job, float]] = {}
         """Jobs that were proposed while they ran, with the time at which they are due."""
-        self._resting: dict[Key, tuple[float, int]] = {}
+        self._backoffs: dict[Key, tuple[float, int]] = {}
         """The earliest next start and the number of consecutive failures of ended jobs, as long as they matter."""
-        self._delayed: list[tuple[float, int, Key]] = []
-        self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
+        self._delayed_heap: list[tuple[float, int, Key]] = []
+        self._ready_heaps: dict[str, list[tuple[int, int, int, Key]]] = {}
         """The due jobs of each tenant, as heaps of (priority, order, item, key)."""
         self._served_s: dict[str, float] = {}
         """The time that each tenant's jobs have taken. It is at least the time of the tenant that was served last."""
         self._turn_s = 0.0
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._orders = self._items = 0
-        self._heaped = 0
+        self._entry_number = 0
         """The number of items in all heaps."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._running_keys)
 
     def count_waiting_by_namespace(self) -> Counter[NamespacePath]:
         """Return the number of jobs that wait in each namespace."""
@@ -106,7 +106,7 @@ class JobQueue:
             key=lambda item: (max(item[1].due_s, now_s), item[1].job.priority, item[1].order),
         )
         return [
-            QueuedJob(entry.job, now_s - entry.asked_s, entry.due_s - now_s, self._resting.get(key, (0.0, 0))[1])
+            QueuedJob(entry.job, now_s - entry.asked_s, entry.due_s - now_s, self._backoffs.get(key, (0.0, 0))[1])
             for key, entry in first
         ]
 
@@ -122,7 +122,7 @@ class JobQueue:
 
     def count_failing(self) -> dict[str, int]:
         """Return, by service, the number of tables whose last job failed."""
-        return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
+        return Counter(service for (service, _), (_, failures) in self._backoffs.items() if failures)
 
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
         """Add the job, or replace the waiting job of the same table and service.
@@ -133,19 +133,23 @@ class JobQueue:
             False if the tenant has no free place.
         """
         key, due_s = job.key, self._now() + delay_s
-        if key in self._running:
-            self._repeated[key] = job, due_s
+        if key in self._running_keys:
+            self._repeated_jobs[key] = job, due_s
             return True
-        due_s = max(due_s if delay_s else 0.0, self._resting.get(key, (0.0, 0))[0])
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            is_same = (waiting.job.priority, waiting.job.tenant, waiting.due_s) == (job.priority, job.tenant, due_s)
-            if waiting.job.tenant != job.tenant:
-                self._count_waiting(waiting.job, -1)
+        due_s = max(due_s if delay_s else 0.0, self._backoffs.get(key, (0.0, 0))[0])
+        waiting_job = self._waiting.get(key)
+        if waiting_job is not None:
+            is_same = (waiting_job.job.priority, waiting_job.job.tenant, waiting_job.due_s) == (
+                job.priority,
+                job.tenant,
+                due_s,
+            )
+            if waiting_job.job.tenant != job.tenant:
+                self._count_waiting(waiting_job.job, -1)
                 self._count_waiting(job, 1)
-            waiting.job, waiting.due_s = job, due_s
+            waiting_job.job, waiting_job.due_s = job, due_s
             if not is_same:
-                self._push_item(waiting)
+                self._push_item(waiting_job)
             return True
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
@@ -157,10 +161,10 @@ class JobQueue:
 
     def discard(self, key: Key) -> None:
         """Remove a waiting job, and the planned repetition of a running job."""
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            self._count_waiting(waiting.job, -1)
-        self._repeated.pop(key, None)
+        waiting_job = self._waiting.pop(key, None)
+        if waiting_job is not None:
+            self._count_waiting(waiting_job.job, -1)
+        self._repeated_jobs.pop(key, None)
 
     async def take(self) -> Job:
         """Wait until a job is due, and return it.
@@ -173,14 +177,14 @@ class JobQueue:
             if job is not None:
                 del self._waiting[job.key]
                 self._count_waiting(job, -1)
-                self._running[job.key] = now
+                self._running_keys[job.key] = now
                 self._served_s[job.tenant] += _STARTED_S
                 return job
-            self._changed.clear()
-            first_s = self._delayed[0][0] if self._delayed else None
+            self._change_event.clear()
+            first_s = self._delayed_heap[0][0] if self._delayed_heap else None
             try:
                 async with asyncio.timeout(None if first_s is None else max(0.01, first_s - now)):
-                    await self._changed.wait()
+                    await self._change_event.wait()
             except TimeoutError:
                 continue
 
@@ -194,16 +198,16 @@ class JobQueue:
             idle: Whether the job had nothing to do.
         """
         now = self._now()
-        took_s = now - self._running.pop(job.key)
+        took_s = now - self._running_keys.pop(job.key)
         self._served_s[job.tenant] = max(
             self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
         )
-        failures = self._resting.get(job.key, (0.0, 0))[1] + 1 if failed else 0
+        failures = self._backoffs.get(job.key, (0.0, 0))[1] + 1 if failed else 0
         rest_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
         pause_s = min(BACKOFF_S * 2 ** min(failures - 1, 16), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
         self._forget_rested(now)
-        self._resting[job.key] = (now + pause_s, failures)
-        repeated_job, due_s = self._repeated.pop(job.key, (job if failed else None, now))
+        self._backoffs[job.key] = (now + pause_s, failures)
+        repeated_job, due_s = self._repeated_jobs.pop(job.key, (job if failed else None, now))
         if repeated_job is not None:
             self.put(repeated_job, delay_s=max(0.0, due_s - now))
         return pause_s
@@ -212,12 +216,12 @@ class JobQueue:
         """Assert that the queue is consistent, for tests."""
         counts = Counter(entry.job.tenant for entry in self._waiting.values())
         assert counts == self._counts
-        valid = {(key, item) for _, item, key in self._delayed}
-        valid |= {(key, item) for heap in self._ready.values() for _, _, item, key in heap}
+        valid = {(key, item) for _, item, key in self._delayed_heap}
+        valid |= {(key, item) for heap in self._ready_heaps.values() for _, _, item, key in heap}
         assert all((key, entry.item) in valid for key, entry in self._waiting.items())
         assert len(valid) <= 2 * len(self._waiting) + _STALE_MIN + 1
-        assert self._heaped == len(self._delayed) + sum(map(len, self._ready.values()))
-        assert not self._running.keys() & self._waiting.keys()
+        assert self._entry_number == len(self._delayed_heap) + sum(map(len, self._ready_heaps.values()))
+        assert not self._running_keys.keys() & self._waiting.keys()
 
     def _count_waiting(self, job: Job, change: int) -> None:
         self._counts[job.tenant] += change
@@ -228,37 +232,39 @@ class JobQueue:
         """Add an entry to the delayed jobs."""
         self._items += 1
         entry.item = self._items
-        heappush(self._delayed, (entry.due_s, entry.item, entry.job.key))
-        self._heaped += 1
-        if self._heaped > 2 * len(self._waiting) + _STALE_MIN:
+        heappush(self._delayed_heap, (entry.due_s, entry.item, entry.job.key))
+        self._entry_number += 1
+        if self._entry_number > 2 * len(self._waiting) + _STALE_MIN:
             self._rebuild_heaps()
-        self._changed.set()
+        self._change_event.set()
 
     def _rebuild_heaps(self) -> None:
         """Drop stale items of the heap. Each change of a waiting job leaves a stale item."""
-        self._ready.clear()
-        self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
-        heapify(self._delayed)
-        self._heaped = len(self._delayed)
+        self._ready_heaps.clear()
+        self._delayed_heap = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
+        heapify(self._delayed_heap)
+        self._entry_number = len(self._delayed_heap)
 
     def _pop_due_job(self, now: float) -> Job | None:
         """Remove the next due job from the heaps, and return it, or None if no job is due."""
-        while self._delayed and self._delayed[0][0] <= now:
-            _, item, key = heappop(self._delayed)
+        while self._delayed_heap and self._delayed_heap[0][0] <= now:
+            _, item, key = heappop(self._delayed_heap)
             entry = self._waiting.get(key)
             if entry is not None and entry.item == item:
                 tenant = entry.job.tenant
                 self._served_s[tenant] = max(self._turn_s, self._served_s.get(tenant, 0.0))
-                heappush(self._ready.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
+                heappush(self._ready_heaps.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
             else:
-                self._heaped -= 1
-        while self._ready:
-            tenant = min(self._ready, key=lambda tenant: (self._served_s[tenant], self._ready[tenant][0][:2]))
-            heap = self._ready[tenant]
+                self._entry_number -= 1
+        while self._ready_heaps:
+            tenant = min(
+                self._ready_heaps, key=lambda tenant: (self._served_s[tenant], self._ready_heaps[tenant][0][:2])
+            )
+            heap = self._ready_heaps[tenant]
             _, _, item, key = heappop(heap)
-            self._heaped -= 1
+            self._entry_number -= 1
             if not heap:
-                del self._ready[tenant]
+                del self._ready_heaps[tenant]
             entry = self._waiting.get(key)
             if entry is not None and entry.item == item:
                 self._turn_s = max(self._turn_s, self._served_s[tenant])
@@ -267,15 +273,15 @@ class JobQueue:
 
     def fail(self, job: Job) -> None:
         """End a job that `take` returned, with a failure, unless the job has already ended."""
-        if job.key in self._running:
+        if job.key in self._running_keys:
             self.finish(job, failed=True)
 
     def _forget_rested(self, now: float) -> None:
         """Forget pauses that have ended, and tenants without jobs."""
-        if len(self._resting) >= self._limit:
-            self._resting = {key: rest_entry for key, rest_entry in self._resting.items() if rest_entry[0] > now}
+        if len(self._backoffs) >= self._limit:
+            self._backoffs = {key: rest_entry for key, rest_entry in self._backoffs.items() if rest_entry[0] > now}
         if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
-            active = {*self._ready, *self._counts}
+            active = {*self._ready_heaps, *self._counts}
             self._served_s = {
                 tenant: served_s
                 for tenant, served_s in self._served_s.items()

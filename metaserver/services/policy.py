@@ -66,8 +66,8 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
         None if all properties are valid.
     """
     for name, value in properties.items():
-        declared = PROPERTIES.get(name)
-        if declared is None:
+        service_property = PROPERTIES.get(name)
+        if service_property is None:
             similar_names = find_similar_properties(name)
             hint = (
                 f"did you mean {similar_names}?"
@@ -76,7 +76,7 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
             )
             return f"{name[:_NAME_SHOWN_CHARACTERS]!r} is unknown; {hint}"
         try:
-            required = declared.requirement(properties)
+            required = service_property.requirement(properties)
         except BadRequest as error:
             return error.message
         if required:
@@ -111,18 +111,18 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
     properties: tuple[PolicyProperty, ...]
 
 
-def build_policy(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
+def build_policy(metadata: TableMetadata, inherited_policies: Policies, settings: Settings) -> TablePolicy:
     """Return the effective values of a table's properties. Values that the services ignore are returned unchanged."""
 
-    def find(declared: ServiceProperty) -> PolicyProperty:
-        name = declared.name
+    def find(service_property: ServiceProperty) -> PolicyProperty:
+        name = service_property.name
         if name in metadata.properties:
             return PolicyProperty(name, metadata.properties[name], "table")
-        if name in inherited:
-            return PolicyProperty(name, inherited[name].value, "namespace", inherited[name].namespace)
+        if name in inherited_policies:
+            return PolicyProperty(name, inherited_policies[name].value, "namespace", inherited_policies[name].namespace)
         if name in _SERVICE_BY_SWITCH:
             return PolicyProperty(name, str(settings.runs_by_default(_SERVICE_BY_SWITCH[name])).lower(), "setting")
-        return PolicyProperty(name, declared.default, "default")
+        return PolicyProperty(name, service_property.default, "default")
 
     def explain(policy: PolicyProperty) -> PolicyProperty:
         if policy.name != launchers.PROPERTY:
@@ -132,5 +132,6 @@ def build_policy(metadata: TableMetadata, inherited: Policies, settings: Setting
         )
 
     return TablePolicy(
-        settings.services_workers > 0, tuple(explain(find(declared)) for declared in PROPERTIES.values())
+        settings.services_workers > 0,
+        tuple(explain(find(service_property)) for service_property in PROPERTIES.values()),
     )

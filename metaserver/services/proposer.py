@@ -136,8 +136,8 @@ class JobProposer(ABC):
 
     def make_problem(self, state: TableState, problem: str, detail: str, cost: str) -> Problem:
         """Make a problem that a job of the service corrects."""
-        enabled = self._settings.services_workers > 0 and self.is_on(state.metadata)
-        return Problem(problem, detail, cost, self.service.name, enabled)
+        is_enabled = self._settings.services_workers > 0 and self.is_on(state.metadata)
+        return Problem(problem, detail, cost, self.service.name, is_enabled)
 
 
 class RewriteProposer(JobProposer):

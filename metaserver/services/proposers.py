@@ -181,13 +181,13 @@ class TableClustering(RewriteProposer):
             return
         paths = find_files_by_prefix(state.view).read_texts("file_path").list_values()
         layers = Counter(parse_layer((path or b"").decode()) for path in paths)
-        files, unclustered = layers.total(), layers.pop(None, 0)
-        if unclustered < max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
+        files, unclustered_count = layers.total(), layers.pop(None, 0)
+        if unclustered_count < max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
             return
         yield self.make_problem(
             state,
             "unclustered files",
-            f"{unclustered:,} of {files:,} data files are not clustered by {layout.text}; the other files form "
+            f"{unclustered_count:,} of {files:,} data files are not clustered by {layout.text}; the other files form "
             f"{len(layers):,} layers",
             "a query that filters on these columns opens all unclustered files, and some files of each layer",
         )
@@ -291,15 +291,15 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     """
     files, schema = find_files_by_prefix(view), metadata.current_schema
     expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
-    grouped = group_by_partition(files)
+    files_by_partition = group_by_partition(files)
     residuals: dict[int, Residuals] = {}
-    expired = np.zeros(len(grouped.partitions), dtype=np.bool_)
-    for number, partition in enumerate(grouped.partitions):
+    expired_partitions = np.zeros(len(files_by_partition.partitions), dtype=np.bool_)
+    for number, partition in enumerate(files_by_partition.partitions):
         spec = metadata.spec(partition.spec_id)
         if spec is not None:
             residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
-            expired[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
-    is_expired, rows = expired[grouped.numbers], files.read_longs("record_count")
+            expired_partitions[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
+    is_expired, rows = expired_partitions[files_by_partition.numbers], files.read_longs("record_count")
     has_any_values, size_bytes = np.zeros(files.file_count, dtype=np.bool_), 0
     for name in rule.columns:
         column = schema.find_column_by_name(name)
@@ -425,10 +425,9 @@ class TableStatistics(JobProposer):
             return
         detail = "no snapshot has statistics with the number of distinct values of all columns"
         if newest.file is not None:
-            changed, commits = newest.added + newest.removed, len(newest.later_snapshots)
-            detail = (
-                f"{changed:,} of {newest.rows:,} rows were added or removed in {commits:,} commits since the statistics"
-            )
+            changed_rows, commits = newest.added + newest.removed, len(newest.later_snapshots)
+            detail = f"{changed_rows:,} of {newest.rows:,} rows were added or removed "
+            detail += f"in {commits:,} commits since the statistics"
         yield self.make_problem(state, "stale statistics", detail, "engines use the statistics to order joins")
 
 

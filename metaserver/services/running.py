@@ -82,9 +82,9 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     is_held: bool = False
     """Whether a replica holds the lease. The value is True in each state that was read from the lease."""
 
-    def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
-        """Return whether the state lists all waiting jobs in the namespaces for which `of` is true."""
-        return not self.more and not any(of(namespace) for namespace in self.unlisted)
+    def is_complete(self, is_selected: Callable[[NamespacePath], bool]) -> bool:
+        """Return whether the state lists all waiting jobs in the namespaces for which `is_selected` is true."""
+        return not self.more and not any(is_selected(namespace) for namespace in self.unlisted)
 
 
 class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
@@ -144,7 +144,7 @@ class RunningJobs:
 
     def encode(self, queue: JobQueue, now_ms: int) -> str:
         """Encode the state for the lease: the running jobs, and the next waiting jobs of the queue."""
-        waiting = [
+        waiting_jobs = [
             WaitingJob(
                 entry.job.service,
                 entry.job.namespace,
@@ -157,14 +157,14 @@ class RunningJobs:
             for entry in queue.list_next_jobs(WAITING_JOBS_LISTED_MAX)
         ]
         namespaces = queue.count_waiting_by_namespace()
-        namespaces.subtract(job.namespace for job in waiting)
-        unlisted = sorted(+namespaces)
+        namespaces.subtract(job.namespace for job in waiting_jobs)
+        unlisted_namespaces = sorted(+namespaces)
         return encode_state(
             JobsState(
                 tuple(self),
-                tuple(waiting),
-                tuple(unlisted[:NAMESPACES_LISTED_MAX]),
-                more=len(unlisted) > NAMESPACES_LISTED_MAX,
+                tuple(waiting_jobs),
+                tuple(unlisted_namespaces[:NAMESPACES_LISTED_MAX]),
+                more=len(unlisted_namespaces) > NAMESPACES_LISTED_MAX,
             )
         )
 

@@ -48,7 +48,7 @@ class RunLog:
         self._store = store
         self._timeline = timeline
         self._clock = clock
-        self._clean: set[tuple[str, str]] = set()
+        self._jobs_without_failure: set[tuple[str, str]] = set()
         """The keys of the jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
@@ -82,17 +82,17 @@ class RunLog:
 
     async def _has_failed(self, job: Job) -> bool:
         """Return whether the last recorded run of the job failed."""
-        if job.key in self._clean:
+        if job.key in self._jobs_without_failure:
             return False
-        failed = job.service in await find_failed_runs(self._timeline, job.uuid)
-        self._note_result(job, failed=failed)
-        return failed
+        has_failed = job.service in await find_failed_runs(self._timeline, job.uuid)
+        self._note_result(job, failed=has_failed)
+        return has_failed
 
     def _note_result(self, job: Job, *, failed: bool) -> None:
         """Remember whether the last run of a job succeeded."""
         if failed:
-            self._clean.discard(job.key)
+            self._jobs_without_failure.discard(job.key)
             return
-        if len(self._clean) >= _CLEAN_MAX:
-            self._clean.clear()
-        self._clean.add(job.key)
+        if len(self._jobs_without_failure) >= _CLEAN_MAX:
+            self._jobs_without_failure.clear()
+        self._jobs_without_failure.add(job.key)

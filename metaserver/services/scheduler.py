@@ -53,7 +53,7 @@ class JobObserver(Protocol):
 
     def set_queued_jobs(self, count: int) -> None: ...
 
-    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None: ...
+    def set_job_lag(self, service: str, lag_s: float, failing_tables: int) -> None: ...
 
     def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None: ...
 
@@ -94,7 +94,7 @@ class Scheduler:
         self._status = status or ServicesStatus(enabled=True)
         self._rights = rights
         self._queue_limit = queue_limit
-        self._running = RunningJobs()
+        self._running_jobs = RunningJobs()
         self._proposers = proposers
         self._launchers = launchers
         self._watch = watch
@@ -144,15 +144,15 @@ class Scheduler:
         """
         if self._probe is None:
             return True
-        running = asyncio.create_task(self._find_problem(self._probe()))
+        probe_task = asyncio.create_task(self._find_problem(self._probe()))
         try:
-            while not running.done():
-                await asyncio.wait({running}, timeout=self._lease.lasts_s / 3)
+            while not probe_task.done():
+                await asyncio.wait({probe_task}, timeout=self._lease.lasts_s / 3)
                 await self._lease.hold(encode_state(JobsState()))
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        self._status.problem = problem = running.result()
+            probe_task.cancel()
+            await asyncio.gather(probe_task, return_exceptions=True)
+        self._status.problem = problem = probe_task.result()
         if not problem:
             return True
         _log.error("table services cannot run here", problem=problem)
@@ -167,8 +167,8 @@ class Scheduler:
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._launchers[0].run(probe, lambda _: None)
-        except JobFailed as failed:
-            return str(failed)
+        except JobFailed as launch_error:
+            return str(launch_error)
         except TimeoutError:
             return NO_ANSWER
         except Exception as error:  # noqa: BLE001  no replica may stop to try
@@ -181,10 +181,10 @@ class Scheduler:
         self._observer.set_services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()
-        refused = 0
+        refused_count = 0
 
         def look(entry: Entry, metadata: TableMetadata) -> float:
-            nonlocal refused
+            nonlocal refused_count
             recheck_after_s = NEVER
             for proposer in self._proposers:
                 recheck_after_s = min(recheck_after_s, proposer.recheck_after_s(metadata))
@@ -194,20 +194,20 @@ class Scheduler:
                     continue
                 job = apply_budget(job, metadata.properties)
                 if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
-                    refused += 1
+                    refused_count += 1
                     recheck_after_s = 0.0
             self._observer.set_queued_jobs(len(queue))
             return recheck_after_s
 
         async def sweep() -> None:
-            nonlocal refused
+            nonlocal refused_count
             while True:
-                refused = 0
+                refused_count = 0
                 tables = await self._watch.examine_all(look)
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
-                if refused:
-                    _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
-                await asyncio.sleep(_REFUSED_S if refused else SWEEP_S)
+                if refused_count:
+                    _log.warning("jobs wait for a place in the queue", jobs=refused_count, limit=self._queue_limit)
+                await asyncio.sleep(_REFUSED_S if refused_count else SWEEP_S)
 
         # Read the position before the first sweep, so that no change during the sweep is missed.
         since = await self._timeline.head()
@@ -224,17 +224,19 @@ class Scheduler:
         try:
             while True:
                 await asyncio.sleep(self._lease.lasts_s / 3)
-                await self._lease.hold(self._running.encode(queue, self._clock.now_ms()))
+                await self._lease.hold(self._running_jobs.encode(queue, self._clock.now_ms()))
                 self._report_lag(queue.measure_lags(), queue.count_failing())
-                self._report_running(self._running)
+                self._report_running(self._running_jobs)
         finally:
             # Another replica now reports its own reason.
             self._report_lag({}, {})
             self._report_running(())
 
-    def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
+    def _report_lag(self, lags: Mapping[str, float], failing_tables: Mapping[str, int]) -> None:
         for proposer in self._proposers:
-            self._observer.set_job_lag(proposer.name, lags.get(proposer.name, 0.0), failing.get(proposer.name, 0))
+            self._observer.set_job_lag(
+                proposer.name, lags.get(proposer.name, 0.0), failing_tables.get(proposer.name, 0)
+            )
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
         """Report the number of running jobs of each service, and their progress."""
@@ -306,7 +308,7 @@ class Scheduler:
         forbidden = await self._explain_forbidden_job(job)
         # Do not await before the job starts, so that no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
-            other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
+            other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running_jobs
         ):
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
@@ -324,10 +326,10 @@ class Scheduler:
         try:
             if forbidden is not None:
                 raise JobFailed(forbidden)
-            with self._running.track_job(job, launcher_name, began_ms) as progress:
+            with self._running_jobs.track_job(job, launcher_name, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
-        except JobFailed as failed:
-            error = str(failed)
+        except JobFailed as launch_error:
+            error = str(launch_error)
         again_in_s = queue.finish(job, failed=bool(error), idle=not totals)
         if (recheck_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
             queue.put(job, delay_s=recheck_s)

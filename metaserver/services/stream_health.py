@@ -56,25 +56,26 @@ def find_stream_problems(
         late_ms = max(_LATE_MS_MIN, _LATE_AFTER_INTERVALS * report.interval_ms)
         age_ms = now_ms - report.oldest_ms
         if age_ms > late_ms:
-            why = f"; the last flush failed: {report.error}" if report.failures else ""
+            error_text = f"; the last flush failed: {report.error}" if report.failures else ""
             yield Problem(
                 "late flush",
-                f"the oldest row waits for {age_ms / 1000:.0f} s, the interval is {report.interval_ms / 1000:g} s{why}",
+                f"the oldest row waits for {age_ms / 1000:.0f} s, the interval is {report.interval_ms / 1000:g} "
+                f"s{error_text}",
                 "engines that plan by themselves do not see these rows, and they take memory and disk",
             )
-    waiting = streams.topic_counts.waiting.get(table_uuid)
-    if waiting is not None:
-        waiting = waiting if shows_errors else HIDDEN_ERROR
+    waiting_error = streams.topic_counts.waiting.get(table_uuid)
+    if waiting_error is not None:
+        waiting_error = waiting_error if shows_errors else HIDDEN_ERROR
         yield Problem(
             "waiting topic",
-            f"the messages of the input topic wait: {waiting}",
+            f"the messages of the input topic wait: {waiting_error}",
             "Kafka removes messages after the retention of the topic, even if they were not read",
         )
-    lost = streams.topic_counts.lost[table_uuid]
-    if lost:
+    lost_count = streams.topic_counts.lost[table_uuid]
+    if lost_count:
         yield Problem(
             "lost messages",
-            f"{lost:,} messages of the input topic were not appended, because Kafka lost messages and used their "
+            f"{lost_count:,} messages of the input topic were not appended, because Kafka lost messages and used their "
             "offsets again",
             "delete the input topic and create it again, and send these messages again",
         )

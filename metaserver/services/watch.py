@@ -73,12 +73,12 @@ class TableWatch:
         async with self._timeline.watch_instants(InstantFilter(since=since), counted=False) as watcher:
             while True:
                 instants = await self._timeline.read_next(watcher, _INSTANTS_PER_BATCH)
-                changed = {
+                changed_names = {
                     (instant.namespace, instant.name)
                     for instant in instants
                     if instant.kind is EntryKind.TABLE and instant.action not in _JOB_ACTIONS and instant.name
                 }
-                for namespace, name in changed:
+                for namespace, name in changed_names:
                     entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
                     if entry is not None:
                         await self._examine_table(entry, await load_policies(self._store, namespace), examine)
@@ -88,22 +88,22 @@ class TableWatch:
 
         By default, pauses limit the time for which the sweep keeps the event loop busy.
         """
-        examined = 0
+        examined_count = 0
         due_before, self._due_by_state = self._due_by_state, {}
         async for entries, policies in self._list_pages():
             began_s = self._clock.monotonic()
-            inherited = hash(frozenset(policies.items()))
+            inherited_properties = hash(frozenset(policies.items()))
             for entry in entries:
-                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
+                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited_properties))
                 due_s = due_before.get(state, 0.0)
                 if due_s <= began_s:
                     due_s = began_s + await self._examine_table(entry, policies, examine)
-                    examined += 1
+                    examined_count += 1
                 if len(self._due_by_state) < _KNOWN_MAX:
                     self._due_by_state[state] = due_s
-            if pause and examined > _FREE_TABLES:
+            if pause and examined_count > _FREE_TABLES:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_MAX_FRACTION)
-        return examined
+        return examined_count
 
     def forget(self) -> None:
         """Make the next sweep examine all tables."""

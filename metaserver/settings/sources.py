@@ -209,9 +209,9 @@ def convert_setting(name: str, value: Any, source: str) -> Any:
             hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
         return ConfigError(f"The setting {name}, from {source}, must be {requirement}; {shown_value} is not{hint}")
 
-    converted = _CONVERTERS[_TYPES[name]](value, refuse)
+    converted_value = _CONVERTERS[_TYPES[name]](value, refuse)
     metadata = FIELDS[name].metadata
-    for item in converted if isinstance(converted, tuple) else (converted,):
+    for item in converted_value if isinstance(converted_value, tuple) else (converted_value,):
         if metadata["choices"] and item not in metadata["choices"]:
             raise refuse("one of " + ", ".join(metadata["choices"]))
         if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
@@ -222,7 +222,7 @@ def convert_setting(name: str, value: Any, source: str) -> Any:
         minimum, maximum = metadata["minimum"], metadata["maximum"]
         if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
             raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")
-    return converted
+    return converted_value
 
 
 def _as_location(text: str) -> str:

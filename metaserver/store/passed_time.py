@@ -61,8 +61,8 @@ class PassedTime(msgspec.Struct, frozen=True):
         """Return the milliseconds that have certainly passed, which are negative if `start_ms` is after `end_ms`."""
         if end_ms <= start_ms:
             return end_ms - start_ms
-        uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
-        return end_ms - start_ms - sum(uncounted)
+        uncounted_ms = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
+        return end_ms - start_ms - sum(uncounted_ms)
 
     def find_time_ago(self, age_ms: int) -> int:
         """Return the latest time since which at least `age_ms` have passed.
@@ -85,14 +85,14 @@ async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     """
     text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _ClockReading)
-    look = _add_reading(last, clock.now_ms(), clock.monotonic(), clock.machine)
-    is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
-    if is_news:
+    reading = _add_reading(last, clock.now_ms(), clock.monotonic(), clock.machine)
+    is_unexpected = last is None or reading.gaps != last.gaps or not 0 <= reading.now_ms - last.now_ms < _SAVED_EVERY_MS
+    if is_unexpected:
         with suppress(CommitConflict):  # Another replica has recorded a reading at the same time.
             await store.transact(
-                [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(look).decode())]
+                [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(reading).decode())]
             )
-    return PassedTime(look.now_ms, look.since_ms, look.gaps)
+    return PassedTime(reading.now_ms, reading.since_ms, reading.gaps)
 
 
 def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, machine: str) -> _ClockReading:

@@ -53,8 +53,8 @@ class StaleReads:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: OrderedDict[Hashable, tuple[object, float]] = OrderedDict()
-        self._running: dict[Hashable, asyncio.Task[object]] = {}
+        self._known_answers: OrderedDict[Hashable, tuple[object, float]] = OrderedDict()
+        self._running_tasks: dict[Hashable, asyncio.Task[object]] = {}
         self._away_until_s = 0.0
 
     async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
@@ -64,8 +64,8 @@ class StaleReads:
         request may wait.
         """
         staleness = get_current_staleness()
-        cached = self._known.get(key)
-        if staleness is None or cached is None or not staleness.allows(self._clock.monotonic() - cached[1]):
+        cached_value = self._known_answers.get(key)
+        if staleness is None or cached_value is None or not staleness.allows(self._clock.monotonic() - cached_value[1]):
             return await self._read(key, run)
         task = self._start(key, run)
         if task is not None:
@@ -78,11 +78,11 @@ class StaleReads:
                 if not isinstance(error, RetryLater):
                     raise error
             self._away_until_s = self._clock.monotonic() + _AWAY_S
-        age_s = self._clock.monotonic() - cached[1]
-        if not staleness.allows(age_s) or self._known.get(key) is not cached:
+        age_s = self._clock.monotonic() - cached_value[1]
+        if not staleness.allows(age_s) or self._known_answers.get(key) is not cached_value:
             return await self._read(key, run)
         staleness.record_age(age_s)
-        return cached[0]  # type: ignore[return-value]
+        return cached_value[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
         """Return the running read for this key, which requests share, or start it.
@@ -90,11 +90,11 @@ class StaleReads:
         Returns:
             The task of the read. None if too many reads are running, because the database probably does not answer.
         """
-        task = self._running.get(key)
-        if task is None and len(self._running) < RUNNING_MAX:
+        task = self._running_tasks.get(key)
+        if task is None and len(self._running_tasks) < RUNNING_MAX:
             task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
-            self._running[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
+            self._running_tasks[key] = task
+            task.add_done_callback(lambda finished_task: self._finish(key, finished_task))
         return task
 
     async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
@@ -102,16 +102,16 @@ class StaleReads:
         result = await run()
         self._away_until_s = 0.0
         if result is None:
-            self._known.pop(key, None)
+            self._known_answers.pop(key, None)
         else:
-            self._known[key] = (result, began_s)
-            self._known.move_to_end(key)
-            while len(self._known) > ENTRIES_MAX:
-                self._known.popitem(last=False)
+            self._known_answers[key] = (result, began_s)
+            self._known_answers.move_to_end(key)
+            while len(self._known_answers) > ENTRIES_MAX:
+                self._known_answers.popitem(last=False)
         return result
 
     def _finish(self, key: Hashable, task: asyncio.Task[object]) -> None:
-        del self._running[key]
+        del self._running_tasks[key]
         if not task.cancelled():
             task.exception()  # Mark the error as retrieved, because the request that started the read may have ended.
 
@@ -119,15 +119,15 @@ class StaleReads:
         """Remove the results that these operations may have changed."""
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
-                self._known.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)
+                self._known_answers.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)
             if reads := _CHANGED_READS.get(type(operation)):
-                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in reads]:
-                    del self._known[key]
+                for key in [key for key in self._known_answers if isinstance(key, tuple) and key[0] in reads]:
+                    del self._known_answers[key]
 
     async def close(self) -> None:
-        for task in tuple(self._running.values()):
+        for task in tuple(self._running_tasks.values()):
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*self._running_tasks.values(), return_exceptions=True)
 
 
 def make_entry_key(kind: object, namespace: object, name: str) -> tuple[object, ...]:

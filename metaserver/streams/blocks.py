@@ -27,13 +27,13 @@ class ShardBlocks:
         oldest_ms: The time at which the log received the oldest row, or None if there are no rows.
     """
 
-    def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
+    def __init__(self, log: StreamLog, shard: Shard, flushed_offset: int) -> None:
         self._log = log
         self._shard = shard
-        self.start = self.end = flushed
+        self.start = self.end = flushed_offset
         self._records: deque[Record] = deque()
         """The records in ascending order and without a gap, from the record that contains `start` on."""
-        self._early: dict[int, Record] = {}
+        self._early_records: dict[int, Record] = {}
         """The durable records after a gap, by offset. The rows before them are not in memory yet."""
         self.size_bytes = 0
 
@@ -43,9 +43,9 @@ class ShardBlocks:
 
     def offer(self, record: Record) -> None:
         """Add a record that was just acknowledged."""
-        if record.offset < self.end or record.offset in self._early:
+        if record.offset < self.end or record.offset in self._early_records:
             return
-        self._early[record.offset] = record
+        self._early_records[record.offset] = record
         self.size_bytes += record.batch.size_bytes
         self._take_early()
 
@@ -68,11 +68,11 @@ class ShardBlocks:
             self._take_early()
 
     def _take_early(self) -> None:
-        while (record := self._early.pop(self.end, None)) is not None:
+        while (record := self._early_records.pop(self.end, None)) is not None:
             self._records.append(record)
             self.end = record.end
-        for offset in [offset for offset in self._early if offset < self.end]:
-            self.size_bytes -= self._early.pop(offset).batch.size_bytes
+        for offset in [offset for offset in self._early_records if offset < self.end]:
+            self.size_bytes -= self._early_records.pop(offset).batch.size_bytes
 
     def list_slices(self, start: int, end: int) -> list[RowSlice]:
         """Return the rows from `start` to `end` (exclusive), in the order of the log.
@@ -120,15 +120,15 @@ class ShardBlocks:
             size_bytes += record.batch.size_bytes
         return [*ranges, (first, end)]
 
-    def release(self, flushed: int) -> None:
-        """Remove the rows before `flushed`, which are in the table's files."""
-        if flushed <= self.start:
+    def release(self, flushed_offset: int) -> None:
+        """Remove the rows before `flushed_offset`, which are in the table's files."""
+        if flushed_offset <= self.start:
             return
-        while self._records and self._records[0].end <= flushed:
+        while self._records and self._records[0].end <= flushed_offset:
             self.size_bytes -= self._records.popleft().batch.size_bytes
-        self.start = flushed
-        if flushed > self.end:  # Another process has flushed rows that are not in memory.
-            self.end = flushed
+        self.start = flushed_offset
+        if flushed_offset > self.end:  # Another process has flushed rows that are not in memory.
+            self.end = flushed_offset
             self._take_early()
 
     def check_invariants(self) -> None:
@@ -139,6 +139,6 @@ class ShardBlocks:
             assert record.offset == at, (record.offset, at)
             at = record.end
         assert at == self.end or not self._records, (at, self.end)
-        assert all(offset > self.end for offset in self._early)
-        records = (*self._records, *self._early.values())
+        assert all(offset > self.end for offset in self._early_records)
+        records = (*self._records, *self._early_records.values())
         assert self.size_bytes == sum(record.batch.size_bytes for record in records)

@@ -73,13 +73,13 @@ class CatalogTables:
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
         """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer."""
-        added = [Raw(file.content_file) for file in files]
+        content_files = [Raw(file.content_file) for file in files]
         body = ChangeBody(
             table_uuid=entry.uuid,
             operation=APPEND,
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
-            add=added,
+            add=content_files,
             summary={
                 FLUSH_MARK: "true",
                 FLUSH_OFFSETS: encode_ranges(ranges),
@@ -95,7 +95,7 @@ class CatalogTables:
                 schema_id=metadata.current_schema_id,
                 read_snapshot_id=metadata.current_snapshot_id,
                 scope=ChangeScope(filter=Raw(deletes.scope)),
-                add=[*added, *map(Raw, deletes.content_files)],
+                add=[*content_files, *map(Raw, deletes.content_files)],
                 remove=tuple(Remove(path, offset) for path, offset in deletes.removed),
             )
         request = read_request(body, files_max=_FILES_MAX, flushed=ranges)
@@ -108,10 +108,10 @@ class CatalogTables:
         self, index_files: Sequence[EncodedIndexFile], entry: Entry, metadata: TableMetadata
     ) -> Sequence[RegisteredIndexFile]:
         """Return the stored index files as entries for the registry. Leave out files that cannot be registered."""
-        registered = []
+        registered_files = []
         for file in index_files:
             try:
-                read = await read_index_file(
+                index_file = await read_index_file(
                     self._index_reader,
                     file.location,
                     len(file.data),
@@ -120,12 +120,12 @@ class CatalogTables:
                     snapshot_id=None,
                     now_ms=self._context.clock.now_ms(),
                 )
-                parse_definition(read.definition, metadata.current_schema, metadata.schemas)
+                parse_definition(index_file.definition, metadata.current_schema, metadata.schemas)
             except SeamarkError as error:
                 _log.warning("an index file of a flush is not used", table=entry.uuid, error=error.message)
                 continue
-            registered.append(read)
-        return registered
+            registered_files.append(index_file)
+        return registered_files
 
     def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns, or no names for a table without a valid key.

@@ -54,77 +54,77 @@ class FreshParts:
     def __init__(self) -> None:
         self.parts: tuple[FreshPart, ...] = ()
 
-    def get_covered_offset(self, flushed: int) -> int:
-        """Return the offset after the last row of the parts, or `flushed` if there are no parts."""
-        return self.parts[-1].end if self.parts else flushed
+    def get_covered_offset(self, flushed_offset: int) -> int:
+        """Return the offset after the last row of the parts, or `flushed_offset` if there are no parts."""
+        return self.parts[-1].end if self.parts else flushed_offset
 
-    def drop_flushed(self, flushed: int) -> list[FreshPart]:
-        """Remove and return the parts with rows before `flushed`, because these rows are in the table's files.
+    def drop_flushed(self, flushed_offset: int) -> list[FreshPart]:
+        """Remove and return the parts with rows before `flushed_offset`, because these rows are in the table's files.
 
-        A part that crosses the offset is also removed. The parts after it stay only if they follow `flushed` without a
-        gap.
+        A part that crosses the offset is also removed. The parts after it stay only if they follow `flushed_offset`
+        without a gap.
         """
-        remaining = tuple(part for part in self.parts if part.start >= flushed)
-        if remaining and remaining[0].start != flushed:
+        remaining = tuple(part for part in self.parts if part.start >= flushed_offset)
+        if remaining and remaining[0].start != flushed_offset:
             remaining = ()
-        dropped = [part for part in self.parts if part not in remaining]
+        dropped_parts = [part for part in self.parts if part not in remaining]
         self.parts = remaining
-        return dropped
+        return dropped_parts
 
-    def choose_ranges(self, flushed: int, end: int, cut: int | None) -> list[OffsetRange]:
+    def choose_ranges(self, flushed_offset: int, end: int, cut_offset: int | None) -> list[OffsetRange]:
         """Return the ranges of the parts to write, in ascending order, so that the parts reach `end`.
 
         Args:
-            flushed: The flushed offset of the shard.
+            flushed_offset: The flushed offset of the shard.
             end: The offset that the parts must reach.
-            cut: The end of the running flush, or None.
+            cut_offset: The end of the running flush, or None.
         """
-        covered = self.get_covered_offset(flushed)
-        if covered >= end:
+        covered_end = self.get_covered_offset(flushed_offset)
+        if covered_end >= end:
             return []
-        if cut is not None and covered < cut < end:
-            return [self._merge(OffsetRange(covered, cut), None), OffsetRange(cut, end)]
-        return [self._merge(OffsetRange(covered, end), cut)]
+        if cut_offset is not None and covered_end < cut_offset < end:
+            return [self._merge(OffsetRange(covered_end, cut_offset), None), OffsetRange(cut_offset, end)]
+        return [self._merge(OffsetRange(covered_end, end), cut_offset)]
 
-    def _merge(self, added: OffsetRange, cut: int | None) -> OffsetRange:
+    def _merge(self, new_range: OffsetRange, cut_offset: int | None) -> OffsetRange:
         """Extend a range to include the small parts before it."""
-        start = added.start
+        start = new_range.start
         first = self.parts[0].start if self.parts else start
-        rows_max = max(MERGED_ROWS_MAX, (added.end - first) // _PARTS_MIN)
+        rows_max = max(MERGED_ROWS_MAX, (new_range.end - first) // _PARTS_MIN)
         for part in reversed(self.parts):
-            rows = added.end - start
-            if part.end - part.start > _MERGE_RATIO * rows or added.end - part.start > rows_max:
+            rows = new_range.end - start
+            if part.end - part.start > _MERGE_RATIO * rows or new_range.end - part.start > rows_max:
                 break
-            if cut is not None and part.start < cut <= start:
+            if cut_offset is not None and part.start < cut_offset <= start:
                 break
             start = part.start
-        return OffsetRange(start, added.end)
+        return OffsetRange(start, new_range.end)
 
     def clear(self) -> list[FreshPart]:
         """Remove and return all parts."""
-        dropped, self.parts = list(self.parts), ()
-        return dropped
+        dropped_parts, self.parts = list(self.parts), ()
+        return dropped_parts
 
-    def is_next(self, start: int, flushed: int) -> bool:
-        """Return whether a part that begins at `start` follows the last part, or `flushed`, without a gap.
+    def is_next(self, start: int, flushed_offset: int) -> bool:
+        """Return whether a part that begins at `start` follows the last part, or `flushed_offset`, without a gap.
 
         This may be false for a part that was being written while another process flushed rows before it.
         """
-        covered_end = max((part.end for part in self.parts if part.end <= start), default=flushed)
+        covered_end = max((part.end for part in self.parts if part.end <= start), default=flushed_offset)
         return covered_end == start
 
-    def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
+    def replace(self, written_parts: Sequence[FreshPart]) -> list[FreshPart]:
         """Add written parts, and return the parts that they replace."""
-        first = written[0].start
+        first = written_parts[0].start
         earlier = tuple(part for part in self.parts if part.end <= first)
-        replaced = [part for part in self.parts if part.end > first]
-        self.parts = (*earlier, *written)
-        return replaced
+        replaced_parts = [part for part in self.parts if part.end > first]
+        self.parts = (*earlier, *written_parts)
+        return replaced_parts
 
     def check_invariants(self) -> None:
         """Check that the parts follow each other without a gap. Only tests call this method."""
-        for before, after in zip(self.parts, self.parts[1:], strict=False):
-            assert before.end == after.start, (before, after)
+        for earlier, later in zip(self.parts, self.parts[1:], strict=False):
+            assert earlier.end == later.start, (earlier, later)
         assert all(part.start < part.end for part in self.parts)
         for part in self.parts:
             rows = sum(file.rows for file in part.files)

@@ -52,7 +52,7 @@ class EncodedSnapshot(NamedTuple):
 
 def encode_fresh_snapshot(
     metadata: TableMetadata,
-    listed: Sequence[ManifestFile],
+    manifest_files: Sequence[ManifestFile],
     files: Sequence[EncodedFile],
     *,
     folder: str,
@@ -64,7 +64,7 @@ def encode_fresh_snapshot(
 
     Args:
         metadata: The table's metadata.
-        listed: The manifests of its current snapshot, without the delete files that `deletes` replace.
+        manifest_files: The manifests of its current snapshot, without the delete files that `deletes` replace.
         files: The fresh files.
         folder: The folder in which to store the manifests.
         clock: The clock.
@@ -76,19 +76,21 @@ def encode_fresh_snapshot(
     sequence_number = metadata.last_sequence_number + 1
     by_spec: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
     contents: dict[int, list[ContentFile]] = {DATA_MANIFEST: [], DELETE_MANIFEST: []}
-    for kind, added in ((DATA_MANIFEST, [file.content_file for file in files]), (DELETE_MANIFEST, deletes)):
-        for text in added:
+    for kind, content_files in ((DATA_MANIFEST, [file.content_file for file in files]), (DELETE_MANIFEST, deletes)):
+        for text in content_files:
             content = decode_content_file(msgspec.json.decode(text), metadata)
             contents[kind].append(content)
             by_spec[kind, content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
     name = f"{folder}/{clock.uuid7()}"
-    stored: list[tuple[str, bytes]] = []
-    manifests = list(listed)
+    stored_files: list[tuple[str, bytes]] = []
+    manifests = list(manifest_files)
     for (kind, spec_id), entries in sorted(by_spec.items()):
-        written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=kind)
+        written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=kind)
         path = f"{name}-{'d' if kind == DELETE_MANIFEST else 'm'}{spec_id}.avro"
-        stored.append((path, written.data))
-        manifests.append(written.to_manifest_file(path, snapshot_id=snapshot_id, sequence_number=sequence_number))
+        stored_files.append((path, written_manifest.data))
+        manifests.append(
+            written_manifest.to_manifest_file(path, snapshot_id=snapshot_id, sequence_number=sequence_number)
+        )
     first_row_id = added_rows = None
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
         first_row_id = metadata.next_row_id
@@ -116,7 +118,7 @@ def encode_fresh_snapshot(
         sequence_number=sequence_number,
         extra=seal(snapshot),
     )
-    return EncodedSnapshot(snapshot, (*stored, (location, manifest_list)))
+    return EncodedSnapshot(snapshot, (*stored_files, (location, manifest_list)))
 
 
 def make_fresh_location(folder: str, snapshot_id: int) -> str:
@@ -131,19 +133,19 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
     delete files.
     """
     former_summary = {} if current is None else current.build_summary_map()
-    added = {
+    added_counts = {
         "data-files": len(files),
         "records": sum(file.record_count for file in files),
         "files-size": sum(file.file_size_in_bytes for file in files),
     }
     summary = {
         "operation": "overwrite" if has_deletes else "append",
-        **{f"added-{name}": str(count) for name, count in added.items()},
+        **{f"added-{name}": str(count) for name, count in added_counts.items()},
     }
     for name in ("delete-files", "position-deletes", "equality-deletes"):
         if f"total-{name}" in former_summary and not has_deletes:
             summary[f"total-{name}"] = former_summary[f"total-{name}"]
-    for name, count in added.items():
+    for name, count in added_counts.items():
         total = parse_count(former_summary, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)
@@ -152,12 +154,12 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
     """Return the metadata with the fresh snapshot as the current snapshot."""
-    main = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
+    main_ref = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
     return msgspec.structs.replace(
         metadata,
         current_snapshot_id=snapshot.snapshot_id,
         snapshots=(*metadata.snapshots, snapshot),
-        refs={**metadata.refs, MAIN: msgspec.structs.replace(main, snapshot_id=snapshot.snapshot_id)},
+        refs={**metadata.refs, MAIN: msgspec.structs.replace(main_ref, snapshot_id=snapshot.snapshot_id)},
         last_sequence_number=max(metadata.last_sequence_number, snapshot.sequence_number),
         next_row_id=metadata.next_row_id + (snapshot.added_rows or 0),
     )
@@ -187,7 +189,7 @@ def is_fresh(snapshot: Snapshot) -> bool:
 
 async def run_encoding(
     metadata: TableMetadata,
-    listed: Sequence[ManifestFile],
+    manifest_files: Sequence[ManifestFile],
     files: Sequence[EncodedFile],
     folder: str,
     clock: Clock,
@@ -196,16 +198,16 @@ async def run_encoding(
 ) -> EncodedSnapshot:
     """Call `encode_fresh_snapshot`, in a thread if there are many manifests or files."""
     work = partial(
-        encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock, seal=seal, deletes=deletes
+        encode_fresh_snapshot, metadata, manifest_files, files, folder=folder, clock=clock, seal=seal, deletes=deletes
     )
-    if len(listed) + len(files) + len(deletes) <= _IN_LOOP_ENTRIES_MAX:
+    if len(manifest_files) + len(files) + len(deletes) <= _IN_LOOP_ENTRIES_MAX:
         return work()
     return await asyncio.to_thread(work)
 
 
 async def drop_removed_files(
-    removed: Sequence[tuple[str, int | None]],
-    listed: Sequence[ManifestFile],
+    removed_paths: Sequence[tuple[str, int | None]],
+    manifest_files: Sequence[ManifestFile],
     metadata: TableMetadata,
     writer: SnapshotWriter,
     manifests: Manifests,
@@ -213,17 +215,21 @@ async def drop_removed_files(
     """Return the manifests without the deletion vectors that the fresh snapshot replaces.
 
     Args:
-        removed: The location and the offset of each replaced vector.
-        listed: The manifests of the current snapshot.
+        removed_paths: The location and the offset of each replaced vector.
+        manifest_files: The manifests of the current snapshot.
         metadata: The table's metadata.
         writer: Writes the manifests of the remaining vectors.
         manifests: Reads manifests.
     """
-    if not removed:
-        return listed
-    to_remove = await find_files(manifests, listed, {Remove(path, offset) for path, offset in removed}, metadata)
+    if not removed_paths:
+        return manifest_files
+    to_remove = await find_files(
+        manifests, manifest_files, {Remove(path, offset) for path, offset in removed_paths}, metadata
+    )
     sequence_number = metadata.last_sequence_number + 1
-    return (await ManifestFilter(writer, manifests).remove(listed, to_remove, metadata, sequence_number)).manifests
+    return (
+        await ManifestFilter(writer, manifests).remove(manifest_files, to_remove, metadata, sequence_number)
+    ).manifests
 
 
 _IN_LOOP_ENTRIES_MAX = 50

@@ -51,12 +51,12 @@ class KeyedGets:
         """For each principal, a semaphore that limits its concurrent gets."""
 
     async def get(
-        self, loaded: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str], principal: str | None
+        self, loaded_table: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str], principal: str | None
     ) -> KeyedRowsAnswer:
         """Return the rows that have one of the keys in the current snapshot of a table.
 
         Args:
-            loaded: The table. Its current snapshot may be a fresh snapshot.
+            loaded_table: The table. Its current snapshot may be a fresh snapshot.
             keys: The keys. The names of the columns are those of the key columns.
             columns: The names of the columns to return.
             principal: The principal, whose gets use a share of the threads. It is None on a server without logins.
@@ -66,18 +66,18 @@ class KeyedGets:
             TooLarge: A limit is exceeded.
             Corrupt: A file of the table cannot be read.
         """
-        assert loaded.entry is not None
-        stored = self._search.open(loaded.entry, loaded.metadata)
-        work = partial(self._row_files.get, keys, columns, loaded.metadata, stored, LIMITS)
+        assert loaded_table.entry is not None
+        stored_rows = self._search.open(loaded_table.entry, loaded_table.metadata)
+        work = partial(self._row_files.get, keys, columns, loaded_table.metadata, stored_rows, LIMITS)
         if principal is None:
             return KeyedRowsAnswer(*await asyncio.wrap_future(self._threads.submit(copy_context().run, work)))
         share = self._shares.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
         self._shares[principal] = share
         await share.acquire()
-        running = self._threads.submit(copy_context().run, work)
+        future = self._threads.submit(copy_context().run, work)
         # Release the share only when the work ends, because a cancelled request still uses its thread.
-        running.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
-        return KeyedRowsAnswer(*await asyncio.wrap_future(running))
+        future.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
+        return KeyedRowsAnswer(*await asyncio.wrap_future(future))
 
     def close(self) -> None:
         """End the threads."""

@@ -93,11 +93,11 @@ class AcceptedKeys:
         newest = self._newest.get(uuid)
         if newest is not None and newest.location == location:
             return True
-        accepted = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
-        if newest is None or accepted.updated_ms > newest.updated_ms:
-            self._newest[uuid] = accepted
+        accepted_key = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
+        if newest is None or accepted_key.updated_ms > newest.updated_ms:
+            self._newest[uuid] = accepted_key
             return True
-        return accepted.key == newest.key
+        return accepted_key.key == newest.key
 
     def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
         """Remember the key in the current metadata, even if metadata with a later time were accepted before."""

@@ -60,18 +60,18 @@ async def read_log(
     for number, (start, end) in sorted(ranges.items(), key=lambda item: item[1][0] - item[1][1]):
         if rows.slices and size_bytes >= limit_bytes:
             break
-        shard, at, left_bytes = Shard(table_uuid, number), start, share_bytes
-        while at < end and left_bytes > 0:
-            for record in await log.read(shard, at, limit_bytes=left_bytes, end=end):
+        shard, offset, left_bytes = Shard(table_uuid, number), start, share_bytes
+        while offset < end and left_bytes > 0:
+            for record in await log.read(shard, offset, limit_bytes=left_bytes, end=end):
                 stop = min(record.end, end)
-                first = at - record.offset
-                rows.slices.append(RowSlice(record.batch.payload, first, stop - at))
+                first = offset - record.offset
+                rows.slices.append(RowSlice(record.batch.payload, first, stop - offset))
                 rows.kinds.append(record.batch.kinds[first : stop - record.offset])
                 keep(record.batch.size_bytes)
                 size_bytes += record.batch.size_bytes
                 left_bytes -= record.batch.size_bytes
-                at = stop
-        rows.offsets[number] = at
+                offset = stop
+        rows.offsets[number] = offset
     return rows
 
 

@@ -56,8 +56,8 @@ async def open_streams(
                 await stack.enter_async_context(run_in_background("streams", streams.run))
                 await stack.enter_async_context(run_in_background("openings of streams", streams.openings.run))
                 if logs.is_shared and settings.role != READ:
-                    read = partial(_read_topics, catalog, streams, logs, owners)
-                    await stack.enter_async_context(run_in_background("input topics", read))
+                    read_topics = partial(_read_topics, catalog, streams, logs, owners)
+                    await stack.enter_async_context(run_in_background("input topics", read_topics))
                 yield streams
         finally:
             await streams.close()
@@ -85,12 +85,12 @@ class AppendingTables:
     async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
         """Return a tuple of a table and its dead-letter table, which is None if it does not exist or is unusable."""
         entry, metadata = await self._streams.stream_tables.load(uuid)
-        loaded = LoadedTable(entry, metadata)
+        loaded_table = LoadedTable(entry, metadata)
         try:
-            return loaded, await find_dead_letters(self._catalog, loaded)
+            return loaded_table, await find_dead_letters(self._catalog, loaded_table)
         except BadRequest as error:
             _log.warning("a dead-letter table is not used", table=uuid, error=error.message)
-            return loaded, None
+            return loaded_table, None
 
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
         """Append all rows or no rows to the tables."""

@@ -42,7 +42,7 @@ class StreamOwners:
         self._membership = membership
         self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)
-        self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
+        self._unmoved_offsets: dict[str, tuple[dict[int, int], int]] = {}
         """For tables of other owners, the flushed offsets, and the time since which this process has seen them."""
 
     def is_owner(self, uuid: str) -> bool:
@@ -50,10 +50,12 @@ class StreamOwners:
             return False
         if self._membership is None:
             return True
-        ranked = self._membership.rank_replicas(uuid)
-        return not ranked or ranked[0] == self._membership.address
+        ranked_replicas = self._membership.rank_replicas(uuid)
+        return not ranked_replicas or ranked_replicas[0] == self._membership.address
 
-    def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0) -> bool:
+    def may_flush(
+        self, uuid: str, flushed_offsets: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0
+    ) -> bool:
         """Return whether this process flushes the rows of a table that have waited long enough.
 
         The owner flushes them. Another process, unless it only reads, flushes them if the owner has flushed nothing for
@@ -61,24 +63,24 @@ class StreamOwners:
 
         Args:
             uuid: The table.
-            flushed: Its current flushed offsets.
+            flushed_offsets: Its current flushed offsets.
             now_ms: The current time.
             owner_interval_ms: An additional time for which the owner may flush nothing.
         """
         if self._only_reads:
             return False
         if self.is_owner(uuid):
-            self._unmoved.pop(uuid, None)
+            self._unmoved_offsets.pop(uuid, None)
             return True
-        offsets, since_ms = self._unmoved.get(uuid, ({}, now_ms))
-        if offsets != flushed:
-            offsets, since_ms = dict(flushed), now_ms
-        self._unmoved[uuid] = (offsets, since_ms)
+        offsets, since_ms = self._unmoved_offsets.get(uuid, ({}, now_ms))
+        if offsets != flushed_offsets:
+            offsets, since_ms = dict(flushed_offsets), now_ms
+        self._unmoved_offsets[uuid] = (offsets, since_ms)
         return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 
     def forget(self, uuid: str) -> None:
         """Forget a table that was closed, or has no waiting rows."""
-        self._unmoved.pop(uuid, None)
+        self._unmoved_offsets.pop(uuid, None)
 
 
 @asynccontextmanager

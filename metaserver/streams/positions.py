@@ -69,8 +69,8 @@ class ReadPosition(msgspec.Struct, frozen=True):
     def advance(self, offsets: Mapping[int, int]) -> ReadPosition:
         """Return the position with later offsets of some shards. Earlier offsets in `offsets` are ignored."""
         count = max(len(self.offsets), *(shard + 1 for shard in offsets), 0)
-        moved = tuple(max(self.get_offset(shard), offsets.get(shard, 0)) for shard in range(count))
-        return msgspec.structs.replace(self, offsets=moved)
+        new_offsets = tuple(max(self.get_offset(shard), offsets.get(shard, 0)) for shard in range(count))
+        return msgspec.structs.replace(self, offsets=new_offsets)
 
     def encode(self) -> str:
         """Encode the position as a token."""
@@ -138,7 +138,7 @@ def hash_log(identity: str) -> str:
 
 def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
     """Encode the rows of a flush as the value of `FLUSH_OFFSETS`."""
-    return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
+    return ",".join(f"{flushed_range.shard}:{flushed_range.start}-{flushed_range.end}" for flushed_range in ranges)
 
 
 def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
@@ -164,7 +164,10 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
             ranges.append(FlushedRange(_parse_number(shard), _parse_number(start), _parse_number(end)))
     except ValueError:
         return None  # A client has written the summary.
-    is_flushed = all(moved.start <= moved.end <= table.flushed.get(moved.shard, 0) for moved in ranges)
+    is_flushed = all(
+        flushed_range.start <= flushed_range.end <= table.flushed.get(flushed_range.shard, 0)
+        for flushed_range in ranges
+    )
     return tuple(ranges) if is_flushed else None
 
 
@@ -245,15 +248,21 @@ def choose_next_step(
     ranges: dict[int, tuple[int, int]] = {}
     next_position = position  # This is the position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
-        flushed = parse_ranges(snapshot, table)
-        if flushed is not None and (missing := _find_in_log(next_position, flushed, table.shards)) is not None:
-            ranges |= {moved.shard: (position.get_offset(moved.shard), moved.end) for moved in missing}
-            next_position = next_position.advance({moved.shard: moved.end for moved in missing})
+        flushed_ranges = parse_ranges(snapshot, table)
+        if (
+            flushed_ranges is not None
+            and (missing := _find_in_log(next_position, flushed_ranges, table.shards)) is not None
+        ):
+            ranges |= {
+                flushed_range.shard: (position.get_offset(flushed_range.shard), flushed_range.end)
+                for flushed_range in missing
+            }
+            next_position = next_position.advance({flushed_range.shard: flushed_range.end for flushed_range in missing})
         elif ranges:  # The next request reads this snapshot.
             return LogRows(ranges, position)
         else:
-            passed = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
-            step = _read_files(passed, snapshot, flushed, skips_changes)
+            position_after = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
+            step = _read_files(position_after, snapshot, flushed_ranges, skips_changes)
             if isinstance(step, Files):
                 return step
             next_position = step
@@ -344,55 +353,66 @@ def _find_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
     """Return the unread ranges of a flush, or None if the log does not have all of their rows."""
-    if any(position.get_offset(moved.shard) < moved.start for moved in ranges):
+    if any(position.get_offset(flushed_range.shard) < flushed_range.start for flushed_range in ranges):
         return None  # A rollback has removed rows before this flush.
-    unread = [moved for moved in ranges if position.get_offset(moved.shard) < moved.end]
-    for moved in unread:
-        state = shards.get(moved.shard)
-        if state is None or not state.start <= position.get_offset(moved.shard) or state.watermark < moved.end:
+    unread = [flushed_range for flushed_range in ranges if position.get_offset(flushed_range.shard) < flushed_range.end]
+    for flushed_range in unread:
+        state = shards.get(flushed_range.shard)
+        if (
+            state is None
+            or not state.start <= position.get_offset(flushed_range.shard)
+            or state.watermark < flushed_range.end
+        ):
             return None
     return unread
 
 
 def _read_files(
-    passed: ReadPosition, snapshot: Snapshot, flushed: Sequence[FlushedRange] | None, skips_changes: bool
+    position_after: ReadPosition, snapshot: Snapshot, flushed_ranges: Sequence[FlushedRange] | None, skips_changes: bool
 ) -> Files | ReadPosition:
     """Return the step that reads the files of a snapshot, or the position after the snapshot if nothing is read.
 
     Args:
-        passed: The position of the reader, whose last snapshot is `snapshot`.
+        position_after: The position of the reader, whose last snapshot is `snapshot`.
         snapshot: The snapshot.
-        flushed: The ranges of a flush whose rows are not all in the log, or None for any other snapshot.
+        flushed_ranges: The ranges of a flush whose rows are not all in the log, or None for any other snapshot.
         skips_changes: Whether to skip snapshots that have removed rows, instead of raising an error.
 
     Raises:
         BadRequest: The snapshot, or a rollback before it, has removed rows.
         OffsetOutOfRange: The log has removed the rows, and some rows of the files were read before.
     """
-    files = Files(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, passed)
+    files = Files(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, position_after)
     operation = snapshot.build_summary_map().get(_OPERATION, "unknown")
-    if flushed is not None:
+    if flushed_ranges is not None:
         if operation != _APPEND:
             raise OffsetOutOfRange(
                 f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not "
                 "state which rows they replace; begin again at earliest"
             )
-        position = _skip_rolled_back(passed, {moved.shard: moved.start for moved in flushed}, skips_changes)
-        for moved in flushed:
-            if position.get_offset(moved.shard) != moved.start:
+        position = _skip_rolled_back(
+            position_after,
+            {flushed_range.shard: flushed_range.start for flushed_range in flushed_ranges},
+            skips_changes,
+        )
+        for flushed_range in flushed_ranges:
+            if position.get_offset(flushed_range.shard) != flushed_range.start:
                 raise OffsetOutOfRange(
-                    f"The log has removed rows before the offset {moved.end} of shard {moved.shard}, and the files of "
+                    f"The log has removed rows before the offset {flushed_range.end} of shard {flushed_range.shard}, "
+                    "and the files of "
                     f"snapshot {snapshot.snapshot_id} also have rows that were read before. To read these rows again, "
                     f"begin at snapshot:{snapshot.parent_snapshot_id or 0}; to leave out the others, begin at "
                     f"snapshot:{snapshot.snapshot_id}. A longer stream_log_retention_s keeps rows for slow readers"
                 )
-        return files._replace(position=position.advance({moved.shard: moved.end for moved in flushed}))
+        return files._replace(
+            position=position.advance({flushed_range.shard: flushed_range.end for flushed_range in flushed_ranges})
+        )
     if is_replace(snapshot):
-        return passed
+        return position_after
     if operation == _APPEND:
         return files
     if skips_changes:
-        return passed
+        return position_after
     raise BadRequest(
         f"Snapshot {snapshot.snapshot_id} (operation {operation}) has removed or replaced rows, and a continuous read "
         "returns only new rows. Skip such snapshots with skip-changes=true, or begin after it at "
@@ -460,8 +480,10 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
     start = ReadPosition(table_uuid, snapshot_id, (), log=table.log)
     offsets = dict(table.flushed)
     for snapshot in reversed(_list_snapshots_after(start, table, None)):
-        for moved in parse_ranges(snapshot, table) or ():
-            offsets[moved.shard] = min(offsets.get(moved.shard, moved.start), moved.start)
+        for flushed_range in parse_ranges(snapshot, table) or ():
+            offsets[flushed_range.shard] = min(
+                offsets.get(flushed_range.shard, flushed_range.start), flushed_range.start
+            )
     return start.advance(offsets)
 
 

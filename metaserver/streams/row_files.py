@@ -181,15 +181,15 @@ class RowFiles(Protocol):
         """
 
     def encode_deletes(
-        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored_rows: StoredRows, folder: str | None
     ) -> EncodedDeletes:
         """Encode the deletes of the rows that keyed rows replace in the table's files and in earlier fresh files.
 
         Args:
             parts: The keyed rows, in the order of the log. They store the located rows for later calls.
             metadata: The table's metadata.
-            stored: Finds rows in the files of the current snapshot. It blocks, so this method must not be called on the
-                event loop.
+            stored_rows: Finds rows in the files of the current snapshot. It blocks, so this method must not be called
+                on the event loop.
             folder: The folder for fresh files, or None for a commit.
 
         Raises:
@@ -202,7 +202,7 @@ class RowFiles(Protocol):
         keys: pa.RecordBatch,
         columns: Sequence[str],
         metadata: TableMetadata,
-        stored: StoredRows,
+        stored_rows: StoredRows,
         limits: GetLimits,
     ) -> tuple[pa.Table, list[int]]:
         """Return the rows that have one of the keys in the current snapshot, in the order of the keys.
@@ -211,8 +211,8 @@ class RowFiles(Protocol):
             keys: The keys, with the names of the key columns. A key may be repeated.
             columns: The names of the columns to return.
             metadata: The table's metadata.
-            stored: Finds rows in the files of the current snapshot. It blocks, so this method must not be called on the
-                event loop.
+            stored_rows: Finds rows in the files of the current snapshot. It blocks, so this method must not be called
+                on the event loop.
             limits: The limits.
 
         Returns:
@@ -247,8 +247,8 @@ class ImportedRowFiles:
         return numbers
 
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
-        packed: bytes = self._module.pack_rows(rows, metadata, key)
-        return packed
+        packed_rows: bytes = self._module.pack_rows(rows, metadata, key)
+        return packed_rows
 
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
         keys: frozenset[RowKey] = self._module.list_keys(rows, metadata)
@@ -263,24 +263,24 @@ class ImportedRowFiles:
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyedRows]:
-        files, keyed = self._module.encode_keyed_rows(rows, metadata, folder, key)
-        return [EncodedFile(*file) for file in files], keyed
+        files, keyed_rows = self._module.encode_keyed_rows(rows, metadata, folder, key)
+        return [EncodedFile(*file) for file in files], keyed_rows
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
         return [EncodedIndexFile(*file) for file in self._module.encode_index_files(files, metadata)]
 
     def encode_deletes(
-        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored_rows: StoredRows, folder: str | None
     ) -> EncodedDeletes:
-        return EncodedDeletes(*self._module.encode_row_deletes(parts, metadata, stored, folder))
+        return EncodedDeletes(*self._module.encode_row_deletes(parts, metadata, stored_rows, folder))
 
     def get(
         self,
         keys: pa.RecordBatch,
         columns: Sequence[str],
         metadata: TableMetadata,
-        stored: StoredRows,
+        stored_rows: StoredRows,
         limits: GetLimits,
     ) -> tuple[pa.Table, list[int]]:
-        rows, missing = self._module.get_keyed_rows(keys, columns, metadata, stored, **limits._asdict())
+        rows, missing = self._module.get_keyed_rows(keys, columns, metadata, stored_rows, **limits._asdict())
         return rows, missing

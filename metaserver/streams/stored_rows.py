@@ -118,20 +118,20 @@ class StoredRows:
         definition = read_definitions(self._metadata).by_name[index]
         request = ScanRequest(snapshot_id=self._metadata.current_snapshot_id)
         scan = await self._search.planner.bind_and_plan(self._metadata, request)
-        located = await self._search.locator.locate(scan, definition, columns, None, self._entry)
-        hit = np.unique(located.data_file)
-        numbers = np.searchsorted(hit, located.data_file).astype(np.int32)
+        located_rows = await self._search.locator.locate(scan, definition, columns, None, self._entry)
+        hit = np.unique(located_rows.data_file)
+        numbers = np.searchsorted(hit, located_rows.data_file).astype(np.int32)
         paths = pa.array(_list_paths(scan.view, hit), pa.string())
         rows = pa.table(
             {
-                "key": pa.array(located.query),
+                "key": pa.array(located_rows.query),
                 "file_path": pa.DictionaryArray.from_arrays(pa.array(numbers), paths),
-                "position": pa.array(located.position),
-                "undecided": pa.array(located.undecided),
+                "position": pa.array(located_rows.position),
+                "undecided": pa.array(located_rows.undecided),
             }
         )
-        undecided = int(np.count_nonzero(located.undecided))
-        return FoundRows(rows, tuple(_list_paths(scan.view, located.uncovered)), undecided)
+        undecided_count = int(np.count_nonzero(located_rows.undecided))
+        return FoundRows(rows, tuple(_list_paths(scan.view, located_rows.uncovered)), undecided_count)
 
     def read(self, location: str, start: int = 0, length: int | None = None) -> bytes:
         """Return the content of an object, or `length` bytes of it from `start`."""

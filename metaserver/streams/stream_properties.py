@@ -18,11 +18,11 @@ SHARDS_MAX = 64
 _FORMAT_VERSION_MIN = 2
 
 
-def read_shard_count(loaded: LoadedTable) -> int:
+def read_shard_count(loaded_table: LoadedTable) -> int:
     """Return the number of shards of a table. Before the first row, it is the number in the table's properties."""
-    assert loaded.entry is not None
-    shards = parse_int(loaded.metadata.properties, SHARDS, 1)
-    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
+    assert loaded_table.entry is not None
+    shards = parse_int(loaded_table.metadata.properties, SHARDS, 1)
+    return len(loaded_table.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
 
 
 def is_stream_table(metadata: TableMetadata) -> bool:

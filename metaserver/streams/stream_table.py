@@ -173,11 +173,12 @@ class StreamTable:
         self._limits = limits
         self._fresh_folder = fresh_folder
         self._run_in_thread = run_in_thread
-        self._flushed = entry.parse_flushed_offsets()
+        self._flushed_offsets = entry.parse_flushed_offsets()
         self._blocks = {
-            number: ShardBlocks(log, Shard(self.uuid, number), offset) for number, offset in self._flushed.items()
+            number: ShardBlocks(log, Shard(self.uuid, number), offset)
+            for number, offset in self._flushed_offsets.items()
         }
-        self._parts = {number: FreshParts() for number in self._flushed}
+        self._parts = {number: FreshParts() for number in self._flushed_offsets}
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
         self._written_marks: Mapping[int, int] = {}
@@ -190,7 +191,7 @@ class StreamTable:
         self._write_error: SeamarkError | None = None
         """The error of the last failed write that took at least `_SLOW_WRITE_S`."""
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
-        self._unneeded: list[tuple[float, str]] = []
+        self._unneeded_files: list[tuple[float, str]] = []
         """The files that new plans no longer contain: the time at which they are deleted, and their locations."""
         self._is_release_late = False
         """Whether a release of flushed rows has failed and must be repeated."""
@@ -214,7 +215,7 @@ class StreamTable:
     @property
     def flushed(self) -> Mapping[int, int]:
         """The highest known flushed offset of each shard."""
-        return self._flushed
+        return self._flushed_offsets
 
     @property
     def size_bytes(self) -> int:
@@ -229,12 +230,12 @@ class StreamTable:
 
     @property
     def unflushed_rows(self) -> int:
-        return sum(mark - self._flushed[number] for number, mark in self.read_watermarks().items())
+        return sum(mark - self._flushed_offsets[number] for number, mark in self.read_watermarks().items())
 
     def read_watermarks(self) -> dict[int, int]:
         """Return the offset after the last durable row of each shard, at one moment."""
         marks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
-        return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
+        return {shard.number: max(mark, self._flushed_offsets[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
         """Return watermarks that include all rows that any process acknowledged before the call."""
@@ -249,7 +250,7 @@ class StreamTable:
         """Append all rows to the shards, or none. The rows are durable on return. See `StreamLog.append` for errors."""
         return await append_to_tables({self: batches}, producer)
 
-    async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
+    async def get_fresh_rows(self, flushed_offsets: Mapping[int, int]) -> FreshRows:
         """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
 
         Fresh files are written at most once in `fresh_interval_s` for all readers. A reader waits for the next write if
@@ -257,23 +258,23 @@ class StreamTable:
         they would wait for the storage one after another.
 
         Args:
-            flushed: The flushed offsets of the reader's pointer.
+            flushed_offsets: The flushed offsets of the reader's pointer.
 
         Raises:
             FlushedBefore: A later flush has removed rows from memory. The caller must read the pointer again.
             SeveralKeys: The rows have several keys. The caller must flush the table, and read the pointer again.
         """
         await self._log.catch_up()
-        asked, last_write = self.read_watermarks(), self._writes
+        requested_offsets, last_write = self.read_watermarks(), self._writes
         async with self._fresh_lock:
-            self._observe(flushed)
-            if self._is_behind(asked) or self._is_behind(self._written_marks):
+            self._observe(flushed_offsets)
+            if self._is_behind(requested_offsets) or self._is_behind(self._written_marks):
                 if self._write_error is not None and self._failed_write > last_write:
                     raise self._write_error
                 pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
-                    self._observe(flushed)
+                    self._observe(flushed_offsets)
                 self._writes += 1
                 begun_s = self._clock.monotonic()
                 try:
@@ -284,8 +285,8 @@ class StreamTable:
                     if self._clock.monotonic() - begun_s >= _SLOW_WRITE_S:
                         self._failed_write, self._write_error = self._writes, error
                     raise
-            self._observe(flushed)  # A flush may have ended meanwhile.
-            if self._is_behind(asked):
+            self._observe(flushed_offsets)  # A flush may have ended meanwhile.
+            if self._is_behind(requested_offsets):
                 raise FlushedBefore("Fresh files were removed while others were written; read the pointer again")
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
@@ -293,17 +294,18 @@ class StreamTable:
     def _is_behind(self, marks: Mapping[int, int]) -> bool:
         """Return whether a shard has rows below its watermark that are neither flushed nor in fresh files."""
         return any(
-            self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
+            self._get_covered_offset(number) < max(mark, self._flushed_offsets[number])
+            for number, mark in marks.items()
         )
 
     def _get_covered_offset(self, shard_number: int) -> int:
-        return self._parts[shard_number].get_covered_offset(self._flushed[shard_number])
+        return self._parts[shard_number].get_covered_offset(self._flushed_offsets[shard_number])
 
-    def _observe(self, flushed: Mapping[int, int]) -> None:
+    def _observe(self, flushed_offsets: Mapping[int, int]) -> None:
         """Advance to the flushed offsets of a pointer. Raise FlushedBefore if it is older than the last flush."""
-        if any(flushed.get(number, 0) < offset for number, offset in self._flushed.items()):
+        if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed_offsets.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
-        self._advance(flushed)
+        self._advance(flushed_offsets)
 
     async def _write_parts(self, marks: Mapping[int, int]) -> None:
         """Write the missing fresh files up to these offsets.
@@ -322,25 +324,25 @@ class StreamTable:
         key = await self._find_key([(number, *each) for number in ranges for each in ranges[number]], metadata)
         for number, shard_ranges in ranges.items():
             blocks, parts = self._blocks[number], self._parts[number]
-            written: list[FreshPart] = []
+            written_parts: list[FreshPart] = []
             try:
                 for first in range(0, len(shard_ranges), _CONCURRENT_PARTS_MAX):
                     pieces = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
-                    written += await self._write_ranges(number, pieces, metadata, key, names)
+                    written_parts += await self._write_ranges(number, pieces, metadata, key, names)
             finally:
                 # After a failure, keep the written parts, because they are the first parts, and valid without the rest.
-                if written and parts.is_next(written[0].start, blocks.start):
-                    self._give_up(parts.replace(written))
+                if written_parts and parts.is_next(written_parts[0].start, blocks.start):
+                    self._give_up(parts.replace(written_parts))
                 else:  # A flush has ended meanwhile.
-                    self._give_up(written)
+                    self._give_up(written_parts)
 
     def _choose_ranges(self, shard_number: int, mark: int) -> list[tuple[int, int]]:
         """Return the ranges of the parts to write, so that the parts of a shard reach the offset `mark`."""
         blocks, parts = self._blocks[shard_number], self._parts[shard_number]
         return [
             piece
-            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(shard_number))
-            for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
+            for chosen_range in parts.choose_ranges(blocks.start, mark, self._cut.get(shard_number))
+            for piece in blocks.split(chosen_range.start, chosen_range.end, bytes_max=self._limits.part_bytes_max)
         ]
 
     async def _find_key(self, ranges: Sequence[tuple[int, int, int]], metadata: TableMetadata) -> RowKey:
@@ -374,16 +376,16 @@ class StreamTable:
 
         async def write(start: int, end: int) -> FreshPart:
             rows = self._read_slices(number, start, end)
-            files, keyed = await self._store(rows, metadata, self._fresh_folder, names)
-            return FreshPart(number, start, end, tuple(map(_drop_data, files)), key, keyed)
+            files, keyed_rows = await self._store(rows, metadata, self._fresh_folder, names)
+            return FreshPart(number, start, end, tuple(map(_drop_data, files)), key, keyed_rows)
 
         outcomes = await asyncio.gather(*(write(*each) for each in ranges), return_exceptions=True)
-        written = [outcome for outcome in outcomes if isinstance(outcome, FreshPart)]
+        written_parts = [outcome for outcome in outcomes if isinstance(outcome, FreshPart)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            self._give_up(written)
+            self._give_up(written_parts)
             raise errors[0]
-        return written
+        return written_parts
 
     async def _read_rows(self, shard_number: int, mark: int) -> None:
         """Read the rows of a shard into memory, up to the offset `mark`.
@@ -418,13 +420,15 @@ class StreamTable:
         Returns:
             The files, and the keys of the rows, or None if the rows have no key.
         """
-        keyed: KeyedRows = None
+        keyed_rows: KeyedRows = None
         if any(part.kinds for part in rows):
-            files, keyed = await self._run_in_thread(partial(self._files.encode_keyed, rows, metadata, folder, key))
+            files, keyed_rows = await self._run_in_thread(
+                partial(self._files.encode_keyed, rows, metadata, folder, key)
+            )
         else:
             files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))
         await self._create([(file.location, file.data) for file in files], durable=folder is None)
-        return files, keyed
+        return files, keyed_rows
 
     async def _store_index_files(
         self, files: Sequence[EncodedFile], metadata: TableMetadata
@@ -443,29 +447,31 @@ class StreamTable:
 
         Fresh files need not be durable, because the log has their rows, and no plan contains the files after a restart.
         """
-        stored = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._objects.create(location, data, durable=durable) for location, data in files),
             return_exceptions=True,
         )
-        errors = [error for error in stored if isinstance(error, BaseException)]
+        errors = [error for error in results if isinstance(error, BaseException)]
         if errors:
             self._delete_later([location for location, _ in files])
             raise errors[0]
 
     async def store_deletes(
-        self, keyed: Sequence[KeyedRows], entry: Entry, metadata: TableMetadata, *, fresh: bool
+        self, keyed_rows: Sequence[KeyedRows], entry: Entry, metadata: TableMetadata, *, fresh: bool
     ) -> EncodedDeletes:
         """Store the delete files for the rows that keyed rows replace in the files of a pointer.
 
         Args:
-            keyed: The keyed rows, in the order of the log.
+            keyed_rows: The keyed rows, in the order of the log.
             entry: The pointer.
             metadata: The metadata of the pointer.
             fresh: Whether the delete files are fresh files, which plans contain before a commit.
         """
         folder = self._fresh_folder if fresh else None
-        stored = self._tables.open_stored_rows(entry, metadata)
-        deletes = await self._run_in_thread(partial(self._files.encode_deletes, keyed, metadata, stored, folder))
+        stored_rows = self._tables.open_stored_rows(entry, metadata)
+        deletes = await self._run_in_thread(
+            partial(self._files.encode_deletes, keyed_rows, metadata, stored_rows, folder)
+        )
         await self._create(deletes.files, durable=not fresh)
         return deletes
 
@@ -483,28 +489,32 @@ class StreamTable:
             await self._log.catch_up()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
-            if only_first and any(self._flushed.values()):
+            if only_first and any(self._flushed_offsets.values()):
                 return 0
-            cut = self.read_watermarks()
+            cut_offsets = self.read_watermarks()
             ranges = [
-                FlushedRange(number, self._flushed[number], mark)
-                for number, mark in sorted(cut.items())
-                if mark > self._flushed[number]
+                FlushedRange(number, self._flushed_offsets[number], mark)
+                for number, mark in sorted(cut_offsets.items())
+                if mark > self._flushed_offsets[number]
             ]
             if not ranges:
                 return 0
-            self._cut = cut
+            self._cut = cut_offsets
             try:
-                for moved in ranges:
-                    await self._read_rows(moved.shard, moved.end)
-                rows = [rows for moved in ranges for rows in self._read_slices(moved.shard, moved.start, moved.end)]
-                files, keyed = await self._store(rows, metadata, None, self._tables.find_key_columns(metadata))
+                for flushed_range in ranges:
+                    await self._read_rows(flushed_range.shard, flushed_range.end)
+                rows = [
+                    rows
+                    for flushed_range in ranges
+                    for rows in self._read_slices(flushed_range.shard, flushed_range.start, flushed_range.end)
+                ]
+                files, keyed_rows = await self._store(rows, metadata, None, self._tables.find_key_columns(metadata))
                 index_files = await self._store_index_files(files, metadata)
                 try:
-                    if keyed is None:
+                    if keyed_rows is None:
                         await self._tables.commit(entry, metadata, files, ranges, index_files=index_files)
                     else:
-                        await self._commit_keyed(entry, metadata, files, ranges, keyed, index_files)
+                        await self._commit_keyed(entry, metadata, files, ranges, keyed_rows, index_files)
                 except CommitUnknown:
                     raise  # The files may be live.
                 except SeamarkError:
@@ -513,9 +523,9 @@ class StreamTable:
                     raise
             finally:
                 self._cut = {}
-            self._advance({moved.shard: moved.end for moved in ranges})
+            self._advance({flushed_range.shard: flushed_range.end for flushed_range in ranges})
             await self.release()
-            return sum(moved.end - moved.start for moved in ranges)
+            return sum(flushed_range.end - flushed_range.start for flushed_range in ranges)
 
     async def _commit_keyed(
         self,
@@ -523,7 +533,7 @@ class StreamTable:
         metadata: TableMetadata,
         files: Sequence[EncodedFile],
         ranges: Sequence[FlushedRange],
-        keyed: KeyedRows,
+        keyed_rows: KeyedRows,
         index_files: Sequence[EncodedIndexFile],
     ) -> None:
         """Commit files, with the deletes of the stored rows that their rows replace.
@@ -534,7 +544,7 @@ class StreamTable:
             CommitConflict: Another process has flushed the rows, or every attempt conflicted with other commits.
         """
         for attempt in range(1, KEYED_COMMITS_MAX + 1):
-            deletes = await self.store_deletes([keyed], entry, metadata, fresh=False)
+            deletes = await self.store_deletes([keyed_rows], entry, metadata, fresh=False)
             try:
                 await self._tables.commit(entry, metadata, files, ranges, deletes, index_files)
             except CommitUnknown:
@@ -544,8 +554,8 @@ class StreamTable:
                 if not isinstance(error, CommitConflict) or attempt == KEYED_COMMITS_MAX:
                     raise
                 entry, metadata = await self._tables.load(self.uuid)
-                flushed = entry.parse_flushed_offsets()
-                if any(flushed.get(moved.shard) != moved.start for moved in ranges):
+                flushed_offsets = entry.parse_flushed_offsets()
+                if any(flushed_offsets.get(flushed_range.shard) != flushed_range.start for flushed_range in ranges):
                     raise
             else:
                 return
@@ -558,19 +568,21 @@ class StreamTable:
     async def release(self) -> None:
         """Allow the log to remove flushed rows. If this fails, `clean` tries again."""
         try:
-            await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
+            await self._log.release(
+                {Shard(self.uuid, number): offset for number, offset in self._flushed_offsets.items()}
+            )
         except SeamarkError as error:
             self._is_release_late = True
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
         else:
             self._is_release_late = False
 
-    def _advance(self, flushed: Mapping[int, int]) -> None:
+    def _advance(self, flushed_offsets: Mapping[int, int]) -> None:
         """Remove the rows and the fresh files whose rows are now in the table's files."""
-        for number, offset in flushed.items():
-            if offset <= self._flushed.get(number, offset):
+        for number, offset in flushed_offsets.items():
+            if offset <= self._flushed_offsets.get(number, offset):
                 continue
-            self._flushed[number] = offset
+            self._flushed_offsets[number] = offset
             self._blocks[number].release(offset)
             self._give_up(self._parts[number].drop_flushed(offset))
 
@@ -580,18 +592,18 @@ class StreamTable:
     def _delete_later(self, locations: Sequence[str]) -> None:
         due_s = self._clock.monotonic() + self._limits.fresh_retention_s
         for location in locations:
-            heapq.heappush(self._unneeded, (due_s, location))
+            heapq.heappush(self._unneeded_files, (due_s, location))
 
     async def clean(self) -> int:
         """Delete the files whose retention has passed, and return their number. Repeat a failed release."""
         if self._is_release_late:
             await self.release()
-        now_s, deleted = self._clock.monotonic(), 0
-        while self._unneeded and self._unneeded[0][0] <= now_s:
-            await self._objects.delete(self._unneeded[0][1])
-            heapq.heappop(self._unneeded)
-            deleted += 1
-        return deleted
+        now_s, deleted_count = self._clock.monotonic(), 0
+        while self._unneeded_files and self._unneeded_files[0][0] <= now_s:
+            await self._objects.delete(self._unneeded_files[0][1])
+            heapq.heappop(self._unneeded_files)
+            deleted_count += 1
+        return deleted_count
 
     def give_up_files(self, locations: Sequence[str]) -> None:
         """Schedule files for deletion when no running query can need them."""
@@ -599,12 +611,12 @@ class StreamTable:
 
     def check_invariants(self) -> None:
         """Check that rows in memory and fresh files begin at the flushed offsets. Only tests call this method."""
-        for number, flushed in self._flushed.items():
+        for number, flushed_offset in self._flushed_offsets.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
-            assert self._blocks[number].start == flushed
+            assert self._blocks[number].start == flushed_offset
             parts = self._parts[number].parts
-            assert not parts or parts[0].start == flushed
+            assert not parts or parts[0].start == flushed_offset
 
 
 async def append_to_tables(
@@ -620,19 +632,19 @@ async def append_to_tables(
     for table, size_bytes in sizes.items():
         table.appending_bytes += size_bytes
     try:
-        acknowledged = await first._log.append(by_shard, producer)
+        acknowledgement = await first._log.append(by_shard, producer)
     finally:
         for table, size_bytes in sizes.items():
             table.appending_bytes -= size_bytes
-    if not acknowledged.duplicate:
+    if not acknowledgement.duplicate:
         by_uuid = {table.uuid: table for table in batches}
         now_ms = first._clock.now_ms()
-        for position in acknowledged.positions:
+        for position in acknowledgement.positions:
             table = by_uuid[position.shard.stream]
             if table.keeps_rows:
                 record = Record(position.shard, position.offset, by_shard[position.shard], now_ms)
                 table._blocks[position.shard.number].offer(record)
-    return acknowledged
+    return acknowledgement
 
 
 def _drop_data(file: EncodedFile) -> EncodedFile:

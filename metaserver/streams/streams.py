@@ -182,7 +182,7 @@ class Streams:
         # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
-        self._cleaning: asyncio.Task[None] | None = None
+        self._cleanup_task: asyncio.Task[None] | None = None
 
     @property
     def tables(self) -> Mapping[str, StreamTable]:
@@ -243,17 +243,19 @@ class Streams:
     async def _append(
         self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
     ) -> Acknowledgement:
-        named = None if producer is None else producer.to_producer()
+        named_producer = None if producer is None else producer.to_producer()
         if not appends:
-            return await (await self._logs.open()).append({}, named)
+            return await (await self._logs.open()).append({}, named_producer)
         batches: dict[StreamTable, Mapping[int, Batch]] = {}
-        for loaded, rows in appends:
-            assert loaded.entry is not None
-            table = await self._open(loaded.entry, loaded.metadata)
-            self.pauses.check(table.uuid, loaded.metadata, format_path(loaded.entry.namespace, loaded.entry.name))
+        for loaded_table, rows in appends:
+            assert loaded_table.entry is not None
+            table = await self._open(loaded_table.entry, loaded_table.metadata)
+            self.pauses.check(
+                table.uuid, loaded_table.metadata, format_path(loaded_table.entry.namespace, loaded_table.entry.name)
+            )
             if isinstance(rows, Batch):
-                batches[table] = {self._choose_shard(table, named): rows}
-            elif read_shard_count(loaded) == table.shards:
+                batches[table] = {self._choose_shard(table, named_producer): rows}
+            elif read_shard_count(loaded_table) == table.shards:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
@@ -274,26 +276,26 @@ class Streams:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
-                state.interval_ms = read_interval_ms(loaded.metadata)
+                state.interval_ms = read_interval_ms(loaded_table.metadata)
                 # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.
-                if loaded.metadata.current_snapshot_id is None and state.task is None:
+                if loaded_table.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
-        return acknowledged
+        return acknowledgement
 
-    async def _check_key(self, loaded: LoadedTable) -> None:
+    async def _check_key(self, loaded_table: LoadedTable) -> None:
         """Check that a table has accepted no row with a different key since its metadata were read.
 
         Raises:
             RetryLater: The key has changed.
         """
-        entry = loaded.entry
+        entry = loaded_table.entry
         assert entry is not None
-        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded.metadata):
+        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded_table.metadata):
             current, _ = await self.stream_tables.load(entry.uuid)
             if current.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
             # The current metadata may have an earlier time, or the same time, because the table was replaced.
-            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded.metadata)
+            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the sequence number of the producer's last append, if it is greater than that in `producer`."""
@@ -332,10 +334,11 @@ class Streams:
             )
         free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes - other_bytes
         if table.size_bytes + size_bytes + reserved_bytes > free_bytes:
-            reserved = f", and large bodies reserve {reserved_bytes:,} bytes" if reserved_bytes else ""
+            reservation_text = f", and large bodies reserve {reserved_bytes:,} bytes" if reserved_bytes else ""
             raise TooManyRequests(
                 f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
-                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table{reserved}; send the rows again "
+                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table{reservation_text}; send the rows "
+                "again "
                 "later",
                 1,
             )
@@ -355,12 +358,12 @@ class Streams:
         for _ in range(_STALE_TRIES_MAX):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
-            flushed = entry.parse_flushed_offsets()
+            flushed_offsets = entry.parse_flushed_offsets()
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.get_fresh_rows(flushed)
+                fresh_rows = await table.get_fresh_rows(flushed_offsets)
             except LogElsewhere:  # A replica without the log serves only flushed rows.
-                return FreshTable(LoadedTable(entry, metadata), None, flushed)
+                return FreshTable(LoadedTable(entry, metadata), None, flushed_offsets)
             except (FlushedBefore, SeveralKeys) as error:
                 if isinstance(error, SeveralKeys):
                     if self._context.settings.role == READ:
@@ -371,10 +374,12 @@ class Streams:
                 if entry.uuid != uuid:
                     raise NoSuchTable("The name refers to another table now; load the table again") from None
                 continue
-            if not fresh.parts:
-                return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, make_fresh_folder_location(metadata))
-            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
+            if not fresh_rows.parts:
+                return FreshTable(LoadedTable(entry, metadata), None, fresh_rows.offsets)
+            snapshot = await self.snapshots.make(
+                table, entry, metadata, fresh_rows, make_fresh_folder_location(metadata)
+            )
+            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh_rows.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
     async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
@@ -433,8 +438,8 @@ class Streams:
         )
         table.keeps_rows = self._owners.is_owner(entry.uuid)
         await log.catch_up()
-        stored = log.read_watermarks([Shard(entry.uuid, number) for number in table.flushed])
-        for shard, watermark in stored.items():
+        stored_watermarks = log.read_watermarks([Shard(entry.uuid, number) for number in table.flushed])
+        for shard, watermark in stored_watermarks.items():
             if watermark < table.flushed[shard.number]:
                 # Refuse this log: new rows would get the offsets of flushed rows, and no reader would see them.
                 raise LogElsewhere(
@@ -517,8 +522,8 @@ class Streams:
         if not entry.flushed:
             return
         try:
-            loaded, metadata = await self.stream_tables.load(entry.uuid)
-            table = await self._open(loaded, metadata)
+            loaded_table, metadata = await self.stream_tables.load(entry.uuid)
+            table = await self._open(loaded_table, metadata)
         except LogElsewhere:  # Readers of this process have not seen the rows.
             return
         store = self._context.store
@@ -539,24 +544,24 @@ class Streams:
         """Start the flushes that are due, and delete files that are no longer needed."""
         now_s, now_ms = self._context.clock.monotonic(), self._context.clock.now_ms()
         limit_bytes = self._context.settings.stream_memory_bytes
-        ready = [
+        due_tables = [
             table
             for uuid, table in self._tables.items()
             if self._flushes[uuid].task is None and now_s >= self._flushes[uuid].not_before_s
         ]
-        largest = max(ready, key=lambda table: table.size_bytes, default=None)
+        largest = max(due_tables, key=lambda table: table.size_bytes, default=None)
         # Flush the largest table before it uses half of the memory, which is its limit (`_check_memory`).
         is_crowded = self.size_bytes > limit_bytes // 4
-        for table in ready:
+        for table in due_tables:
             state = self._flushes[table.uuid]
             table.keeps_rows = self._owners.is_owner(table.uuid)
             if state.is_due or (is_crowded and table is largest) or self._is_old(table, now_ms):
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)
                 state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
-        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleaning is None or self._cleaning.done()):
+        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleanup_task is None or self._cleanup_task.done()):
             self._cleaned_s = now_s
-            self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
+            self._cleanup_task = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
         """Delete files that are no longer needed, in a separate task, so that a slow storage does not delay flushes."""
@@ -627,9 +632,9 @@ class Streams:
 
     async def close(self) -> None:
         """Wait for running flushes, and cancel the deletion of files."""
-        if self._cleaning is not None:
-            self._cleaning.cancel()
-            await asyncio.gather(self._cleaning, return_exceptions=True)
+        if self._cleanup_task is not None:
+            self._cleanup_task.cancel()
+            await asyncio.gather(self._cleanup_task, return_exceptions=True)
         await self.openings.close()
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)

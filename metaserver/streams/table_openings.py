@@ -103,19 +103,21 @@ class TableOpenings:
         if not self._logs.exists:
             return
         log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
-        waiting: dict[str, dict[int, int]] = {}  # For tables with waiting rows, the released offset of each shard.
+        waiting_offsets: dict[
+            str, dict[int, int]
+        ] = {}  # For tables with waiting rows, the released offset of each shard.
         for shard, state in log.list_shards().items():
             if state.watermark > state.released:
-                waiting.setdefault(shard.stream, {})[shard.number] = state.released
-        closed = waiting.keys() - self._open_tables.keys()
-        self._failures = {uuid: failures for uuid, failures in self._failures.items() if uuid in closed}
-        for uuid in self._waiting - waiting.keys() - self._open_tables.keys():
+                waiting_offsets.setdefault(shard.stream, {})[shard.number] = state.released
+        closed_tables = waiting_offsets.keys() - self._open_tables.keys()
+        self._failures = {uuid: failures for uuid, failures in self._failures.items() if uuid in closed_tables}
+        for uuid in self._waiting - waiting_offsets.keys() - self._open_tables.keys():
             self._owners.forget(uuid)
-        self._waiting = set(waiting)
-        for uuid in sorted(closed - self._tasks.keys()):
+        self._waiting = set(waiting_offsets)
+        for uuid in sorted(closed_tables - self._tasks.keys()):
             if uuid in self._failures and self._failures[uuid].until_s > now_s:
                 continue
-            if self._owners.may_flush(uuid, waiting[uuid], now_ms, owner_interval_ms=self._flush_interval_ms):
+            if self._owners.may_flush(uuid, waiting_offsets[uuid], now_ms, owner_interval_ms=self._flush_interval_ms):
                 self._tasks[uuid] = asyncio.create_task(self._open(uuid), name=f"open {uuid}")
 
     async def _open(self, uuid: str) -> None:
@@ -149,8 +151,8 @@ class TableOpenings:
             return
         log = await self._logs.open()
         shards = log.list_shards()
-        unflushed = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed):
+        unflushed_uuids = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
+        for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed_uuids):
             try:
                 if self._owners.is_owner(uuid) and not await self._store.count_names(uuid):
                     await log.remove(uuid)

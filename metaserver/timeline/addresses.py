@@ -81,8 +81,8 @@ def parse_subject(text: str) -> EventSubject:
             f"event_nats has the subject {subject!r}; a subject must consist of words of letters, digits, _ and - with "
             f"dots between them, and have at most {_SUBJECT_CHARS_MAX} characters, such as nats://host:4222/seamark"
         )
-    shown = ",".join(redact_url(server) for server in servers)
-    return EventSubject(servers=servers, subject=subject, shown=f"{shown}/{subject}")
+    display_text = ",".join(redact_url(server) for server in servers)
+    return EventSubject(servers=servers, subject=subject, shown=f"{display_text}/{subject}")
 
 
 def _is_server(url: str) -> bool:

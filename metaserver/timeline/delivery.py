@@ -128,7 +128,7 @@ class Deliverer:
                 await self._lease.hold()
                 await self._wait_for_news(position)
                 continue
-            saved = position
+            saved_position = position
             events = [make_event(instant, self._source) for instant in batch]
             try:
                 for start in range(0, len(events), self._target.events_max):
@@ -138,9 +138,9 @@ class Deliverer:
                 # If the position can still be saved after an interruption, events that were received are not sent
                 # again.
                 with suppress(SeamarkError, LeaseLost):
-                    await self._save(saved, position)
+                    await self._save(saved_position, position)
                 raise
-            await self._save(saved, position)
+            await self._save(saved_position, position)
 
     async def _wait_for_news(self, position: str | None) -> None:
         """Wait for new instants, but at most a third of the lease, so that the lease is renewed in time."""

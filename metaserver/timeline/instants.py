@@ -36,8 +36,10 @@ def check_move(current: InstantState, new: InstantState) -> None:
         BadRequest: The state cannot follow. The message names the allowed states.
     """
     if new not in _NEXT[current]:
-        allowed = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
-        raise BadRequest(f"An instant in state {current.value} cannot become {new.value}; it may become {allowed}")
+        allowed_states = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
+        raise BadRequest(
+            f"An instant in state {current.value} cannot become {new.value}; it may become {allowed_states}"
+        )
 
 
 def advance_instant(instant: Instant, state: InstantState, now_ms: int) -> Instant:

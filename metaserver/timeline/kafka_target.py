@@ -52,13 +52,13 @@ class KafkaTarget:
 
     def _send(self, events: Sequence[Event]) -> None:
         """Send events in the thread of the producer."""
-        confirmed = 0
+        confirmed_count = 0
         failure: KafkaError | None = None
 
         def take_answer(error: KafkaError | None, _: Message) -> None:
-            nonlocal confirmed, failure
+            nonlocal confirmed_count, failure
             if error is None:
-                confirmed += 1
+                confirmed_count += 1
             else:
                 failure = failure or error
 
@@ -69,14 +69,14 @@ class KafkaTarget:
                     self._address.topic, event.body, key=event.key, headers=_HEADERS, on_delivery=take_answer
                 )
             deadline_s = self._clock.monotonic() + SEND_TIMEOUT_S
-            while confirmed < len(events) and failure is None:
+            while confirmed_count < len(events) and failure is None:
                 if self._is_closing.is_set() or self._clock.monotonic() > deadline_s:
                     break
                 producer.poll(_POLL_S)
         except (BufferError, KafkaException) as error:
             self._replace_producer()
             raise NotDelivered(str(error.args[0])) from error
-        if confirmed < len(events):
+        if confirmed_count < len(events):
             self._replace_producer()
             raise NotDelivered(failure.str() if failure else f"no confirmation within {SEND_TIMEOUT_S:g} s")
 

@@ -65,12 +65,12 @@ def _add_encryption_key(key: Document) -> Update:
     return {"action": "add-encryption-key", "encryption-key": key}
 
 
-def _list_identity_updates(before: Document, new: Document, uuid: str) -> Iterator[Update]:
-    if before.get(uuid) != new.get(uuid) and new.get(uuid):
+def _list_identity_updates(old_document: Document, new: Document, uuid: str) -> Iterator[Update]:
+    if old_document.get(uuid) != new.get(uuid) and new.get(uuid):
         yield {"action": "assign-uuid", "uuid": new[uuid]}
-    if before.get("format-version") != new["format-version"]:
+    if old_document.get("format-version") != new["format-version"]:
         yield {"action": "upgrade-format-version", "format-version": new["format-version"]}
-    if before.get("location") != new["location"]:
+    if old_document.get("location") != new["location"]:
         yield {"action": "set-location", "location": new["location"]}
 
 
@@ -79,58 +79,62 @@ def _index_items(document: Document, items: str, key: str) -> dict[Any, Document
 
 
 def _list_additions(
-    before: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
+    old_document: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
 ) -> Iterator[Update]:
-    earlier = _index_items(before, items, key)
+    old_items = _index_items(old_document, items, key)
     for item_id, item in _index_items(new, items, key).items():
-        if item_id not in earlier:
+        if item_id not in old_items:
             yield make(item)
 
 
-def _list_removed(before: Document, new: Document, items: str, key: str) -> list[Any]:
+def _list_removed(old_document: Document, new: Document, items: str, key: str) -> list[Any]:
     later = _index_items(new, items, key)
-    return [item_id for item_id in _index_items(before, items, key) if item_id not in later]
+    return [item_id for item_id in _index_items(old_document, items, key) if item_id not in later]
 
 
-def _remove_all(before: Document, new: Document, items: str, key: str, action: str, field: str) -> Iterator[Update]:
-    removed = _list_removed(before, new, items, key)
-    if removed:
-        yield {"action": action, field: removed}
+def _remove_all(
+    old_document: Document, new: Document, items: str, key: str, action: str, field: str
+) -> Iterator[Update]:
+    removed_ids = _list_removed(old_document, new, items, key)
+    if removed_ids:
+        yield {"action": action, field: removed_ids}
 
 
-def _set_current(before: Document, new: Document, key: str, action: str, field: str) -> Iterator[Update]:
-    if key in new and before.get(key) != new[key]:
+def _set_current(old_document: Document, new: Document, key: str, action: str, field: str) -> Iterator[Update]:
+    if key in new and old_document.get(key) != new[key]:
         yield {"action": action, field: new[key]}
 
 
-def _list_property_updates(before: Document, new: Document) -> Iterator[Update]:
-    earlier, later = before.get("properties") or {}, new.get("properties") or {}
-    changed = {name: value for name, value in later.items() if earlier.get(name) != value}
-    removed = [name for name in earlier if name not in later]
-    if changed:
-        yield {"action": "set-properties", "updates": changed}
-    if removed:
-        yield {"action": "remove-properties", "removals": removed}
+def _list_property_updates(old_document: Document, new: Document) -> Iterator[Update]:
+    earlier, later = old_document.get("properties") or {}, new.get("properties") or {}
+    changed_properties = {name: value for name, value in later.items() if earlier.get(name) != value}
+    removed_names = [name for name in earlier if name not in later]
+    if changed_properties:
+        yield {"action": "set-properties", "updates": changed_properties}
+    if removed_names:
+        yield {"action": "remove-properties", "removals": removed_names}
 
 
-def _list_snapshot_updates(before: Document, new: Document) -> Iterator[Update]:
+def _list_snapshot_updates(old_document: Document, new: Document) -> Iterator[Update]:
     """Yield the updates of snapshots and references."""
-    added = list(_list_additions(before, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item}))
+    snapshot_updates = list(
+        _list_additions(old_document, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item})
+    )
     # In the order of sequence numbers, a snapshot follows its parent.
-    for update in sorted(added, key=lambda update: update["snapshot"].get("sequence-number", 0)):
+    for update in sorted(snapshot_updates, key=lambda update: update["snapshot"].get("sequence-number", 0)):
         yield {"action": "add-snapshot", **update}
-    earlier, later = before.get("refs") or {}, new.get("refs") or {}
+    earlier, later = old_document.get("refs") or {}, new.get("refs") or {}
     for name, ref in later.items():
         if earlier.get(name) != ref:
             yield {"action": "set-snapshot-ref", "ref-name": name, **ref}
     for name in earlier:
         if name not in later:
             yield {"action": "remove-snapshot-ref", "ref-name": name}
-    yield from _remove_all(before, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
+    yield from _remove_all(old_document, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
 
 
-def _list_statistics_updates(before: Document, new: Document, items: str) -> Iterator[Update]:
-    earlier, later = _index_items(before, items, "snapshot-id"), _index_items(new, items, "snapshot-id")
+def _list_statistics_updates(old_document: Document, new: Document, items: str) -> Iterator[Update]:
+    earlier, later = _index_items(old_document, items, "snapshot-id"), _index_items(new, items, "snapshot-id")
     for snapshot_id, statistics in later.items():
         if earlier.get(snapshot_id) != statistics:
             yield {"action": f"set-{items}", items: statistics}

@@ -57,8 +57,8 @@ class Timeline:
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._head: str | None = None
-        self._ready: asyncio.Event = asyncio.Event()
-        self._draining = False
+        self._ready_event: asyncio.Event = asyncio.Event()
+        self._is_draining = False
 
     @property
     def watchers(self) -> int:
@@ -68,7 +68,7 @@ class Timeline:
     @property
     def is_draining(self) -> bool:
         """Whether the server is stopping, so that nothing may wait."""
-        return self._draining
+        return self._is_draining
 
     def notify(self) -> None:
         """Wake watchers immediately, because this replica has recorded an instant.
@@ -79,7 +79,7 @@ class Timeline:
 
     def drain(self) -> None:
         """Make every watch return because the server is stopping. Later watches do not wait."""
-        self._draining = True
+        self._is_draining = True
         for watcher in self._watchers:
             watcher.woken.set()
 
@@ -102,14 +102,14 @@ class Timeline:
             RetryLater: `watchers_limit` clients are already waiting.
         """
         instants = await self.read(where, limit)
-        if instants or timeout_s <= 0 or self._draining:
+        if instants or timeout_s <= 0 or self._is_draining:
             return instants
         async with self.watch_instants(where) as watcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while True:
                         instants = await self.read_next(watcher, limit)
-                        if instants or self._draining:
+                        if instants or self._is_draining:
                             return instants
         # This read also finds instants that became visible without a wake-up, for example after a slow transaction of
         # another replica.
@@ -128,10 +128,10 @@ class Timeline:
         watcher.woken.set()  # The first read follows the registration, so no instant is missed.
         self._watchers.add(watcher)
         if self._poller is None:
-            self._ready.clear()
+            self._ready_event.clear()
             self._poller = asyncio.create_task(self._poll(), name="timeline-poller")
         try:
-            await self._ready.wait()
+            await self._ready_event.wait()
             yield watcher
         finally:
             self._watchers.discard(watcher)
@@ -198,7 +198,7 @@ class Timeline:
                 log_safely(_log.warning, "the timeline cannot be read", error=error.message)
             except Exception:  # noqa: BLE001  only the poller wakes the watchers
                 log_safely(_log.exception, "the timeline cannot be read")
-            self._ready.set()
+            self._ready_event.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):
                     await self._news.wait()

@@ -129,19 +129,19 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
     """
     if len(values) > _PROPERTIES_MAX:
         raise BadRequest(f"The warehouse has {len(values)} settings; the limit is {_PROPERTIES_MAX}")
-    converted = {}
+    converted_settings = {}
     for name, value in values.items():
         if name not in allowed_names:
             raise BadRequest(
                 f"A warehouse cannot have the setting {name[:80]!r} here; use one of {', '.join(allowed_names)}"
             )
         try:
-            converted[name] = convert_setting(name, value, "the request")
+            converted_settings[name] = convert_setting(name, value, "the request")
         except ConfigError as error:
             raise BadRequest(error.message) from None
         if "http" in FIELDS[name].metadata["schemes"]:
-            _check_endpoint(name, converted[name], settings)
-    return converted
+            _check_endpoint(name, converted_settings[name], settings)
+    return converted_settings
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
@@ -251,9 +251,9 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 "the server it would reach other buckets and hosts"
             )
     if not own_settings.get("federation_uri"):
-        unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
-        if unused:
-            raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
+        federation_names = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
+        if federation_names:
+            raise BadRequest(f"The warehouse has {federation_names[0]} and no federation_uri; set both or neither")
     access = own_settings.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
@@ -377,13 +377,13 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
         return {}
     protector = _open_protector(settings, clock)
     try:
-        opened = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
+        open_file = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
     except WrongKey as error:
         raise ConfigError(
             f"The credentials of the warehouse {warehouse.name} are encrypted with the key {error}, which this server "
             "does not have; set them again with seamark warehouse change"
         ) from None
-    return convert_json(opened, dict[str, Any])
+    return convert_json(open_file, dict[str, Any])
 
 
 async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:

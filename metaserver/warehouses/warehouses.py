@@ -123,7 +123,7 @@ class Warehouses:
         self._clock = clock
         self._opener = opener
         self._open: dict[str, _OpenWarehouse] = {}
-        self._leaving: set[_OpenWarehouse] = set()
+        self._leaving_warehouses: set[_OpenWarehouse] = set()
         self._names: set[str] = set()
         self._names_end_s = -math.inf
         self._names_lock = asyncio.Lock()
@@ -142,10 +142,10 @@ class Warehouses:
 
     async def find(self, name: str) -> StoredWarehouse | None:
         """Return the further warehouse with this name, or None if it does not exist."""
-        stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
-        if stored is not None:
+        warehouse = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
+        if warehouse is not None:
             self._names.add(name)
-        return stored
+        return warehouse
 
     async def _may_exist(self, name: str) -> bool:
         """Return whether a warehouse with this name may exist.
@@ -157,7 +157,7 @@ class Warehouses:
             return True
         async with self._names_lock:
             if self._clock.monotonic() >= self._names_end_s:
-                self._names = {stored.name for stored in await self.list()}
+                self._names = {warehouse.name for warehouse in await self.list()}
                 self._names_end_s = self._clock.monotonic() + _NAMES_S
             return name in self._names
 
@@ -167,18 +167,18 @@ class Warehouses:
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
         """
-        stored = await self.find(name)
-        if stored is None:
+        warehouse = await self.find(name)
+        if warehouse is None:
             raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
-        return stored
+        return warehouse
 
     async def find_by_location(self, location: str) -> StoredWarehouse | None:
         """Return the further warehouse with this normalised location, or None if there is no such warehouse."""
-        return next((stored for stored in await self.list() if stored.location == location), None)
+        return next((warehouse for warehouse in await self.list() if warehouse.location == location), None)
 
-    def make_client_settings(self, stored: StoredWarehouse) -> Settings:
+    def make_client_settings(self, warehouse: StoredWarehouse) -> Settings:
         """Return the settings of a warehouse without its credentials, for answers to clients."""
-        return make_settings(self._settings, stored, stored.settings, {})
+        return make_settings(self._settings, warehouse, warehouse.settings, {})
 
     async def create(
         self,
@@ -195,41 +195,41 @@ class Warehouses:
             BadRequest: The definition is invalid, or the operator does not allow it.
         """
         check_warehouse_name(name, self._settings)
-        parsed = check_location(location, self._settings, self._list_server_roots())
+        parsed_location = check_location(location, self._settings, self._list_server_roots())
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_definition(self._settings, own_settings, credentials)
         if await self._store.load_warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
         warehouse_id = self._clock.uuid4().hex
-        stored = StoredWarehouse(
+        warehouse = StoredWarehouse(
             name=name,
             id=warehouse_id,
-            location=str(parsed),
-            location_key=make_location_key(parsed),
+            location=str(parsed_location),
+            location_key=make_location_key(parsed_location),
             settings=own_settings,
             credentials=await seal_credentials(self._settings, self._clock, warehouse_id, credentials),
             created_ms=self._clock.now_ms(),
             principal_name=principal_name,
         )
-        settings = make_settings(self._settings, stored, own_settings, credentials)
+        settings = make_settings(self._settings, warehouse, own_settings, credentials)
         check_apart_from_others(
-            stored, await self.list()
+            warehouse, await self.list()
         )  # The transaction checks this again after the folder is created.
-        await asyncio.to_thread(check_folder, parsed, settings)
+        await asyncio.to_thread(check_folder, parsed_location, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
             # Create the database before the record. So if a warehouse with a record has no database, it was lost.
             async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
                 grant = Grant(principal_name, Role.ADMIN.value)
                 await store.transact([NameCatalog(warehouse_id), SaveGrant(grant)])
-            await self._store.transact([CreateWarehouse(stored, self._settings.warehouses_limit)])
+            await self._store.transact([CreateWarehouse(warehouse, self._settings.warehouses_limit)])
         except (AlreadyExists, BadRequest, ConfigError):
             _remove_database(settings)  # No record names this database.
             raise
         async with self._names_lock:  # The cached names may have been read before the warehouse was created.
             self._names.add(name)
-        return stored
+        return warehouse
 
     async def change(
         self, name: str, own_settings: Mapping[str, Any], credentials: Mapping[str, Any] | None
@@ -242,27 +242,27 @@ class Warehouses:
                 another catalog.
             CommitConflict: Another request changed the warehouse.
         """
-        stored = await self.require(name)
+        warehouse = await self.require(name)
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         if credentials is None:
-            credentials = await open_credentials(self._settings, self._clock, stored)
-            _check_same_catalog(stored, own_settings, credentials)
+            credentials = await open_credentials(self._settings, self._clock, warehouse)
+            _check_same_catalog(warehouse, own_settings, credentials)
         else:
             credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_definition(self._settings, own_settings, credentials)
-        if bool(own_settings.get("federation_uri")) != bool(stored.settings.get("federation_uri")):
+        if bool(own_settings.get("federation_uri")) != bool(warehouse.settings.get("federation_uri")):
             raise BadRequest(
                 f"The warehouse {name} cannot begin or cease to show another catalog, because its names come from "
                 "there; create another warehouse"
             )
-        changed = msgspec.structs.replace(
-            stored,
+        changed_warehouse = msgspec.structs.replace(
+            warehouse,
             settings=own_settings,
-            credentials=await seal_credentials(self._settings, self._clock, stored.id, credentials),
-            version=stored.version + 1,
+            credentials=await seal_credentials(self._settings, self._clock, warehouse.id, credentials),
+            version=warehouse.version + 1,
         )
-        await self._store.transact([ChangeWarehouse(changed, expected_version=stored.version)])
-        return changed
+        await self._store.transact([ChangeWarehouse(changed_warehouse, expected_version=warehouse.version)])
+        return changed_warehouse
 
     async def drop(self, name: str) -> None:
         """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.
@@ -271,15 +271,15 @@ class Warehouses:
             NoSuchWarehouse: The warehouse does not exist.
             NamespaceNotEmpty: The warehouse has namespaces, or dropped entries that still have their locations.
         """
-        stored = await self.require(name)
-        settings = make_settings(self._settings, stored, {}, {})
+        warehouse = await self.require(name)
+        settings = make_settings(self._settings, warehouse, {}, {})
         async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
-            await check_database(store, stored)
-            if stored.settings.get("federation_uri"):
+            await check_database(store, warehouse)
+            if warehouse.settings.get("federation_uri"):
                 await remove_mirrors(store)
             await store.transact([CloseCatalog()])
-        await self._store.transact([RemoveWarehouse(stored.id)])
-        self._retire(stored.id)
+        await self._store.transact([RemoveWarehouse(warehouse.id)])
+        self._retire(warehouse.id)
 
     def _list_server_roots(self) -> tuple[Location, ...]:
         return Warehouse(self._settings.make_warehouse_uri(), self._settings.allowed_locations).roots
@@ -309,37 +309,41 @@ class Warehouses:
 
     async def _enter(self, name: str) -> _OpenWarehouse | None:
         try:
-            stored = await self.find(name) if await self._may_exist(name) else None
+            stored_warehouse = await self.find(name) if await self._may_exist(name) else None
         except RetryLater:
             # The databases of the warehouses are in the same place. So let an open warehouse answer as far as it can.
-            opened = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
-            warehouse = next(opened, None)
+            open_file = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
+            warehouse = next(open_file, None)
             if warehouse is None:
                 raise
             return warehouse
-        if stored is None:
+        if stored_warehouse is None:
             return None
-        warehouse = self._open.get(stored.id)
-        if warehouse is not None and warehouse.stored.version != stored.version:
-            self._retire(stored.id)
+        warehouse = self._open.get(stored_warehouse.id)
+        if warehouse is not None and warehouse.stored.version != stored_warehouse.version:
+            self._retire(stored_warehouse.id)
             warehouse = None
         if warehouse is None:
-            version, retry_s = self._failures.get(stored.id, (0, 0.0))
-            if version == stored.version and self._clock.monotonic() < retry_s:
-                raise _make_opening_error(stored)
-            warehouse = _OpenWarehouse(stored, asyncio.get_running_loop().create_future())
-            self._open[stored.id] = warehouse
+            version, retry_s = self._failures.get(stored_warehouse.id, (0, 0.0))
+            if version == stored_warehouse.version and self._clock.monotonic() < retry_s:
+                raise _make_opening_error(stored_warehouse)
+            warehouse = _OpenWarehouse(stored_warehouse, asyncio.get_running_loop().create_future())
+            self._open[stored_warehouse.id] = warehouse
             predecessors = [
-                leaving.task for leaving in self._leaving if leaving.stored.id == stored.id and leaving.task is not None
+                leaving_warehouse.task
+                for leaving_warehouse in self._leaving_warehouses
+                if leaving_warehouse.stored.id == stored_warehouse.id and leaving_warehouse.task is not None
             ]
-            warehouse.task = asyncio.create_task(self._run(warehouse, predecessors), name=f"warehouse {stored.name}")
+            warehouse.task = asyncio.create_task(
+                self._run(warehouse, predecessors), name=f"warehouse {stored_warehouse.name}"
+            )
         return warehouse
 
     def _retire(self, warehouse_id: str) -> None:
         """Close a warehouse after its running requests have ended. The next request opens it again."""
         warehouse = self._open.pop(warehouse_id, None)
         if warehouse is not None:
-            self._leaving.add(warehouse)
+            self._leaving_warehouses.add(warehouse)
             warehouse.closing.set()
 
     async def _run(self, warehouse: _OpenWarehouse, predecessors: Sequence[asyncio.Task[None]]) -> None:
@@ -351,17 +355,17 @@ class Warehouses:
                 ended, but at most for `drain_timeout_s`. Until then, an earlier instance has locked the log of rows,
                 and the new instance could not serve fresh rows.
         """
-        stored = warehouse.stored
+        stored_warehouse = warehouse.stored
         try:
             if predecessors:
                 await asyncio.wait(predecessors)
-            settings = await load_settings(self._settings, self._clock, stored)
-            location = parse_location(stored.location)
+            settings = await load_settings(self._settings, self._clock, stored_warehouse)
+            location = parse_location(stored_warehouse.location)
             await asyncio.to_thread(check_apart_from_server, location, self._settings, self._list_server_roots())
-            async with self._opener(settings, stored) as served:
-                warehouse.opened.set_result(served)
+            async with self._opener(settings, stored_warehouse) as served_warehouse:
+                warehouse.opened.set_result(served_warehouse)
                 await warehouse.closing.wait()
-                served.end_waits()
+                served_warehouse.end_waits()
                 while warehouse.users:
                     warehouse.unused.clear()
                     with suppress(TimeoutError):
@@ -370,17 +374,17 @@ class Warehouses:
                     break
         except Exception as error:  # noqa: BLE001  a failure must not stop other warehouses
             if not isinstance(error, SeamarkError):
-                _log.error("a warehouse failed unexpectedly", warehouse=stored.name, exc_info=error)
+                _log.error("a warehouse failed unexpectedly", warehouse=stored_warehouse.name, exc_info=error)
             else:
-                _log.error("a warehouse cannot be opened", warehouse=stored.name, error=error.message)
+                _log.error("a warehouse cannot be opened", warehouse=stored_warehouse.name, error=error.message)
             if not warehouse.opened.done():
-                self._failures[stored.id] = (stored.version, self._clock.monotonic() + _FAILURE_S)
-                warehouse.opened.set_exception(_make_opening_error(stored))
+                self._failures[stored_warehouse.id] = (stored_warehouse.version, self._clock.monotonic() + _FAILURE_S)
+                warehouse.opened.set_exception(_make_opening_error(stored_warehouse))
                 warehouse.opened.exception()  # The request that opened the warehouse may have ended.
         finally:
-            if self._open.get(stored.id) is warehouse:
-                del self._open[stored.id]
-            self._leaving.discard(warehouse)
+            if self._open.get(stored_warehouse.id) is warehouse:
+                del self._open[stored_warehouse.id]
+            self._leaving_warehouses.discard(warehouse)
 
     async def run(self) -> None:
         """Open all warehouses for their housekeeping, and close dropped warehouses, until the task is cancelled."""
@@ -390,26 +394,26 @@ class Warehouses:
 
     async def round(self) -> None:
         """Open all warehouses in the database, and close those that are no longer in it."""
-        stored = {warehouse.id: warehouse for warehouse in await self.list()}
+        warehouses_by_id = {warehouse.id: warehouse for warehouse in await self.list()}
         for warehouse_id in list(self._open):
-            if warehouse_id not in stored:
+            if warehouse_id not in warehouses_by_id:
                 self._retire(warehouse_id)
-        self._failures = {key: failure for key, failure in self._failures.items() if key in stored}
-        for warehouse in stored.values():
+        self._failures = {key: failure for key, failure in self._failures.items() if key in warehouses_by_id}
+        for warehouse in warehouses_by_id.values():
             await self._renew_seal(warehouse)
             with suppress(RetryLater):  # The log has the reason.
                 async with self.use(warehouse.name):
                     pass
 
-    async def _renew_seal(self, stored: StoredWarehouse) -> None:
+    async def _renew_seal(self, warehouse: StoredWarehouse) -> None:
         """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
         # Ignore these errors. Another request may have changed the warehouse, and a missing key was logged before.
         with suppress(CommitConflict, ConfigError):
-            sealed = await renew_seal(self._settings, self._clock, stored)
-            if sealed is not None:
+            ciphertext = await renew_seal(self._settings, self._clock, warehouse)
+            if ciphertext is not None:
                 # Do not change the version. A new version would close and open the warehouse in all processes.
-                renewed = msgspec.structs.replace(stored, credentials=sealed)
-                await self._store.transact([ChangeWarehouse(renewed, expected_version=stored.version)])
+                renewed_warehouse = msgspec.structs.replace(warehouse, credentials=ciphertext)
+                await self._store.transact([ChangeWarehouse(renewed_warehouse, expected_version=warehouse.version)])
 
     def end_waits(self) -> None:
         """End the long polls of all open warehouses."""
@@ -420,46 +424,47 @@ class Warehouses:
     async def close(self) -> None:
         for warehouse_id in list(self._open):
             self._retire(warehouse_id)
-        tasks = [warehouse.task for warehouse in self._leaving if warehouse.task is not None]
+        tasks = [warehouse.task for warehouse in self._leaving_warehouses if warehouse.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check_same_catalog(
-    stored: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
+    warehouse: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
 ) -> None:
     """Check that a change does not send the stored login to a different catalog.
 
     Args:
-        stored: The warehouse before its change.
+        warehouse: The warehouse before its change.
         own_settings: The new settings.
         credentials: The stored credentials, which the change does not replace.
 
     Raises:
         BadRequest: The warehouse has a login, and the change names another catalog.
     """
-    former_uri = str(stored.settings.get("federation_uri", "")).rstrip("/")
+    former_uri = str(warehouse.settings.get("federation_uri", "")).rstrip("/")
     uri = str(own_settings.get("federation_uri", "")).rstrip("/")
     if uri != former_uri and any(name.startswith("federation_") for name in credentials):
         raise BadRequest(
-            f"The stored login of the warehouse {stored.name} is for the catalog {former_uri!r}; send the credentials "
+            f"The stored login of the warehouse {warehouse.name} is for the catalog {former_uri!r}; send the "
+            "credentials "
             "of the new catalog in the same request"
         )
 
 
-def _make_opening_error(stored: StoredWarehouse) -> RetryLater:
-    return RetryLater(f"The warehouse {stored.name} cannot be opened; the server's log has the reason")
+def _make_opening_error(warehouse: StoredWarehouse) -> RetryLater:
+    return RetryLater(f"The warehouse {warehouse.name} cannot be opened; the server's log has the reason")
 
 
-async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
+async def check_database(store: PointerStore, warehouse: StoredWarehouse) -> None:
     """Check that a database belongs to the warehouse.
 
     Raises:
         ConfigError: The database belongs to another warehouse. Or it is empty, because the warehouse's database is
             lost.
     """
-    if await store.load_catalog_id() != stored.id:
+    if await store.load_catalog_id() != warehouse.id:
         raise ConfigError(
-            f"The database of the warehouse {stored.name} is missing; restore its backup, or create the warehouse "
+            f"The database of the warehouse {warehouse.name} is missing; restore its backup, or create the warehouse "
             "again at another location"
         )
 
@@ -511,10 +516,10 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
         ConfigError: The credentials of the warehouse cannot be decrypted.
     """
     async with open_store(settings.make_database_url(), clock=clock, pool_max=1) as store:
-        stored = await store.load_warehouse(name)
-    if stored is None:
+        warehouse = await store.load_warehouse(name)
+    if warehouse is None:
         raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
-    return await load_settings(settings, clock, stored)
+    return await load_settings(settings, clock, warehouse)
 
 
 @asynccontextmanager

@@ -35,14 +35,15 @@ def generate_okp_key(kid: str = "okp") -> OKPKey:
 
 
 class LocalIssuer:
-    """An OpenID issuer whose keys, discovery document and faults a test sets. It counts the requests for
-    its documents.
+    """An OpenID issuer whose keys, discovery document and faults a test sets.
+
+    It counts the requests for its documents.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.url = ""
-        self.published: list[dict[str, Any]] = []
+        self.published_keys: list[dict[str, Any]] = []
         self.discoveries = 0
         self.fetches = 0
         self.broken: web.StreamResponse | None = None
@@ -50,7 +51,7 @@ class LocalIssuer:
         """Fields that replace those of the correct discovery document."""
 
     def publish(self, *keys: AnyKey) -> None:
-        self.published = [key.as_dict(private=False) for key in keys]
+        self.published_keys = [key.as_dict(private=False) for key in keys]
 
     def make_settings(self, **options: Any) -> Settings:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
@@ -78,7 +79,7 @@ class LocalIssuer:
         return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.discovery})
 
     async def _answer_moved_keys(self, request: web.Request) -> web.Response:
-        return web.json_response({"keys": self.published})
+        return web.json_response({"keys": self.published_keys})
 
     async def _answer_keys(self, request: web.Request) -> web.StreamResponse:
         self.fetches += 1
@@ -86,7 +87,7 @@ class LocalIssuer:
             return web.Response(
                 status=self.broken.status, headers=self.broken.headers, body=getattr(self.broken, "body", None)
             )
-        return web.json_response({"keys": self.published})
+        return web.json_response({"keys": self.published_keys})
 
 
 @asynccontextmanager

@@ -100,7 +100,7 @@ async def test_grants_take_effect_with_the_next_request(admin_server: AdminServe
     assert (await admin_server.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
 
 
-async def test_admin_of_a_namespace_gives_and_sees_grants_only_in_this_namespace(
+async def test_admin_of_a_namespace_adds_and_lists_grants_only_in_the_namespace(
     admin_server: AdminServer,
 ) -> None:
     async def put(namespace: list[str]) -> int:

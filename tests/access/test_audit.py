@@ -162,11 +162,11 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
         await record_operation(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
     records = await list_records(store)
     address_records = [item for item in records if item.remote == "10.0.0.9"]
-    written_theirs = [their for their in address_records if their.action == "loadTable"]
-    assert 10 <= len(written_theirs) <= 50
-    assert all(len(item.resource) <= 200 for item in written_theirs)
-    counted_theirs = [their for their in address_records if their.action == REFUSED]
-    assert [item.resource for item in counted_theirs] == [f"{5000 - len(written_theirs)} more requests"]
+    own_records = [their for their in address_records if their.action == "loadTable"]
+    assert 10 <= len(own_records) <= 50
+    assert all(len(item.resource) <= 200 for item in own_records)
+    own_refusals = [their for their in address_records if their.action == REFUSED]
+    assert [item.resource for item in own_refusals] == [f"{5000 - len(own_records)} more requests"]
     assert [item.action for item in records if item.remote == "10.0.0.8"] == ["loadTable"]
 
 
@@ -219,7 +219,7 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
             await record_operation(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
     records = await list_records(store)
     assert sum(item.status == 409 for item in records) == 3000
-    denied = [item for item in records if item.status == 403]
-    assert len(denied) < 1000
-    [refusal_count] = [item for item in denied if item.action == REFUSED]
-    assert int(refusal_count.resource.split()[0]) + len(denied) - 1 == 3000
+    denied_records = [item for item in records if item.status == 403]
+    assert len(denied_records) < 1000
+    [refusal_count] = [item for item in denied_records if item.action == REFUSED]
+    assert int(refusal_count.resource.split()[0]) + len(denied_records) - 1 == 3000

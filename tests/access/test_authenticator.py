@@ -70,7 +70,7 @@ async def test_everyone_is_an_admin_without_logins(make_authenticator: MakeAuthe
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8181", "x.localhost", "127.9.9.9:80", "LOCALHOST"])
-async def test_server_without_logins_accepts_the_names_of_this_machine(
+async def test_server_without_logins_accepts_host_names_of_its_machine(
     make_authenticator: MakeAuthenticator, host: str
 ) -> None:
     authenticator = await make_authenticator(auth="none")
@@ -102,9 +102,9 @@ async def test_server_without_logins_rejects_browsers_from_other_sites(
 
 
 async def test_server_without_logins_rejects_other_machines(make_authenticator: MakeAuthenticator) -> None:
-    for remote in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
+    for remote_address in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
         with pytest.raises(Forbidden, match="own machine"):
-            await (await make_authenticator(auth="none")).authenticate({}, remote)
+            await (await make_authenticator(auth="none")).authenticate({}, remote_address)
 
 
 @pytest.mark.parametrize("auth", ["token", "token+oidc"])
@@ -148,7 +148,7 @@ async def test_token_identifies_its_principal_with_current_grants(
         ("Bearer None", "has no token: it sends 'None', as PyIceberg does; set token or credential"),
     ],
 )
-async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
+async def test_error_of_a_missing_or_unknown_login_names_the_header_to_send(
     make_authenticator: MakeAuthenticator, header: str | None, reason: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header}
@@ -200,7 +200,7 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
     await check_rejected(authenticator, secret, "expired")
 
 
-async def test_issued_token_lives_as_long_as_the_setting_says(
+async def test_issued_token_expires_after_the_time_of_the_setting(
     make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
@@ -245,8 +245,10 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
     await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
-    for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
-        await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
+    for unknown_header in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
+        await check_rejected(
+            authenticator, jwt.encode({"alg": "HS256", **unknown_header}, claims, key), "does not have"
+        )
 
 
 async def test_token_issued_without_logins_is_rejected_once_logins_are_required(
@@ -276,21 +278,21 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(both_methods, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 
-@pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
+@pytest.mark.parametrize(("behind_s", "is_accepted"), [(1, True), (30, True), (31, False)])
 async def test_replica_with_a_slow_clock_accepts_a_new_token(
-    store: PointerStore, clock: SimulatedClock, behind_s: int, believed: bool
+    store: PointerStore, clock: SimulatedClock, behind_s: int, is_accepted: bool
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     settings = Settings(auth="token")
-    early = SimulatedClock(seed=1)
+    early_clock = SimulatedClock(seed=1)
     async with (
         open_authenticator(settings, store, make_fixed_keyring(), clock) as issuing_authenticator,
-        open_authenticator(settings, store, make_fixed_keyring(), early) as authenticator,
+        open_authenticator(settings, store, make_fixed_keyring(), early_clock) as authenticator,
     ):
-        early.advance(clock.now_ms() - early.now_ms())
+        early_clock.advance(clock.now_ms() - early_clock.now_ms())
         clock.advance(behind_s * 1000)
         issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.find_login(secret)).token)
-        if believed:
+        if is_accepted:
             assert (await authenticator.find_login(issued_token)).principal.name == "ann"
         else:
             await check_rejected(authenticator, issued_token, "not valid yet")

@@ -69,15 +69,15 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
     """Return every (role, namespace) that the grants give, computed by the model."""
-    all_of_them = set()
+    principal_grants = set()
     for grant in grants:
         for path in PATHS:
-            inside = len(path) >= len(grant.namespace) and all(
-                path[at] == level for at, level in enumerate(grant.namespace)
+            is_inside = len(path) >= len(grant.namespace) and all(
+                path[index] == level for index, level in enumerate(grant.namespace)
             )
-            if inside and grant.role in ROLES:
-                all_of_them |= {(role, path) for role in ROLES[: ROLES.index(grant.role) + 1]}
-    return all_of_them
+            if is_inside and grant.role in ROLES:
+                principal_grants |= {(role, path) for role in ROLES[: ROLES.index(grant.role) + 1]}
+    return principal_grants
 
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
@@ -139,8 +139,8 @@ def test_more_grants_never_allow_less(
 def test_every_route_that_needs_a_login_has_a_rule() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
-    described = [get_description(route.handler) for route in app.router.routes()]
-    operations = {item.operation for item in described if not item.public}
+    descriptions = [get_description(route.handler) for route in app.router.routes()]
+    operations = {item.operation for item in descriptions if not item.public}
     assert operations == set(RULES)
 
 
@@ -172,9 +172,9 @@ async def test_refusal_names_the_principal_the_right_the_object_and_the_command_
         await AUTHORIZER.require(ANN_OF_A, "registerTable", Securable(("a",)))
     with pytest.raises(Forbidden, match=r"on namespace a or one above.* ann read --namespace a$"):
         await AUTHORIZER.require(Principal("ann"), "readRows", Securable(("a",), "table", "t"))
-    denied = Principal("ann", (Grant("ann", "reader"), Grant("ann", "read", ("a",), deny=True)))
+    denied_principal = Principal("ann", (Grant("ann", "reader"), Grant("ann", "read", ("a",), deny=True)))
     with pytest.raises(Forbidden, match="a grant denies it read there"):
-        await AUTHORIZER.require(denied, "readRows", Securable(("a",), "table", "t"))
+        await AUTHORIZER.require(denied_principal, "readRows", Securable(("a",), "table", "t"))
 
 
 # Names and scopes as text --------------------------------------------------------------------------------------------
@@ -227,5 +227,10 @@ def test_ambiguous_token_names_are_rejected(name: str) -> None:
 def test_grants_require_a_possible_principal_name(name: str) -> None:
     with pytest.raises(BadRequest):
         make_grant(name, "reader", ())
-    for possible in ("oidc:auth0|5 f:g", "corp:ann", "oidc-group:engineers", "k8s:system:serviceaccount:etl:loader"):
-        assert check_principal_name(possible) == possible
+    for principal_name in (
+        "oidc:auth0|5 f:g",
+        "corp:ann",
+        "oidc-group:engineers",
+        "k8s:system:serviceaccount:etl:loader",
+    ):
+        assert check_principal_name(principal_name) == principal_name

@@ -21,9 +21,9 @@ from tests.access.keyrings import make_fixed_keyring
 
 
 def run_seamark(home: Path, *arguments: str) -> Result:
-    completed = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
-    assert completed.exception is None or isinstance(completed.exception, SystemExit), completed.exception
-    return completed
+    result = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
 
 
 def authenticate_secret(home: Path, secret: str) -> Principal:
@@ -48,17 +48,17 @@ def read_audit(home: Path) -> list[AuditRecord]:
 
 def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     home = tmp_path / "new"
-    completed = run_seamark(home, "token", "create", "admin", "--role", "admin")
-    assert completed.exit_code == 0
-    secret = completed.stdout.strip()  # Alone on standard output, for scripts
+    admin_result = run_seamark(home, "token", "create", "admin", "--role", "admin")
+    assert admin_result.exit_code == 0
+    secret = admin_result.stdout.strip()  # Alone on standard output, for scripts
     assert authenticate_secret(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
-    assert "admin on the whole catalog" in completed.stderr
-    assert secret not in completed.stderr
+    assert "admin on the whole catalog" in admin_result.stderr
+    assert secret not in admin_result.stderr
     note = (
         f"The database {home / 'seamark.db'} is new. If a server is already running, it uses another database: set "
         "--home to the home of the server"
     )
-    assert note in completed.stderr.splitlines()
+    assert note in admin_result.stderr.splitlines()
     assert note not in run_seamark(home, "token", "create", "ann").stderr
 
 
@@ -70,9 +70,9 @@ def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
         ("token", "revoke", "ann"),
         ("grant", "remove", "a", "admin"),
     ):
-        completed = run_seamark(home, *arguments)
-        assert completed.exit_code == 1
-        assert f"The database {home / 'seamark.db'} does not exist; set --home" in completed.stderr
+        result = run_seamark(home, *arguments)
+        assert result.exit_code == 1
+        assert f"The database {home / 'seamark.db'} does not exist; set --home" in result.stderr
         assert not home.exists()
     run_seamark(home, "grant", "add", "oidc:bob", "reader")
     assert run_seamark(home, "token", "list").stdout == "There are no tokens.\n"
@@ -153,20 +153,20 @@ def test_grants_are_added_and_removed(tmp_path: Path) -> None:
     assert run_seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" in run_seamark(tmp_path, "grant", "list", "oidc:bob").stdout
     assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list", "ann").stdout
-    completed = run_seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
-    assert completed.exit_code == 1
-    assert "does not exist" in completed.stderr
+    result = run_seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
+    assert result.exit_code == 1
+    assert "does not exist" in result.stderr
     assert run_seamark(tmp_path, "grant", "remove", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list").stdout
 
 
 def test_commands_grant_and_deny_privileges_on_single_objects(tmp_path: Path) -> None:
     table = ("--namespace", r"shop\.eu", "--table", "orders")
-    added = run_seamark(tmp_path, "grant", "add", "role:analysts", "read", *table)
-    assert added.stdout == "role:analysts has read on table shop\\.eu.orders\n"
-    denied = run_seamark(tmp_path, "grant", "add", "ann", "browse", *table, "--deny", "--json")
+    added_result = run_seamark(tmp_path, "grant", "add", "role:analysts", "read", *table)
+    assert added_result.stdout == "role:analysts has read on table shop\\.eu.orders\n"
+    denied_result = run_seamark(tmp_path, "grant", "add", "ann", "browse", *table, "--deny", "--json")
     document = {"principal": "ann", "role": "browse", "namespace": ["shop.eu"]}
-    assert json.loads(denied.stdout) == [{**document, "kind": "table", "name": "orders", "deny": True}]
+    assert json.loads(denied_result.stdout) == [{**document, "kind": "table", "name": "orders", "deny": True}]
     assert run_seamark(tmp_path, "grant", "add", "ann", "browse", "--server").exit_code == 0
     assert run_seamark(tmp_path, "role", "add-member", "analysts", "ann").exit_code == 0
     rows = json.loads(run_seamark(tmp_path, "grant", "list", "ann", "--json").stdout)
@@ -230,7 +230,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
 def test_mistakes_are_reported_in_one_message(
     tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    completed = run_seamark(tmp_path, *arguments)
-    assert completed.exit_code == code
-    assert any(part in completed.stderr for part in message.split("|")), completed.stderr
-    assert "Traceback" not in completed.output
+    result = run_seamark(tmp_path, *arguments)
+    assert result.exit_code == code
+    assert any(part in result.stderr for part in message.split("|")), result.stderr
+    assert "Traceback" not in result.output

@@ -80,8 +80,10 @@ async def test_token_mode_without_a_live_token_is_rejected_with_the_command(
 async def test_oidc_users_without_any_right_cause_a_warning(store: PointerStore, clock: SimulatedClock) -> None:
     with structlog.testing.capture_logs() as logs:
         await check_logins(Settings(auth="oidc"), store, clock)
-        with_roles = Settings(auth="oidc", oidc_issuer="https://i", oidc_audience="a", oidc_roles_claim="roles")
-        await check_logins(with_roles, store, clock)
+        settings_with_roles = Settings(
+            auth="oidc", oidc_issuer="https://i", oidc_audience="a", oidc_roles_claim="roles"
+        )
+        await check_logins(settings_with_roles, store, clock)
         await store.transact([SaveGrant(Grant("oidc:ann", "admin"))])
         await check_logins(Settings(auth="oidc"), store, clock)
     assert len(logs) == 1

@@ -129,10 +129,10 @@ async def test_members_have_the_grants_of_their_groups(
     own_grant = Grant("oidc:ann", "reader", ("other",))
     await store.transact([SaveGrant(own_grant)])
     assert await list_grants(["data engineers"]) == (own_grant, engineers)
-    without_claim = await fleet.open(first_issuer.make_settings())
-    assert (await log_in(without_claim, first_issuer.make_token(get_rsa_key(), groups=["admins"]))).grants == (
-        own_grant,
-    )
+    authenticator_without_claim = await fleet.open(first_issuer.make_settings())
+    assert (
+        await log_in(authenticator_without_claim, first_issuer.make_token(get_rsa_key(), groups=["admins"]))
+    ).grants == (own_grant,)
 
 
 async def test_groups_beyond_the_limit_are_ignored(
@@ -147,7 +147,7 @@ async def test_groups_beyond_the_limit_are_ignored(
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
-async def test_service_account_of_kubernetes_logs_in(
+async def test_kubernetes_service_account_logs_in_with_its_token(
     fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
@@ -193,9 +193,9 @@ async def test_service_account_of_kubernetes_logs_in(
         assert principal.name == "k8s:system:serviceaccount:etl:loader"
         assert principal.grants == (grant,)
         fleet.file.write_text(table.replace(f'ca_file = "{authority.file}"\n', ""))
-        without_authority = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
+        authenticator_without_authority = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
         with pytest.raises(RetryLater):
-            await log_in(without_authority, bearer)
+            await log_in(authenticator_without_authority, bearer)
     finally:
         await server.close()
 

@@ -41,12 +41,14 @@ async def test_copy_of_database_and_log_has_no_usable_key(
 ) -> None:
     settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
-        used = [key.root for key in keyring.keys]
-        used += [keyring.find_signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
+        used_keys = [key.root for key in keyring.keys]
+        used_keys += [
+            keyring.find_signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")
+        ]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     taken_bytes = read_stored_bytes(tmp_path)
     assert b"ann" in taken_bytes
-    for key in used:
+    for key in used_keys:
         assert key not in taken_bytes
         assert key.hex().encode() not in taken_bytes
 
@@ -60,14 +62,14 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
     thief.mkdir()
     for path in tmp_path.glob("seamark.db*"):
         shutil.copy(path, thief / path.name)
-    async with open_store(f"sqlite:///{thief / 'seamark.db'}", clock=clock) as stolen:
+    async with open_store(f"sqlite:///{thief / 'seamark.db'}", clock=clock) as stolen_store:
         with pytest.raises(ConfigError, match=r"has no key for them.*seamark keys renew"):
-            async with open_keyring(build_settings(thief), stolen, clock):
+            async with open_keyring(build_settings(thief), stolen_store, clock):
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
         other_settings = build_settings(thief, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
-            async with open_keyring(other_settings, stolen, clock):
+            async with open_keyring(other_settings, stolen_store, clock):
                 pass
 
 
@@ -77,9 +79,9 @@ async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     key = make_key(clock)
     homes = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
-        key_id, signed_with = keyring.find_signing_key("access-token")
-        assert second_keyring.verifying_key("access-token", key_id) == signed_with
-        assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signed_with)
+        key_id, signing_key = keyring.find_signing_key("access-token")
+        assert second_keyring.verifying_key("access-token", key_id) == signing_key
+        assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signing_key)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
@@ -128,23 +130,23 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
 ) -> None:
     settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
-        before, _ = keyring.find_signing_key("x")
+        first_key, _ = keyring.find_signing_key("x")
         (tmp_path / KEY_FILE_NAME).unlink()
         await renew_keys(settings, store, clock)
         await keyring.refresh()
-        assert keyring.verifying_key("x", before) is None
-        assert keyring.find_signing_key("x")[0] != before
+        assert keyring.verifying_key("x", first_key) is None
+        assert keyring.find_signing_key("x")[0] != first_key
 
 
 async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     old_key, new_key = make_key(clock), make_key(clock)
-    used = []
+    used_keys = []
     for keys in (old_key, f"{old_key},{new_key}", f"{new_key},{old_key}", new_key):
         async with open_keyring(build_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
-            used.append(keyring.find_signing_key("x"))
-    assert len(set(used)) == 1
+            used_keys.append(keyring.find_signing_key("x"))
+    assert len(set(used_keys)) == 1
 
 
 @pytest.fixture
@@ -165,7 +167,7 @@ async def test_key_file_readable_by_other_accounts_is_rejected(
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "not base64!", "c2hvcnQ=", "\x00\xff"])
-async def test_key_file_without_a_key_is_rejected_with_how_to_create_one(
+async def test_error_of_a_key_file_without_a_key_names_the_file(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock, content: str
 ) -> None:
     key_file.write_text(content)
@@ -206,7 +208,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         assert await store.load_secret(SECRET_NAME) is not None
 
 
-def test_page_token_does_not_reveal_the_name_in_it() -> None:
+def test_page_token_does_not_reveal_the_name_that_it_encodes() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     tokens = [pages.encode(name) for name in ("secret-project", "a", "b" * 60)]
     assert len({len(token) for token in tokens}) == 1

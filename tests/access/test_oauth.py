@@ -87,11 +87,11 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
 
 async def test_issued_token_expires_with_its_original_token(server: RunningServer, secrets: dict[str, str]) -> None:
     _, body = await request_token(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
-    _, refreshed = await request_token(server, make_scoped_exchange(body["access_token"]))
+    _, refreshed_token = await request_token(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
     assert await find_principal(server, body["access_token"]) is None
-    assert await find_principal(server, refreshed["access_token"]) is None
-    status, refusal = await request_token(server, make_scoped_exchange(refreshed["access_token"]))
+    assert await find_principal(server, refreshed_token["access_token"]) is None
+    status, refusal = await request_token(server, make_scoped_exchange(refreshed_token["access_token"]))
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
@@ -115,21 +115,23 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         token = (await server.components.authenticator.find_login(secrets["ann"])).token
         issuer = server.components.authenticator.issuer
         issuer._ttl_s = -60  # The exchanged token was issued a minute after the end of the first token.
-        expired, _ = issuer.issue(token)
+        expired_token, _ = issuer.issue(token)
         issuer._ttl_s = 600
-        assert await find_principal(server, expired) is None
-        status, body = await request_token(server, make_scoped_exchange(expired))
+        assert await find_principal(server, expired_token) is None
+        status, body = await request_token(server, make_scoped_exchange(expired_token))
         assert (status, body["error"]) == (400, "invalid_grant")
         status, body = await request_token(
-            server, make_scoped_exchange(expired), build_basic_header(f"ann:{secrets['ann']}")
+            server, make_scoped_exchange(expired_token), build_basic_header(f"ann:{secrets['ann']}")
         )
         assert status == 200
         assert await find_principal(server, body["access_token"]) == "ann"
         status, body = await request_token(
-            server, make_scoped_exchange(expired), build_basic_header(f"bob:{secrets['bob']}")
+            server, make_scoped_exchange(expired_token), build_basic_header(f"bob:{secrets['bob']}")
         )
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await request_token(server, make_scoped_exchange(expired), build_basic_header("ann:smk_wrong"))
+        status, body = await request_token(
+            server, make_scoped_exchange(expired_token), build_basic_header("ann:smk_wrong")
+        )
         assert (status, body["error"]) == (401, "invalid_client")
 
 

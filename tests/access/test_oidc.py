@@ -178,11 +178,11 @@ async def test_token_without_a_signature_is_rejected(
 
 async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator()
-    public = get_rsa_key().as_pem(private=False)
+    public_key = get_rsa_key().as_pem(private=False)
     for algorithm in ("HS256", "RS256"):
-        unsigned = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
-        digest = hmac.digest(public, unsigned.encode(), hashlib.sha256)
-        token = f"{unsigned}.{forge_token({}, {}, digest).rpartition('.')[2]}"
+        unsigned_token = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
+        digest = hmac.digest(public_key, unsigned_token.encode(), hashlib.sha256)
+        token = f"{unsigned_token}.{forge_token({}, {}, digest).rpartition('.')[2]}"
         await check_rejected(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
 
 
@@ -286,13 +286,13 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
 ) -> None:
     authenticator = await make_authenticator()
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    unknown = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
-    for round_of in (1, 2, 3):
-        await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown))
-        assert issuer.fetches == round_of
+    unknown_tokens = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
+    for round_number in (1, 2, 3):
+        await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown_tokens))
+        assert issuer.fetches == round_number
         clock.advance(60_000)
-        unknown = [
-            forge_token({"alg": "RS256", "kid": f"{round_of}-{number}"}, issuer.claims()) for number in range(30)
+        unknown_tokens = [
+            forge_token({"alg": "RS256", "kid": f"{round_number}-{number}"}, issuer.claims()) for number in range(30)
         ]
 
 

@@ -79,15 +79,15 @@ NEEDED_ON_SERVER = {
     "putWarehouse": {"create", "write"},
     "dropWarehouse": {"drop"},
 }
-NEEDED_OF = {
-    operation: (needed, place)
+RIGHTS_AND_PLACES = {
+    operation: (required_rights, place)
     for place, table in (
         ("object", NEEDED),
         ("throughout", NEEDED_THROUGHOUT),
         ("catalog", NEEDED_ON_CATALOG),
         ("server", NEEDED_ON_SERVER),
     )
-    for operations, needed in table.items()
+    for operations, required_rights in table.items()
     for operation in operations.split()
 }
 LISTINGS = ("listTables", "listViews", "listFunctions")
@@ -124,21 +124,21 @@ class RightsModel:
 
     def __init__(self, rights: Iterable[Right]) -> None:
         self.rights = list(rights)
-        self.held = {securable: self._find_held(securable) for securable in OBJECTS}
+        self.privileges = {securable: self._find_held(securable) for securable in OBJECTS}
 
     def _find_held(self, securable: Securable) -> set[str]:
-        allowed: set[str] = set()
-        denied: set[str] = set()
+        allowed_names: set[str] = set()
+        denied_names: set[str] = set()
         for right in self.rights:
             is_above = right.securable == securable or right.securable in OBJECTS[securable]
             is_admin_or_denial = right == Right("admin", CATALOG) or (right.deny and right.securable == CATALOG)
             if not is_above and not (securable == SERVER and is_admin_or_denial):
                 continue
             if right.deny:
-                denied |= {privilege for privilege in PRIVILEGES if right.name in INCLUDED[privilege]}
+                denied_names |= {privilege for privilege in PRIVILEGES if right.name in INCLUDED[privilege]}
             else:
-                allowed |= INCLUDED[right.name]
-        return allowed - denied
+                allowed_names |= INCLUDED[right.name]
+        return allowed_names - denied_names
 
     def find_denied_in(self, path: NamespacePath) -> set[str]:
         """Return the privileges that are denied on an object in the namespace, or on the namespace."""
@@ -152,8 +152,8 @@ class RightsModel:
 
     def sees(self, path: NamespacePath) -> bool:
         """Return True if the principal may browse the namespace, or an object of a grant in it."""
-        return "browse" in self.held[Securable(path)] or any(
-            "browse" in self.held[right.securable]
+        return "browse" in self.privileges[Securable(path)] or any(
+            "browse" in self.privileges[right.securable]
             for right in self.rights
             if not right.deny and right.securable != SERVER and right.securable.namespace[: len(path)] == path
         )
@@ -165,33 +165,33 @@ class RightsModel:
         if operation in SEEN_OPERATIONS:
             return not securable.namespace or self.sees(securable.namespace)
         if operation in LISTINGS:
-            return "browse" in self.held[securable] or any(
-                "browse" in self.held[right.securable]
+            return "browse" in self.privileges[securable] or any(
+                "browse" in self.privileges[right.securable]
                 for right in self.rights
                 if right.securable.name and not right.deny and right.securable.namespace == securable.namespace
             )
-        needed, place = NEEDED_OF[operation]
+        required_rights, place = RIGHTS_AND_PLACES[operation]
         if place == "object":
-            return needed <= self.held[securable]
+            return required_rights <= self.privileges[securable]
         if place == "server":
-            return needed <= self.held[SERVER]
-        if not (needed <= self.held[CATALOG] and needed <= self.held[securable]):
+            return required_rights <= self.privileges[SERVER]
+        if not (required_rights <= self.privileges[CATALOG] and required_rights <= self.privileges[securable]):
             return False
-        if place == "catalog" or "manage-grants" in self.held[CATALOG]:
+        if place == "catalog" or "manage-grants" in self.privileges[CATALOG]:
             return True
-        return not needed & self.find_denied_in(securable.namespace)
+        return not required_rights & self.find_denied_in(securable.namespace)
 
 
 def make_principals() -> list[list[Right]]:
     """Return principals with one right, principals with an admin's rights and one denial, and random principals."""
-    single = [[Right(name, securable)] for name in INCLUDED for securable in OBJECTS]
-    denied = [
-        [Right("admin", above), Right(name, securable, deny=True)]
+    single_rights = [[Right(name, securable)] for name in INCLUDED for securable in OBJECTS]
+    denial_rights = [
+        [Right("admin", parent), Right(name, securable, deny=True)]
         for name, securable in itertools.product(PRIVILEGES, OBJECTS)
-        for above in (SERVER, CATALOG)
+        for parent in (SERVER, CATALOG)
     ]
     rng = random.Random(43)
-    mixed = [
+    mixed_rights = [
         [
             Right(rng.choice(PRIVILEGES), rng.choice(list(OBJECTS)), deny=True)
             if rng.random() < 0.3
@@ -200,7 +200,7 @@ def make_principals() -> list[list[Right]]:
         ]
         for _ in range(examples(2000, 30))
     ]
-    return single + rng.sample(denied, examples(len(denied), 20)) + mixed
+    return single_rights + rng.sample(denial_rights, examples(len(denial_rights), 20)) + mixed_rights
 
 
 PRINCIPALS = make_principals()
@@ -222,10 +222,10 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
 
 
 def test_each_operation_has_its_privileges_in_the_model() -> None:
-    assert sorted([*NEEDED_OF, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
+    assert sorted([*RIGHTS_AND_PLACES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
 
 
-def test_listings_have_the_namespaces_that_the_model_sees() -> None:
+def test_listings_return_the_namespaces_that_the_model_allows() -> None:
     for rights in PRINCIPALS:
         model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for securable in OBJECTS:
@@ -238,16 +238,16 @@ def test_listings_have_the_namespaces_that_the_model_sees() -> None:
 
 
 def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() -> None:
-    needed = {"create", "write"}
+    required_rights = {"create", "write"}
     for rights in PRINCIPALS:
         model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for path in list_namespaces_with(grants, CREATE | WRITE):
-            assert needed <= model.held[Securable(path)], (rights, path)
+            assert required_rights <= model.privileges[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
-            assert needed <= model.held[CATALOG], rights
-            is_manager = "manage-grants" in model.held[CATALOG]
+            assert required_rights <= model.privileges[CATALOG], rights
+            is_manager = "manage-grants" in model.privileges[CATALOG]
             assert is_manager or all(
-                needed <= privileges for place, privileges in model.held.items() if place != SERVER
+                required_rights <= privileges for place, privileges in model.privileges.items() if place != SERVER
             ), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
@@ -267,81 +267,81 @@ async def test_listings_contain_exactly_the_entries_that_the_principal_may_load(
 def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() -> None:
     for rights in PRINCIPALS:
         grants = [right.as_grant() for right in rights]
-        reduced = select_read_grants(grants)
-        assert len(reduced) <= len(grants)
+        read_grants = select_read_grants(grants)
+        assert len(read_grants) <= len(grants)
         for securable in OBJECTS:
             if securable != SERVER:
-                assert allows_operation(reduced, "readRows", securable) is allows_operation(
+                assert allows_operation(read_grants, "readRows", securable) is allows_operation(
                     grants, "readRows", securable
                 ), (
                     rights,
-                    reduced,
+                    read_grants,
                 )
 
 
 def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_only() -> None:
     for rights in PRINCIPALS:
         grants = select_read_grants([right.as_grant() for right in rights])
-        for removed, denials in narrow_read_grants(grants):
-            narrowed = [grant for grant in grants if grant not in removed] + denials
-            assert len(narrowed) < len(grants)
+        for removed_grants, denials in narrow_read_grants(grants):
+            narrowed_grants = [grant for grant in grants if grant not in removed_grants] + denials
+            assert len(narrowed_grants) < len(grants)
             lost_namespaces = []
             for securable in OBJECTS:
                 was_allowed, is_allowed = (
                     allows_operation(grants_of_statement, "readRows", securable)
-                    for grants_of_statement in (grants, narrowed)
+                    for grants_of_statement in (grants, narrowed_grants)
                 )
-                assert was_allowed or not is_allowed, (rights, narrowed, securable)
+                assert was_allowed or not is_allowed, (rights, narrowed_grants, securable)
                 lost_namespaces += [securable.namespace[:1]] if was_allowed and not is_allowed else []
-            assert len(set(lost_namespaces)) <= 1, (rights, narrowed)
-            grants = narrowed
+            assert len(set(lost_namespaces)) <= 1, (rights, narrowed_grants)
+            grants = narrowed_grants
 
 
 def narrow_once(grants: list[Grant]) -> list[Grant] | None:
     """Return the grants after the next step of `narrow_read_grants`, with a search through all grants."""
     levels = {grant: (*grant.namespace, grant.name) if grant.name else grant.namespace for grant in grants}
-    path, inside = (), [grant for grant in grants if len(levels[grant]) > 1]
+    path, inner_grants = (), [grant for grant in grants if len(levels[grant]) > 1]
     while True:
         depth = len(path) + 1
         counts: dict[tuple[str, ...], int] = {}
-        for grant in inside:
+        for grant in inner_grants:
             if len(levels[grant]) > depth:
                 counts[levels[grant][:depth]] = counts.get(levels[grant][:depth], 0) + 1
         largest = max(counts, key=counts.__getitem__, default=())
-        if counts.get(largest, 0) < 2 or (path and 2 * counts[largest] < len(inside)):
+        if counts.get(largest, 0) < 2 or (path and 2 * counts[largest] < len(inner_grants)):
             break
         path = largest
-        inside = [grant for grant in inside if len(levels[grant]) > depth and levels[grant][:depth] == path]
+        inner_grants = [grant for grant in inner_grants if len(levels[grant]) > depth and levels[grant][:depth] == path]
     if not path:
         return None
-    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inside) else []
-    return [grant for grant in grants if grant not in inside] + denials
+    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inner_grants) else []
+    return [grant for grant in grants if grant not in inner_grants] + denials
 
 
-@pytest.mark.parametrize("wide", [5, 1000])
+@pytest.mark.parametrize("namespace_count", [5, 1000])
 def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
-    wide: int, monkeypatch: pytest.MonkeyPatch
+    namespace_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signed = []
+    signed_tokens = []
     compute = worker_tokens._compute_mac
-    monkeypatch.setattr(worker_tokens, "_compute_mac", lambda *parts: signed.append(parts) or compute(*parts))
-    grants = [Grant("p", "read", (f"wide-{number:04}",)) for number in range(wide)]
+    monkeypatch.setattr(worker_tokens, "_compute_mac", lambda *parts: signed_tokens.append(parts) or compute(*parts))
+    grants = [Grant("p", "read", (f"wide-{number:04}",)) for number in range(namespace_count)]
     grants += [
         Grant("p", "read", (f"other-{number % 97}", f"n{number % 7}"), "table", f"t{number}")
-        for number in range(2000 - wide)
+        for number in range(2000 - namespace_count)
     ]
     tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
     caller = Principal("p", tuple(grants))
-    if wide == 1000:
+    if namespace_count == 1000:
         with pytest.raises(BadRequest, match="grants on 2,000 objects"):
             tokens.issue(caller, 60)
-        assert not signed
+        assert not signed_tokens
         return
     token = tokens.issue(caller, 60)
-    assert len(signed) <= 3
+    assert len(signed_tokens) <= 3
     assert 5000 < len(token) <= worker_tokens.STATEMENT_CHARACTERS_MAX
     readable_objects = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
-    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= readable_objects
+    assert {(grant.namespace, grant.name) for grant in grants[:namespace_count]} <= readable_objects
 
 
 def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
@@ -353,20 +353,20 @@ def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
             name = generator.choice(["", "t", "u", "v"])
             rights.add(Grant("p", "read", path, "table" if name else "namespace", name, generator.random() < 0.3))
         grants: list[Grant] | None = select_read_grants(sorted(rights, key=str))
-        for removed, denials in narrow_read_grants(list(grants)):
+        for removed_grants, denials in narrow_read_grants(list(grants)):
             assert grants is not None
             expected = narrow_once(grants)
-            grants = [grant for grant in grants if grant not in removed] + denials
+            grants = [grant for grant in grants if grant not in removed_grants] + denials
             assert grants == expected
         assert narrow_once(grants) is None
 
 
 def test_denials_in_one_namespace_do_not_prevent_statements_on_other_namespaces() -> None:
     tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
-    planted = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
-    planted += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]
+    planted_denials = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
+    planted_denials += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]
     grants_of_caller = [Grant("p", "reader"), Grant("p", "read", ("raw", "x"), "table", "secret", deny=True)]
-    principal, _ = tokens.verify_token(tokens.issue(Principal("p", (*grants_of_caller, *planted)), 60))
+    principal, _ = tokens.verify_token(tokens.issue(Principal("p", (*grants_of_caller, *planted_denials)), 60))
     for securable, is_allowed in (
         (Securable(("raw", "mine"), "table", "t7"), False),
         (Securable(("raw", "mine", "n7"), "table", "t"), False),
@@ -382,21 +382,21 @@ def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them(
     keyring, clock = make_fixed_keyring(), SimulatedClock(1)
     groups = tuple(f"oidc-group:organisation/department-{number:03}/contractors" for number in range(100))
     caller = Principal("p", (Grant("p", "reader"),), "oidc", groups)
-    few = Principal("p", (Grant("p", "reader"),), "oidc", groups[:20])
+    small_principal = Principal("p", (Grant("p", "reader"),), "oidc", groups[:20])
     for needs_groups in (True, False):
         tokens = StatementTokens(keyring, clock, needs_groups=needs_groups)
-        assert tokens.verify_token(tokens.issue(few, 60))[0].groups == groups[:20]
-    without_policy = StatementTokens(keyring, clock, needs_groups=False)
-    assert without_policy.verify_token(without_policy.issue(caller, 60))[0].groups == ()
+        assert tokens.verify_token(tokens.issue(small_principal, 60))[0].groups == groups[:20]
+    tokens_without_policy = StatementTokens(keyring, clock, needs_groups=False)
+    assert tokens_without_policy.verify_token(tokens_without_policy.issue(caller, 60))[0].groups == ()
     with pytest.raises(BadRequest, match="belongs to 100 groups and roles"):
         StatementTokens(keyring, clock).issue(caller, 60)
 
 
 def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:
     table, neighbor = Securable(("a",), "table", "t"), Securable(("a",), "table", "u")
-    for denied in ("browse", "plan", "read"):
+    for denied_privilege in ("browse", "plan", "read"):
         tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
-        caller = Principal("p", (Grant("p", "reader", ("a",)), Grant("p", denied, *table, deny=True)))
+        caller = Principal("p", (Grant("p", "reader", ("a",)), Grant("p", denied_privilege, *table, deny=True)))
         principal, _ = tokens.verify_token(tokens.issue(caller, 60))
         for operation in ("loadTable", "planTableScan", "loadCredentials"):
             assert not allows_operation(principal.grants, operation, table)

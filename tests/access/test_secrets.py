@@ -53,8 +53,8 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
     assert len(logs) > 5
     assert "createNamespace" in audit
     for place, text in all_texts.items():
-        for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], compute_digest(secret)):
-            assert hidden not in text, place
+        for hidden_text in (secret, secret[4:], jwt, jwt.rpartition(".")[2], compute_digest(secret)):
+            assert hidden_text not in text, place
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert secret.encode() not in file.read_bytes()

@@ -14,7 +14,7 @@ PASSED_ON = {"connector/trino/protocol/forwarder.py"}
 
 def test_each_streamed_answer_names_the_server() -> None:
     """The middleware sets the header in other answers. aiohttp would add its version and that of Python."""
-    streamed = 0
+    streamed_answers = 0
     for package in ("commands", "metaserver", "connector"):
         for path in (REPO / package).rglob("*.py"):
             if path.relative_to(REPO).as_posix() in PASSED_ON:
@@ -24,9 +24,9 @@ def test_each_streamed_answer_names_the_server() -> None:
                 continue
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "web.StreamResponse":
-                    streamed += 1
+                    streamed_answers += 1
                     assert "'Server': 'seamark'" in ast.unparse(node), f"{path}:{node.lineno}"
-    assert streamed
+    assert streamed_answers
 
 
 async def test_answers_name_the_server_without_a_version(tmp_path: Path) -> None:

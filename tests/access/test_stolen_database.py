@@ -42,8 +42,8 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
         return session.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30).status_code
 
     form = {"grant_type": "client_credentials", "client_secret": secret}
-    real = requests.post(f"{server.base_url}/v1/oauth/tokens", data=form, timeout=30).json()["access_token"]
-    assert request_status(real) == 200
+    real_token = requests.post(f"{server.base_url}/v1/oauth/tokens", data=form, timeout=30).json()["access_token"]
+    assert request_status(real_token) == 200
     with sqlite3.connect(f"file:{server.home / 'seamark.db'}?mode=ro", uri=True) as copy:
         stored_bytes = [bytes(row[0]) for row in copy.execute("SELECT value FROM secrets")]
         digest = copy.execute("SELECT digest FROM tokens WHERE name = 'root'").fetchone()[0]
@@ -51,7 +51,7 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     assert stored_bytes
     now_s = int(time.time())
     claims = {"iss": "seamark", "aud": "seamark", "sub": "root", "iat": now_s, "exp": now_s + 600, "token": digest}
-    head = base64.urlsafe_b64decode(real.split(".")[0] + "==")
+    head = base64.urlsafe_b64decode(real_token.split(".")[0] + "==")
     kid = json.loads(head)["kid"]
     candidates = [value[start : start + 32] for value in stored_bytes for start in range(max(1, len(value) - 31))]
     for key in [*stored_bytes, *candidates]:

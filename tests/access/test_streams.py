@@ -91,12 +91,12 @@ async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: Runni
         async with server.http.get(f"{server.url}{TABLE_TIMELINE}?wait=20&since=latest", headers=headers) as answer:
             return answer.status, await answer.read()
 
-    polling = asyncio.create_task(poll())
+    poll_task = asyncio.create_task(poll())
     while not server.components.timeline.watchers:
         await asyncio.sleep(0.02)
     await revoke_ann(server.components.store)
     await server.record(action="secret-action")
-    status, body = await polling
+    status, body = await poll_task
     assert status == 401
     assert b"secret-action" not in body
 

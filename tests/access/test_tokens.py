@@ -29,7 +29,7 @@ async def test_only_the_digest_of_a_token_is_stored(store: PointerStore, clock: 
         assert secret[4:].encode() not in file.read_bytes()
 
 
-async def test_secrets_are_unique(store: PointerStore) -> None:
+async def test_each_new_token_has_a_unique_secret(store: PointerStore) -> None:
     secrets = [await create_token(store, SystemClock(), f"t{number}", None, None) for number in range(50)]
     assert len(set(secrets)) == 50
 

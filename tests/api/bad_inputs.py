@@ -45,7 +45,7 @@ _GROUPS = (
     list_bad_joins,
     list_other_inputs,
 )
-BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
+BAD_INPUTS = tuple(bad_input for group in _GROUPS for bad_input in group())
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class PreparedServer:
     """A server with the table `db.t` and the view `db.v`, and the values of the placeholders in bodies."""
 
     api: Api
-    stands_for: dict[str, str]
+    values_by_placeholder: dict[str, str]
 
-    async def send(self, bad: BadInput) -> Answer:
-        body = self._fill_placeholders(bad.body)
-        return await self.api(bad.method, bad.path, body, headers=dict(bad.headers))
+    async def send(self, bad_input: BadInput) -> Answer:
+        body = self._fill_placeholders(bad_input.body)
+        return await self.api(bad_input.method, bad_input.path, body, headers=dict(bad_input.headers))
 
     def _fill_placeholders(self, value: Any) -> Any:
         if isinstance(value, str):
-            for name, meaning in self.stands_for.items():
+            for name, meaning in self.values_by_placeholder.items():
                 value = value.replace(f"{{{name}}}", meaning)
             return value
         if isinstance(value, dict):
@@ -89,9 +89,9 @@ def format_page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
         "receives a 5xx (`tests/api/test_fuzz.py`).",
     ]
     group = ""
-    for bad, answer in answers:
-        if bad.group != group:
-            group = bad.group
+    for bad_input, answer in answers:
+        if bad_input.group != group:
+            group = bad_input.group
             lines += [
                 "",
                 f"## {group}",
@@ -99,9 +99,15 @@ def format_page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
                 "| request | what is wrong | answer | type | message |",
                 "|---|---|---|---|---|",
             ]
-        path = bad.path if len(bad.path) <= 70 else bad.path[:67] + "…"
+        path = bad_input.path if len(bad_input.path) <= 70 else bad_input.path[:67] + "…"
         message = shorten_message(answer.json["error"]["message"], warehouse)
-        cells = (f"`{bad.method} {path}`", bad.case, str(answer.status), answer.json["error"]["type"], message)
+        cells = (
+            f"`{bad_input.method} {path}`",
+            bad_input.case,
+            str(answer.status),
+            answer.json["error"]["type"],
+            message,
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -121,9 +127,9 @@ def shorten_message(message: str, warehouse: str) -> str:
 async def collect_answers(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
     """Send all inputs of the table to one server. Return the answers and the URI of its warehouse."""
     async with run_server(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        prepared = await prepare_server(Api(server))
-        answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]
-    return answers, prepared.stands_for["warehouse"]
+        prepared_api = await prepare_server(Api(server))
+        answers = [(bad_input, await prepared_api.send(bad_input)) for bad_input in BAD_INPUTS]
+    return answers, prepared_api.values_by_placeholder["warehouse"]
 
 
 def main() -> None:

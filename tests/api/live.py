@@ -24,7 +24,7 @@ from tests.planner.lakes.manifests import (
     list_bytes,
 )
 
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
 @dataclass
@@ -91,15 +91,17 @@ class LiveTable:
         """Commit a snapshot that replaces `removed` by the new files, and return it."""
         metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
-        previous = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
+        previous_snapshot = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
         removed_paths = set(removed)
         added_files = [replace(file, sequence=sequence, snapshot_id=snapshot_id) for file in (*data, *deletes)]
-        remaining_files = [file for file in (*previous.data, *previous.deletes) if file.path not in removed_paths]
-        live = [*remaining_files, *added_files]
+        remaining_files = [
+            file for file in (*previous_snapshot.data, *previous_snapshot.deletes) if file.path not in removed_paths
+        ]
+        live_files = [*remaining_files, *added_files]
         snapshot = LiveSnapshot(
             snapshot_id,
-            [file for file in live if isinstance(file, DataFile)],
-            [file for file in live if isinstance(file, DeleteFile)],
+            [file for file in live_files if isinstance(file, DataFile)],
+            [file for file in live_files if isinstance(file, DeleteFile)],
         )
         manifests = [
             self._write_manifest(files, content, snapshot_id, sequence)
@@ -123,10 +125,10 @@ class LiveTable:
             "summary": {
                 "operation": "append",
                 "total-data-files": str(len(snapshot.data)),
-                "total-files-size": str(sum(file.size for file in live)),
+                "total-files-size": str(sum(file.size for file in live_files)),
             },
             "schema-id": self.schema["schema-id"],
-            **({"parent-snapshot-id": previous.id} if previous.id else {}),
+            **({"parent-snapshot-id": previous_snapshot.id} if previous_snapshot.id else {}),
             **({"first-row-id": first_row_id, "added-rows": rows} if self.version > 2 else {}),
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
@@ -161,8 +163,8 @@ class LiveTable:
         path.write_bytes(data)
         counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
         for entry in entries:
-            files_of, rows_of = counts[entry.status]
-            counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
+            file_count, row_count = counts[entry.status]
+            counts[entry.status] = (file_count + 1, row_count + entry.file.record_count)
         minimum = min(file.sequence for file in files)
         return Manifest(
             f"file://{path}", len(data), content, 0, sequence, minimum, snapshot_id, entries, None, counts=counts

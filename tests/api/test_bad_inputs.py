@@ -14,12 +14,12 @@ from tests.api.client import Api
 from tests.server.rig import run_server
 
 
-async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
+async def test_bad_inputs_get_the_errors_of_the_table_and_the_reference_page(tmp_path: Path) -> None:
     answers, warehouse = await collect_answers(tmp_path)
     wrong_cases = [
-        (bad.group, bad.case, answer.status, answer.raw[:300])
-        for bad, answer in answers
-        if (answer.status, answer.json.get("error", {}).get("type")) != (bad.status, bad.type)
+        (bad_input.group, bad_input.case, answer.status, answer.raw[:300])
+        for bad_input, answer in answers
+        if (answer.status, answer.json.get("error", {}).get("type")) != (bad_input.status, bad_input.type)
     ]
     assert wrong_cases == []
     assert PAGE.read_text() == format_page(answers, warehouse), "run python -m tests.api.bad_inputs"
@@ -45,11 +45,11 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
 
 async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
     answers, _ = await collect_answers(tmp_path)
-    for bad, answer in answers:
+    for bad_input, answer in answers:
         for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
-            assert secret not in answer.raw, (bad.case, secret)
+            assert secret not in answer.raw, (bad_input.case, secret)
 
 
 def test_each_bad_input_has_a_unique_name() -> None:
-    names = [(bad.group, bad.case) for bad in BAD_INPUTS]
+    names = [(bad_input.group, bad_input.case) for bad_input in BAD_INPUTS]
     assert len(set(names)) == len(names)

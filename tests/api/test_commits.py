@@ -179,8 +179,8 @@ async def test_written_partitions_are_replaced(api: Api) -> None:
 async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_rejected(api: Api) -> None:
     lake = await CommitTable.create(api)
     await lake.append([(1, 0, "a"), (5, 0, "b")], [(6, 0, "c")], [(None, 0, "d")])
-    below = {"type": "lt-eq", "term": "id", "value": 5}
-    answer = await lake.commit({"replace": {"filter": below}, "add": [lake.write_data_file([(2, 0, "n")])]})
+    range_filter = {"type": "lt-eq", "term": "id", "value": 5}
+    answer = await lake.commit({"replace": {"filter": range_filter}, "add": [lake.write_data_file([(2, 0, "n")])]})
     assert answer["summary"]["deleted-data-files"] == "1"
     assert await read_by_specification(lake) == sorted([(2, 0, "n"), (6, 0, "c"), (None, 0, "d")], key=repr)
     await lake.append([(7, 0, "e"), (None, 0, "f")])
@@ -420,17 +420,20 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
     lake = await CommitTable.create(api, spec=[bucket])
     lake.spec = ()
     base = await lake.commit({"add": [_set_partition(lake.write_data_file([(1, 0, "a")]), 0, 3)]})
-    doubled = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
+    doubled_spec = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
     await lake.commit({"add": [_set_partition(lake.write_data_file([(2, 0, "b")]), 0, 3)]})
     for value, status in ((3, 409), (11, 409), (4, 200), (12, 200)):
-        scope = {"partitions": [{"spec-id": doubled, "values": [value]}]}
-        add = [_set_partition(lake.write_data_file([(value, 0, "c")]), doubled, value)]
+        scope = {"partitions": [{"spec-id": doubled_spec, "values": [value]}]}
+        add = [_set_partition(lake.write_data_file([(value, 0, "c")]), doubled_spec, value)]
         answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
         assert answer.status == status, (value, answer.raw)
     metadata = await lake.read_metadata()
     check_snapshots(metadata)
     half = await lake.send(
-        {"add": [_set_partition(lake.write_data_file([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
+        {
+            "add": [_set_partition(lake.write_data_file([(3, 0, "d")]), doubled_spec, 3)],
+            "replace": {"partitions": "written"},
+        }
     )
     assert half.status == 400
     assert "has partition spec 0" in half.error[2]

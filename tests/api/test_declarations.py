@@ -1,5 +1,6 @@
-"""Tests of the routes by which tools declare a state. A repeated request changes nothing, and fields missing from the
-body are removed.
+"""Tests of the routes by which tools declare a state.
+
+A repeated request changes nothing, and fields missing from the body are removed.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ async def test_put_creates_a_namespace_and_then_replaces_its_properties(api: Api
     assert answer.json["namespace"] == ["shop"]
     location = answer.json["properties"]["location"]
     assert answer.json["properties"] == {"owner": "ann", "team": "data", "location": location}
-    replaced = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "bob"}})
-    assert replaced.json["properties"] == {"owner": "bob", "location": location}
-    assert (await api("GET", "/v1/namespaces/shop")).json == replaced.json
-    nested = await api("PUT", "/api/v1/namespaces/shop%1Feu", {})
-    assert nested.json["namespace"] == ["shop", "eu"]
+    replaced_namespace = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "bob"}})
+    assert replaced_namespace.json["properties"] == {"owner": "bob", "location": location}
+    assert (await api("GET", "/v1/namespaces/shop")).json == replaced_namespace.json
+    nested_namespace = await api("PUT", "/api/v1/namespaces/shop%1Feu", {})
+    assert nested_namespace.json["namespace"] == ["shop", "eu"]
 
 
 async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
@@ -128,13 +129,13 @@ def declare_view(sql: str, **properties: str) -> dict[str, Any]:
 async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> None:
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
     body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
-    created = await api("PUT", TABLE, body)
-    assert created.status == 200, created.raw
+    created_table = await api("PUT", TABLE, body)
+    assert created_table.status == 200, created_table.raw
     count_before = await count_instants(api)
-    assert (await api("PUT", TABLE, body)).json == created.json
+    assert (await api("PUT", TABLE, body)).json == created_table.json
     assert await count_instants(api) == count_before
     changed_table = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
-    assert changed_table.json["uuid"] == created.json["uuid"]
+    assert changed_table.json["uuid"] == created_table.json["uuid"]
     assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
 
 
@@ -156,17 +157,17 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
 
 
 async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
-    created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
-    assert created.status == 200, created.raw
+    created_view = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
+    assert created_view.status == 200, created_view.raw
     count_before = await count_instants(api)
-    assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
+    assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created_view.json
     assert await count_instants(api) == count_before
-    assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
+    assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created_view.json["uuid"]
     metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
-    current = next(
+    current_version = next(
         version for version in metadata["versions"] if version["version-id"] == metadata["current-version-id"]
     )
-    assert [version["sql"] for version in current["representations"]] == ["SELECT 2"]
+    assert [version["sql"] for version in current_version["representations"]] == ["SELECT 2"]
     assert metadata["properties"]["owner"] == "ann"
     await api("PUT", TABLE, {"schema": SCHEMA})
     assert (await api("PUT", "/api/v1/views/db/t", declare_view("SELECT 1"))).error[0] == 409

@@ -37,11 +37,11 @@ def _build_request(*grants: Grant) -> web.Request:
     return request
 
 
-def _build_endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
+def _build_endpoint(check: Check, allowed_namespace: tuple[str, ...] | None) -> Endpoint:
     @_build_route(check)
     async def handler(call: Call) -> web.Response:
-        if allowed is not None:
-            await call.allow(Securable(allowed))
+        if allowed_namespace is not None:
+            await call.allow(Securable(allowed_namespace))
         return web.Response(status=204)
 
     return handler
@@ -52,7 +52,7 @@ def test_body_that_only_the_handler_checks_is_rejected() -> None:
         _build_route(Check.HANDLER).takes(_Body)
 
 
-async def test_handler_without_a_check_gives_no_answer() -> None:
+async def test_handler_without_a_rights_check_returns_no_answer() -> None:
     with pytest.raises(RuntimeError, match="addGrant did not check"):
         await _build_endpoint(Check.HANDLER, None).handle(_build_request(Grant("p", "admin")))
 

@@ -36,7 +36,7 @@ pytestmark = [
 ]
 EXAMPLES = 3
 """The number of requests to a route. The fast tier tests every third route."""
-EXAMPLES_LONG = 200
+LONG_CAMPAIGN_EXAMPLES = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
@@ -65,7 +65,7 @@ def _list_operations(spec: dict[str, Any]) -> list[Any]:
 
 
 STANDARD = _list_operations(_load_specification())
-OURS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
+OUR_OPERATIONS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
 
 
 class FuzzTarget:
@@ -156,7 +156,7 @@ def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, t
 
 
 @pytest.mark.few_cases(12)
-@pytest.mark.parametrize("operation", OURS[::3])
+@pytest.mark.parametrize("operation", OUR_OPERATIONS[::3])
 def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=False)
 
@@ -167,13 +167,13 @@ def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, targe
 def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
     operation: Any, target: FuzzTarget
 ) -> None:
-    _run_campaign(operation, target, EXAMPLES_LONG, conform=True)
+    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, conform=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("operation", OURS)
+@pytest.mark.parametrize("operation", OUR_OPERATIONS)
 def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(
     operation: Any, target: FuzzTarget
 ) -> None:
-    _run_campaign(operation, target, EXAMPLES_LONG, conform=False)
+    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, conform=False)

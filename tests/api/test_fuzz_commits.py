@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 EXAMPLES = 25
-EXAMPLES_LONG = 3_000
+LONG_CAMPAIGN_EXAMPLES = 3_000
 
 ids = st.sampled_from([-1, 0, 1, 2, 3, 4, 1000, 1001, 2**31 - 1])
 names = st.sampled_from(["id", "data", "ID", "a", "b", "a.b", "", "雪", "main", "x" * 300])
@@ -274,4 +274,4 @@ def test_no_commit_breaks_the_server_or_the_table(server: Seamark) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_commit_breaks_the_server_or_the_table_in_a_long_campaign(server: Seamark) -> None:
-    _run_campaign(server, EXAMPLES_LONG)
+    _run_campaign(server, LONG_CAMPAIGN_EXAMPLES)

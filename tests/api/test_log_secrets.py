@@ -30,10 +30,10 @@ def test_logged_error_shows_its_location_and_no_values_of_variables(log_format: 
             structlog.get_logger().exception("unexpected error")
         """
     )
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "it broke" in completed.stderr
-    assert "fails" in completed.stderr
-    assert "secret-key" not in completed.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "it broke" in result.stderr
+    assert "fails" in result.stderr
+    assert "secret-key" not in result.stderr
 
 
 @pytest.mark.few_cases(2)
@@ -56,8 +56,8 @@ def test_logs_of_libraries_quote_nothing_of_a_failed_request(name: str) -> None:
             logging.getLogger("{name}").error(f"Error handling request\\ntask: {{error!r}}", exc_info=error)
         """
     )
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "verysecret" not in completed.stderr
-    assert "Error handling request" in completed.stderr
-    assert "ValueError" in completed.stderr
-    assert "fails" in completed.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "verysecret" not in result.stderr
+    assert "Error handling request" in result.stderr
+    assert "ValueError" in result.stderr
+    assert "fails" in result.stderr

@@ -18,9 +18,9 @@ async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(ap
     created_table = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
     answer = await api("GET", TABLE)
     assert created_table.headers["ETag"] == answer.headers["ETag"]
-    committed = await api("POST", TABLE, build_property_commit(x="1"))
-    assert committed.headers["ETag"] != answer.headers["ETag"]
-    assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
+    commit_answer = await api("POST", TABLE, build_property_commit(x="1"))
+    assert commit_answer.headers["ETag"] != answer.headers["ETag"]
+    assert commit_answer.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
 
 async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
@@ -38,8 +38,10 @@ async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
     all_snapshots, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
     assert all_snapshots.headers["ETag"] != refs.headers["ETag"]
     assert all_snapshots.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
-    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": all_snapshots.headers["ETag"]})
-    assert crossed.status == 200
+    crossed_answer = await api(
+        "GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": all_snapshots.headers["ETag"]}
+    )
+    assert crossed_answer.status == 200
 
 
 async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> None:
@@ -119,9 +121,9 @@ async def test_large_table_is_compressed_once_and_decompresses_to_the_same_metad
     assert json.loads(gzip.decompress(cached_answer)) == plain_answer.json
 
 
-@pytest.mark.parametrize("accepted", ["identity", "gzip;q=0", "br"])
-async def test_client_without_compression_gets_a_plain_answer(api: Api, accepted: str) -> None:
+@pytest.mark.parametrize("accepted_codings", ["identity", "gzip;q=0", "br"])
+async def test_client_without_compression_gets_a_plain_answer(api: Api, accepted_codings: str) -> None:
     await api.table(properties={"a": "x" * 50_000})
-    answer = await api("GET", TABLE, headers={"Accept-Encoding": accepted})
+    answer = await api("GET", TABLE, headers={"Accept-Encoding": accepted_codings})
     assert "Content-Encoding" not in answer.headers
     assert answer.json["metadata"]["properties"]["a"] == "x" * 50_000

@@ -72,11 +72,11 @@ async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.Monk
     for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
         await _resolve(router, "GET", path)
     await _resolve(router, "DELETE", "/v1/namespaces")
-    assert len(router._found) == 0
+    assert len(router._routes_by_path) == 0
     for number in range(10):
         actual = await _resolve(router, "GET", f"/v1/namespaces/n{number}")
         assert actual == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
-        assert 1 <= len(router._found) <= 3
+        assert 1 <= len(router._routes_by_path) <= 3
 
 
 async def test_two_requests_share_no_path_variables() -> None:

@@ -27,7 +27,7 @@ class AttackCampaign:
     steps: list[str] = field(default_factory=list)
     """The requests so far, with which the campaign can be repeated."""
     findings: list[str] = field(default_factory=list)
-    drawn: set[str] = field(default_factory=set)
+    drawn_routes: set[str] = field(default_factory=set)
     """The ids of the operations that the campaign has drawn."""
     hints: dict[str, list[str]] = field(default_factory=dict)
     """The hints that the attacker has received, by kind."""

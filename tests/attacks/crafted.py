@@ -29,8 +29,8 @@ from tests.planner.lakes.manifests import (
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
-OURS = f"/api/v1/tables/{EVIL}"
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+ATTACKER_TABLES = f"/api/v1/tables/{EVIL}"
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
 CANARY = "https://canary.evil.example"
 STEALING_METADATA = (
@@ -49,8 +49,8 @@ STEALING_METADATA = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def create_table(c: AttackCampaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
-    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
+async def create_table(campaign: AttackCampaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
+    return await campaign.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
 def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
@@ -58,7 +58,7 @@ def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int 
     return DataFile(path, 0, "PARQUET", 0, (), rows, size, metrics, split_offsets=[4])
 
 
-def write_own_parquet(c: AttackCampaign, path: str, ids: Sequence[int]) -> DataFile:
+def write_own_parquet(campaign: AttackCampaign, path: str, ids: Sequence[int]) -> DataFile:
     """Return a real data file of the attacker, written to its own table."""
     out = io.BytesIO()
     count = len(ids)
@@ -68,16 +68,16 @@ def write_own_parquet(c: AttackCampaign, path: str, ids: Sequence[int]) -> DataF
         for field, column in zip(SCHEMA["fields"], columns, strict=True)  # type: ignore[arg-type]
     ]
     pq.write_table(pa.table(columns, schema=pa.schema(fields)), out)
-    c.world.write(path, out.getvalue())
+    campaign.world.write(path, out.getvalue())
     return build_data_file(path, min(ids), max(ids), len(out.getvalue()), count)
 
 
-def write_manifest(c: AttackCampaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
+def write_manifest(campaign: AttackCampaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
     entries = [Entry(ADDED, 7, None, None, file) for file in files]
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
     )
-    c.world.write(path, data)
+    campaign.world.write(path, data)
     return list_entry(path, len(data), content)
 
 
@@ -87,39 +87,41 @@ def list_entry(path: str, length: int, content: int = 0) -> Manifest:
     return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
 
 
-def write_list(c: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
+def write_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
     header = {"format-version": "2"}
-    c.world.write(path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header))
+    campaign.world.write(
+        path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header)
+    )
     return path
 
 
-async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+async def commit_snapshot(campaign: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
     """Commit a snapshot with this manifest list as the attacker, sometimes in a transaction."""
     snapshot = {
         "snapshot-id": number,
         "sequence-number": 1,
-        "timestamp-ms": c.world.server.components.clock.now_ms(),
+        "timestamp-ms": campaign.world.server.components.clock.now_ms(),
         "manifest-list": manifest_list,
         "summary": {"operation": "append"},
         "schema-id": 0,
     }
     ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": number}
     body = {"requirements": [], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
-    if c.rng.random() < 0.3:
+    if campaign.rng.random() < 0.3:
         change = {"identifier": {"namespace": [EVIL], "name": name}, **body}
-        return await c.ask("mallory", "POST", "/v1/transactions/commit", {"table-changes": [change]})
-    return await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
+        return await campaign.ask("mallory", "POST", "/v1/transactions/commit", {"table-changes": [change]})
+    return await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
 
 
-async def request_everything(c: AttackCampaign, name: str) -> None:
+async def request_everything(campaign: AttackCampaign, name: str) -> None:
     """Request everything that the server returns about one of the attacker's tables."""
-    table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
-    await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
+    table_name, principal = f"{ATTACKER_TABLES}/{name}", campaign.rng.choice(("mallory", "riley"))
+    await campaign.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
-    scan = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
+    scan = await campaign.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
     if scan.status == 200:
         for task in scan.json.get("plan-tasks", ()):
-            await c.ask(principal, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
+            await campaign.ask(principal, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
     for route in (
         "files",
         "partitions",
@@ -130,109 +132,117 @@ async def request_everything(c: AttackCampaign, name: str) -> None:
         "indexes",
         "timeline",
     ):
-        await c.ask(principal, "GET", f"{table_name}/{route}")
-    await c.ask(principal, "GET", f"{table_name}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
-    await c.ask(principal, "POST", f"{table_name}/explain", {"where": "id > 0", "files": True})
-    await c.ask(principal, "POST", f"{table_name}/lookup", {"columns": ["id"], "keys": [[1]]})
-    await c.ask(principal, "POST", f"{table_name}/bitmap", {"where": "id > 0", "deletes": True})
-    answer = await c.ask(principal, "POST", f"{table_name}/plan-tables", {"predicate": "id > 0"})
+        await campaign.ask(principal, "GET", f"{table_name}/{route}")
+    await campaign.ask(
+        principal, "GET", f"{table_name}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"}
+    )
+    await campaign.ask(principal, "POST", f"{table_name}/explain", {"where": "id > 0", "files": True})
+    await campaign.ask(principal, "POST", f"{table_name}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await campaign.ask(principal, "POST", f"{table_name}/bitmap", {"where": "id > 0", "deletes": True})
+    answer = await campaign.ask(principal, "POST", f"{table_name}/plan-tables", {"predicate": "id > 0"})
     if answer.status == 200 and answer.json["name"]:
         plan = quote(answer.json["name"], safe="")
-        loaded_table = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
-        await c.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
+        loaded_table = await campaign.ask(principal, "GET", f"{NAMES}/tables/{plan}")
+        await campaign.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
         if loaded_table.status == 200:
-            search_storage(c, loaded_table.json["metadata"]["snapshots"][-1]["manifest-list"])
-    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    await c.ask("mallory", "POST", f"{table_name}/indexes/rebuild-registry")
-    build = await c.ask("mallory", "POST", f"{table_name}/indexes/i/builds")
+            search_storage(campaign, loaded_table.json["metadata"]["snapshots"][-1]["manifest-list"])
+    await campaign.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    await campaign.ask("mallory", "POST", f"{table_name}/indexes/rebuild-registry")
+    build = await campaign.ask("mallory", "POST", f"{table_name}/indexes/i/builds")
     if build.status == 200:
-        await c.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
+        await campaign.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
 
 
-def search_storage(c: AttackCampaign, place: str) -> None:
+def search_storage(campaign: AttackCampaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    leaks = c.world.secrets.find_leaks(c.world.read(place))
+    leaks = campaign.world.secrets.find_leaks(campaign.world.read(place))
     if leaks:
-        c.steps.append(f"reads {place}")
-        c.report(f"a file of the attacker's table contains {', '.join(map(str, leaks))}")
+        campaign.steps.append(f"reads {place}")
+        campaign.report(f"a file of the attacker's table contains {', '.join(map(str, leaks))}")
 
 
-async def create_own_table(c: AttackCampaign, prefix: str) -> tuple[str, str]:
+async def create_own_table(campaign: AttackCampaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
-    name = c.create_name(prefix)
-    table = await create_table(c, name)
+    name = campaign.create_name(prefix)
+    table = await create_table(campaign, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
 
 
-async def commit_foreign_manifest_list(c: AttackCampaign) -> None:
-    name, _ = await create_own_table(c, "foreign_list")
-    await commit_snapshot(c, name, c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
-    await request_everything(c, name)
+async def commit_foreign_manifest_list(campaign: AttackCampaign) -> None:
+    name, _ = await create_own_table(campaign, "foreign_list")
+    await commit_snapshot(
+        campaign, name, campaign.choose_hint("manifest list", f"{campaign.world.warehouse}/no/snap.avro")
+    )
+    await request_everything(campaign, name)
 
 
-async def commit_foreign_manifest(c: AttackCampaign) -> None:
-    name, location = await create_own_table(c, "foreign_manifest")
-    place = c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro")
+async def commit_foreign_manifest(campaign: AttackCampaign) -> None:
+    name, location = await create_own_table(campaign, "foreign_manifest")
+    place = campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro")
     try:
-        size = len(c.world.read(place))
+        size = len(campaign.world.read(place))
     except Exception:  # noqa: BLE001  it does not exist, on whichever storage
         size = 4000
-    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [list_entry(place, size)]))
-    await request_everything(c, name)
+    await commit_snapshot(
+        campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [list_entry(place, size)])
+    )
+    await request_everything(campaign, name)
 
 
-async def commit_foreign_data_file(c: AttackCampaign) -> None:
+async def commit_foreign_data_file(campaign: AttackCampaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
-    name, location = await create_own_table(c, "foreign_data")
-    place = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    name, location = await create_own_table(campaign, "foreign_data")
+    place = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
     try:
-        size = len(c.world.read(place))
+        size = len(campaign.world.read(place))
     except Exception:  # noqa: BLE001
         size = 4000
-    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [build_data_file(place, 1, 10**18, size)])
-    snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
-    await request_everything(c, name)
-    fact, where = await create_own_table(c, "fact")
+    manifest = write_manifest(campaign, f"{location}/metadata/m0.avro", [build_data_file(place, 1, 10**18, size)])
+    snapshot = await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [manifest]))
+    await request_everything(campaign, name)
+    fact, where = await create_own_table(campaign, "fact")
     manifest = write_manifest(
-        c, f"{where}/metadata/m0.avro", [write_own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])]
+        campaign, f"{where}/metadata/m0.avro", [write_own_parquet(campaign, f"{where}/data/0.parquet", [1, 2, 3])]
     )
-    await commit_snapshot(c, fact, write_list(c, f"{where}/metadata/snap.avro", [manifest]))
-    join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
+    await commit_snapshot(campaign, fact, write_list(campaign, f"{where}/metadata/snap.avro", [manifest]))
+    join = {"table": [EVIL, name], "on": {"id": campaign.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
     for path in ("plan-tables", "explain"):
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
-        answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
+        answer = await campaign.ask("mallory", "POST", f"{ATTACKER_TABLES}/{fact}/{path}", body)
         joins = answer.json.get("joins", []) if answer.status == 200 else []
-        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in joins):
-            c.report("a join evaluated rows of the victim's data file")
+        if snapshot.status < 300 and campaign.world.is_victims(place) and any(item.get("keys") for item in joins):
+            campaign.report("a join evaluated rows of the victim's data file")
 
 
-async def commit_foreign_delete_files(c: AttackCampaign) -> None:
+async def commit_foreign_delete_files(campaign: AttackCampaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
-    name, location = await create_own_table(c, "foreign_deletes")
-    data = write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
-    place = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    name, location = await create_own_table(campaign, "foreign_deletes")
+    data = write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
+    place = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
     delete = build_data_file(place, 1, 10**18)
-    delete.content = c.rng.choice((1, 2))
+    delete.content = campaign.rng.choice((1, 2))
     delete.equality_ids = [1] if delete.content == 2 else None
-    delete.referenced = c.choose_hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
+    delete.referenced_path = (
+        campaign.choose_hint("data file", data.path) if delete.content == 1 and campaign.rng.random() < 0.5 else None
+    )
     manifests = [
-        write_manifest(c, f"{location}/metadata/m0.avro", [data]),
-        write_manifest(c, f"{location}/metadata/m1.avro", [delete], content=1),
+        write_manifest(campaign, f"{location}/metadata/m0.avro", [data]),
+        write_manifest(campaign, f"{location}/metadata/m1.avro", [delete], content=1),
     ]
-    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", manifests))
-    await request_everything(c, name)
+    await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", manifests))
+    await request_everything(campaign, name)
 
 
-async def commit_natively(c: AttackCampaign) -> None:
+async def commit_natively(campaign: AttackCampaign) -> None:
     """Commit through the native route, where the server writes manifests: they may name only files in the table."""
-    name, location = await create_own_table(c, "native")
-    content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
+    name, location = await create_own_table(campaign, "native")
+    content = campaign.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
         "spec-id": 0,
         "content": content,
-        "file-path": c.choose_hint(
-            c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/data/x.parquet"
+        "file-path": campaign.choose_hint(
+            campaign.rng.choice(("data file", "manifest", "metadata file")), f"{location}/data/x.parquet"
         ),
         "file-format": "parquet",
         "partition": [],
@@ -241,214 +251,236 @@ async def commit_natively(c: AttackCampaign) -> None:
         **({"equality-ids": [1]} if content == "equality-deletes" else {}),
     }
     body: dict[str, Any] = {"add": [file], "read-snapshot-id": None}
-    if c.rng.random() < 0.4:
+    if campaign.rng.random() < 0.4:
         body = {"remove": [{"file-path": file["file-path"]}], "read-snapshot-id": None}
-    if c.rng.random() < 0.3:
-        body["index-files"] = [{"location": c.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
-    await c.ask("mallory", "POST", f"{OURS}/{name}/commit", body)
-    await request_everything(c, name)
+    if campaign.rng.random() < 0.3:
+        body["index-files"] = [{"location": campaign.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
+    await campaign.ask("mallory", "POST", f"{ATTACKER_TABLES}/{name}/commit", body)
+    await request_everything(campaign, name)
 
 
-async def commit_foreign_statistics(c: AttackCampaign) -> None:
+async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
     """Commit statistics that lie in the victim's file, read the table, and purge it."""
-    name, location = await create_own_table(c, "statistics")
+    name, location = await create_own_table(campaign, "statistics")
     manifest = write_manifest(
-        c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
+        campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
     )
-    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
-    place = c.choose_hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
-    property_name = c.rng.choice(("statistics", "partition-statistics"))
+    await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [manifest]))
+    place = campaign.choose_hint(
+        campaign.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin"
+    )
+    property_name = campaign.rng.choice(("statistics", "partition-statistics"))
     statistics_update: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
     if property_name == "statistics":
         statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
     update = {"action": f"set-{property_name}", property_name: statistics_update}
-    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    await request_everything(c, name)
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge_dropped_tables(c)
+    await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+    await request_everything(campaign, name)
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-async def claim_foreign_location(c: AttackCampaign) -> None:
+async def claim_foreign_location(campaign: AttackCampaign) -> None:
     """Place a table or view over the victim's location in any way. A purge would delete the victim's files."""
-    place = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    place = campaign.choose_hint(campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no")
     forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
-    place = c.rng.choice(forms)
-    name, way = c.create_name("over"), c.rng.randrange(6)
+    place = campaign.rng.choice(forms)
+    name, way = campaign.create_name("over"), campaign.rng.randrange(6)
     if way < 2:
-        table = await create_table(c, name, **{"location": place, "stage-create": way == 1})
+        table = await create_table(campaign, name, **{"location": place, "stage-create": way == 1})
         if way == 1 and table.status == 200:
             token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
-            await sign_everything(c, name, f"?stage={token.partition('stage=')[2]}" if token else "")
+            await sign_everything(campaign, name, f"?stage={token.partition('stage=')[2]}" if token else "")
     elif way == 2:
-        await create_own_table(c, "base")
+        await create_own_table(campaign, "base")
         update = {"action": "set-location", "location": place}
-        name = f"base{c.name_count}"
-        await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+        name = f"base{campaign.name_count}"
+        await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     elif way == 3:
-        key = f"write.{c.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
-        await create_table(c, name, properties={key: place})
+        key = f"write.{campaign.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
+        await create_table(campaign, name, properties={key: place})
     elif way == 4:
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "location": place, "properties": {}}
-        await c.ask("mallory", "POST", f"{NAMES}/views", body)
+        await campaign.ask("mallory", "POST", f"{NAMES}/views", body)
     else:
-        await c.ask("mallory", "POST", "/v1/namespaces", {"namespace": [EVIL, name], "properties": {"location": place}})
-        await c.ask("mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA})
-    await check_claim(c, name)
-    await sign_everything(c, name)
-    await request_everything(c, name)
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge_dropped_tables(c)
+        await campaign.ask(
+            "mallory", "POST", "/v1/namespaces", {"namespace": [EVIL, name], "properties": {"location": place}}
+        )
+        await campaign.ask(
+            "mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA}
+        )
+    await check_claim(campaign, name)
+    await sign_everything(campaign, name)
+    await request_everything(campaign, name)
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-async def check_claim(c: AttackCampaign, name: str) -> None:
+async def check_claim(campaign: AttackCampaign, name: str) -> None:
     """Check that no table of the attacker overlaps a table of the victim."""
-    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if answer.status != 200:
         return
     own_prefix = answer.json["metadata"]["location"].rstrip("/") + "/"
-    for place in c.world.hints["location"]:
+    for place in campaign.world.hints["location"]:
         foreign_prefix = place.rstrip("/") + "/"
         if own_prefix.startswith(foreign_prefix) or foreign_prefix.startswith(own_prefix):
-            c.report(f"the attacker's table at {own_prefix} overlaps the victim's table at {foreign_prefix}")
+            campaign.report(f"the attacker's table at {own_prefix} overlaps the victim's table at {foreign_prefix}")
 
 
-async def purge_dropped_tables(c: AttackCampaign) -> None:
+async def purge_dropped_tables(campaign: AttackCampaign) -> None:
     """Purge as the admin of the attacker's namespace, who does not have to wait for the retention."""
-    dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
+    dropped_answer = await campaign.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    for item in dropped_answer.json.get("dropped", []) if dropped_answer.status == 200 else []:
         if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
-            await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
+            await campaign.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
-async def use_foreign_ids(c: AttackCampaign) -> None:
+async def use_foreign_ids(campaign: AttackCampaign) -> None:
     """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
-        dropped = c.choose_hint("dropped")
-        target = {"namespace": [EVIL], "name": c.create_name("undropped")}
-        await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
-        await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
-    name, _ = await create_own_table(c, "ids")
-    table_name = f"{OURS}/{name}"
-    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    build = c.choose_hint("build")
+        dropped_hint = campaign.choose_hint("dropped")
+        target = {"namespace": [EVIL], "name": campaign.create_name("undropped")}
+        await campaign.ask(principal, "POST", f"/api/v1/dropped/{dropped_hint}/undrop", target)
+        await campaign.ask(principal, "DELETE", f"/api/v1/dropped/{dropped_hint}")
+    name, _ = await create_own_table(campaign, "ids")
+    table_name = f"{ATTACKER_TABLES}/{name}"
+    await campaign.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    build = campaign.choose_hint("build")
     for method, path, body in (
         ("GET", "", None),
         ("GET", "/files", None),
         ("POST", "/finish", {}),
-        ("POST", "/index-files", {"index-files": [{"location": c.choose_hint("data file"), "size-in-bytes": 1000}]}),
+        (
+            "POST",
+            "/index-files",
+            {"index-files": [{"location": campaign.choose_hint("data file"), "size-in-bytes": 1000}]},
+        ),
     ):
-        await c.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
-    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.choose_hint("plan task")})
-    await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.choose_hint('plan task'), safe='')}")
+        await campaign.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
+    await campaign.ask(
+        "mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": campaign.choose_hint("plan task")}
+    )
+    await campaign.ask(
+        "mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(campaign.choose_hint('plan task'), safe='')}"
+    )
     for route in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{table_name}/{route}?page-token={quote(c.choose_hint('page token'), safe='')}")
-    key, body = c.choose_hint("idempotency key"), json.loads(c.choose_hint("idempotent body", "{}"))
-    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
-    context = f"/v1/namespaces/{quote(c.choose_hint('namespace'))}/tables/{quote(c.choose_hint('table'))}"
-    await c.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
+        await campaign.ask(
+            "mallory", "GET", f"{table_name}/{route}?page-token={quote(campaign.choose_hint('page token'), safe='')}"
+        )
+    key, body = campaign.choose_hint("idempotency key"), json.loads(campaign.choose_hint("idempotent body", "{}"))
+    await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
+    context = f"/v1/namespaces/{quote(campaign.choose_hint('namespace'))}/tables/{quote(campaign.choose_hint('table'))}"
+    await campaign.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
 
 
-async def use_moved_name(c: AttackCampaign) -> None:
+async def use_moved_name(campaign: AttackCampaign) -> None:
     """Use the name and the location that a table had before it was moved into the victim's namespace."""
     for principal in ("mallory", "riley"):
-        await c.ask(principal, "GET", f"{OURS}/moved/timeline")
-        await c.ask(principal, "GET", f"{OURS}/moved/timeline?order=desc")
-        await c.ask(principal, "GET", f"{OURS}/moved/files")
-    name = c.rng.choice(("moved", c.create_name("recreated")))
-    place = c.choose_hint("moved location", f"{c.world.warehouse}/no")
-    await create_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
-    await check_claim(c, name)
-    await sign_everything(c, name)
-    uuid = {"action": "assign-uuid", "uuid": c.choose_hint("moved uuid", "0")}
-    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
-    await request_everything(c, name)
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge_dropped_tables(c)
+        await campaign.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/timeline")
+        await campaign.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/timeline?order=desc")
+        await campaign.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/files")
+    name = campaign.rng.choice(("moved", campaign.create_name("recreated")))
+    place = campaign.choose_hint("moved location", f"{campaign.world.warehouse}/no")
+    await create_table(campaign, name, location=place + campaign.rng.choice(("", "/", "/data", "/metadata")))
+    await check_claim(campaign, name)
+    await sign_everything(campaign, name)
+    uuid = {"action": "assign-uuid", "uuid": campaign.choose_hint("moved uuid", "0")}
+    await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
+    await request_everything(campaign, name)
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-async def check_stolen_tokens(c: AttackCampaign) -> None:
+async def check_stolen_tokens(campaign: AttackCampaign) -> None:
     """Check that a victim who reads the attacker's table contacts only this server.
 
     The victim's client must load no code but its own.
     """
-    name, key = c.create_name("steal"), c.rng.choice(STEALING_METADATA)
-    value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
-    if c.rng.random() < 0.5:
-        await create_table(c, name, properties={key: value})
+    name, key = campaign.create_name("steal"), campaign.rng.choice(STEALING_METADATA)
+    value = campaign.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
+    if campaign.rng.random() < 0.5:
+        await create_table(campaign, name, properties={key: value})
     else:
-        await create_table(c, name)
+        await create_table(campaign, name)
         update = {"action": "set-properties", "updates": {key: value}}
-        await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    answer = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
+        await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+    answer = await campaign.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
     if answer.status == 200:
         # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
         properties = {**answer.json["metadata"]["properties"], **answer.json.get("config", {})}
         if properties.get(key) == value:
-            c.report(f"the attacker's table sends {key} = {value} to a reader's client")
+            campaign.report(f"the attacker's table sends {key} = {value} to a reader's client")
 
 
-async def create_view_with_foreign_owner(c: AttackCampaign) -> None:
+async def create_view_with_foreign_owner(campaign: AttackCampaign) -> None:
     """Create a view that would run with another user's rights."""
-    name = c.create_name("owned")
-    key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
+    name = campaign.create_name("owned")
+    key = campaign.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
-    properties = {key: "root"} if c.rng.random() < 0.5 else {}
-    await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": properties})
+    properties = {key: "root"} if campaign.rng.random() < 0.5 else {}
+    await campaign.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": properties})
     if not properties:
         update = {"action": "set-properties", "updates": {key: "root"}}
-        await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
-    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+        await campaign.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
+    answer = await campaign.ask("mallory", "GET", f"{NAMES}/views/{name}")
     if answer.status == 200 and "root" in answer.json["metadata"]["properties"].values():
-        c.report("a view of the attacker runs with the rights of root")
+        campaign.report("a view of the attacker runs with the rights of root")
 
 
-async def sign_own(c: AttackCampaign) -> None:
-    name, _ = await create_own_table(c, "signs")
-    await sign_everything(c, name)
+async def sign_own(campaign: AttackCampaign) -> None:
+    name, _ = await create_own_table(campaign, "signs")
+    await sign_everything(campaign, name)
 
 
-async def undrop_elsewhere(c: AttackCampaign) -> None:
+async def undrop_elsewhere(campaign: AttackCampaign) -> None:
     """Undrop one of the attacker's tables under another name. It may claim only its old location."""
-    name, _ = await create_own_table(c, "back")
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
-    dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    rows = dropped.json["dropped"] if dropped.status == 200 else []
+    name, _ = await create_own_table(campaign, "back")
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
+    dropped_answer = await campaign.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    rows = dropped_answer.json["dropped"] if dropped_answer.status == 200 else []
     if rows:
-        target = {"namespace": [c.choose_hint("namespace")], "name": c.create_name("planted")}
-        await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
+        target = {"namespace": [campaign.choose_hint("namespace")], "name": campaign.create_name("planted")}
+        await campaign.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
 
 
-async def overwrite_manifests(c: AttackCampaign) -> None:
+async def overwrite_manifests(campaign: AttackCampaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
-    name, location = await create_own_table(c, "swapped")
+    name, location = await create_own_table(campaign, "swapped")
     manifest = write_manifest(
-        c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
+        campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
     )
-    place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
-    await commit_snapshot(c, name, place)
-    foreign = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
-    if c.rng.random() < 0.5:
-        write_manifest(c, manifest.path, [build_data_file(foreign, 1, 10**18)])
+    place = write_list(campaign, f"{location}/metadata/snap.avro", [manifest])
+    await commit_snapshot(campaign, name, place)
+    foreign = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
+    if campaign.rng.random() < 0.5:
+        write_manifest(campaign, manifest.path, [build_data_file(foreign, 1, 10**18)])
     else:
-        write_list(c, place, [list_entry(c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
-    await request_everything(c, name)
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge_dropped_tables(c)
+        write_list(
+            campaign,
+            place,
+            [list_entry(campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro"), 4000)],
+        )
+    await request_everything(campaign, name)
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-async def overwrite_metadata(c: AttackCampaign) -> None:
+async def overwrite_metadata(campaign: AttackCampaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
-    name, location = await create_own_table(c, "swapped_metadata")
-    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    name, location = await create_own_table(campaign, "swapped_metadata")
+    answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     place = answer.json["metadata-location"]
     forged_metadata = dict(answer.json["metadata"])
-    missing_location = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
-    match c.rng.randrange(4):
+    missing_location = campaign.choose_hint(
+        campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no"
+    )
+    match campaign.rng.randrange(4):
         case 0:
             forged_metadata["location"] = missing_location
         case 1:
-            forged_metadata["table-uuid"] = c.choose_hint(
-                "uuid", c.choose_hint("moved uuid", forged_metadata["table-uuid"])
+            forged_metadata["table-uuid"] = campaign.choose_hint(
+                "uuid", campaign.choose_hint("moved uuid", forged_metadata["table-uuid"])
             )
         case 2:
             forged_metadata["properties"] = {
@@ -461,81 +493,83 @@ async def overwrite_metadata(c: AttackCampaign) -> None:
                 "snapshot-id": 7,
                 "sequence-number": 1,
                 "timestamp-ms": forged_metadata["last-updated-ms"],
-                "manifest-list": c.choose_hint("manifest list", f"{location}/metadata/snap.avro"),
+                "manifest-list": campaign.choose_hint("manifest list", f"{location}/metadata/snap.avro"),
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
             forged_metadata |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
             forged_metadata["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
-    c.world.write(place, json.dumps(forged_metadata).encode())
-    c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
-    await sign_everything(c, name)
-    await request_everything(c, name)
-    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge_dropped_tables(c)
+    campaign.world.write(place, json.dumps(forged_metadata).encode())
+    campaign.world.server.components.catalog.documents.cache.clear()
+    campaign.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
+    await sign_everything(campaign, name)
+    await request_everything(campaign, name)
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-async def overwrite_view(c: AttackCampaign) -> None:
+async def overwrite_view(campaign: AttackCampaign) -> None:
     """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
-    name = c.create_name("swapped_view")
+    name = campaign.create_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
-    await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
-    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    await campaign.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
+    answer = await campaign.ask("mallory", "GET", f"{NAMES}/views/{name}")
     if answer.status != 200:
         return
     forged_metadata = dict(answer.json["metadata"])
-    match c.rng.randrange(4):
+    match campaign.rng.randrange(4):
         case 0:
             forged_metadata["properties"] = {"trino.run-as-owner": "root"}
         case 1:
-            forged_metadata["view-uuid"] = c.choose_hint(
-                "uuid", c.choose_hint("moved uuid", forged_metadata["view-uuid"])
+            forged_metadata["view-uuid"] = campaign.choose_hint(
+                "uuid", campaign.choose_hint("moved uuid", forged_metadata["view-uuid"])
             )
         case 2:
-            forged_metadata["location"] = c.choose_hint(
-                c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no"
+            forged_metadata["location"] = campaign.choose_hint(
+                campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no"
             )
         case _:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
             forged_metadata["versions"] = [
                 {**version, "representations": text} for version in forged_metadata["versions"]
             ]
-    c.world.write(answer.json["metadata-location"], json.dumps(forged_metadata).encode())
-    c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged_metadata)[:1500]}")
-    second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
+    campaign.world.write(answer.json["metadata-location"], json.dumps(forged_metadata).encode())
+    campaign.world.server.components.catalog.documents.cache.clear()
+    campaign.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged_metadata)[:1500]}")
+    second_answer = await campaign.ask("riley", "GET", f"{NAMES}/views/{name}")
     if second_answer.status == 200:
         metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
-            c.report("a view of the attacker runs with the rights of root")
+            campaign.report("a view of the attacker runs with the rights of root")
         if metadata["properties"] and metadata["versions"] != answer.json["metadata"]["versions"]:
-            c.report("a view runs with its owner's rights and a text that was never committed")
+            campaign.report("a view runs with its owner's rights and a text that was never committed")
     update = {"action": "set-properties", "updates": {"x": "1"}}
-    await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
-    await c.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
+    await campaign.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
+    await campaign.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
 
 
-async def take_uuid_of_nameless_table(c: AttackCampaign) -> None:
+async def take_uuid_of_nameless_table(campaign: AttackCampaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
-    name, location = await create_own_table(c, "nameless")
-    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    name, location = await create_own_table(campaign, "nameless")
+    answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     old_metadata = {**answer.json["metadata"], "format-version": 1, "location": f"{location}-old"}
     del old_metadata["table-uuid"]
     place = f"{location}-old/metadata/v1.metadata.json"
-    c.world.write(place, json.dumps(old_metadata).encode())
+    campaign.world.write(place, json.dumps(old_metadata).encode())
     body = {"name": f"{name}_old", "metadata-location": place}
-    await c.world.ask_successfully("root", "POST", f"{NAMES}/register", body)
-    uuid = {"action": "assign-uuid", "uuid": c.choose_hint("uuid", c.choose_hint("moved uuid", "0"))}
+    await campaign.world.ask_successfully("root", "POST", f"{NAMES}/register", body)
+    uuid = {"action": "assign-uuid", "uuid": campaign.choose_hint("uuid", campaign.choose_hint("moved uuid", "0"))}
     path = f"{NAMES}/tables/{name}_old"
-    await c.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
-    await commit_snapshot(c, f"{name}_old", c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
-    await request_everything(c, f"{name}_old")
-    await c.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
-    await purge_dropped_tables(c)
+    await campaign.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
+    await commit_snapshot(
+        campaign, f"{name}_old", campaign.choose_hint("manifest list", f"{campaign.world.warehouse}/no/snap.avro")
+    )
+    await request_everything(campaign, f"{name}_old")
+    await campaign.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
+    await purge_dropped_tables(campaign)
 
 
-CRAFTED = (
+CRAFTED_ATTACKS = (
     *(
         commit_foreign_manifest_list,
         commit_foreign_manifest,

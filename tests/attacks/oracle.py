@@ -48,7 +48,7 @@ class Secret:
 class Secrets:
     """All planted secrets, and the search for those that the attacker has not been given."""
 
-    planted: list[Secret] = field(default_factory=list)
+    planted_secrets: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
     """Handles that the attacker has been given."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Secrets:
         """
         assert len(str(text)) >= 10, f"{label} {text!r} is too short, because it could occur by chance"
         secret = Secret(label, str(text), value)
-        if secret.text not in {item.text for item in self.planted}:
-            self.planted.append(secret)
+        if secret.text not in {item.text for item in self.planted_secrets}:
+            self.planted_secrets.append(secret)
             self._forms[secret] = tuple(_encode_forms(secret.text))
         return secret.text
 
@@ -102,12 +102,12 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
     for padding in range(3):
-        encoded = base64.b64encode(b"\0" * padding + raw)
+        encoded_token = base64.b64encode(b"\0" * padding + raw)
         start = (0, 2, 3)[padding]
-        end = len(encoded) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
+        end = len(encoded_token) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
         if end - start >= 8:
-            yield encoded[start:end]
-            yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")
+            yield encoded_token[start:end]
+            yield encoded_token[start:end].replace(b"+", b"-").replace(b"/", b"_")
 
 
 def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
@@ -140,8 +140,8 @@ def _unpack_blob(blob: bytes) -> Iterator[bytes]:
         for match in re.finditer(re.escape(_ZSTD), blob):
             yield _read_or_return_nothing(partial(_decompress_zstd, blob[match.start() :]))
         for token in _BASE64.findall(blob):
-            unpadded = token.rstrip(b"=")
-            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, unpadded + b"=" * (-len(unpadded) % 4)))
+            token_text = token.rstrip(b"=")
+            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, token_text + b"=" * (-len(token_text) % 4)))
         for token in _HEX.findall(blob):
             yield bytes.fromhex(token.decode())
         if b"%" in blob:
@@ -175,14 +175,23 @@ def _decompress_zstd(blob: bytes) -> bytes:
         return bytes(stream.read(_BYTES_MAX))
 
 
-_DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.error, binascii.Error, pa.ArrowException)
+_DECODING_ERRORS = (
+    OSError,
+    ValueError,
+    EOFError,
+    LookupError,
+    StopIteration,
+    zlib.error,
+    binascii.Error,
+    pa.ArrowException,
+)
 
 
 def _read_or_return_nothing(read: Callable[[], bytes]) -> bytes:
     """Return the result of `read`, or no bytes if the data does not have the assumed format."""
     try:
         return bytes(read())
-    except _DAMAGED:
+    except _DECODING_ERRORS:
         return b""
 
 

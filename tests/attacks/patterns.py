@@ -54,7 +54,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 class PatternUse:
     """A regular expression, its place in the code, and the methods that are called on it."""
 
-    where: str
+    place: str
     pattern: re.Pattern[Any]
     methods: frozenset[str]
 
@@ -83,16 +83,19 @@ def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
         return
     names = {id(value): name for name, value in _find_assignments(tree)}
     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
-    names_of = {**vars(module), **VARIABLES.get(file, {})}
+    names_in_module = {**vars(module), **VARIABLES.get(file, {})}
     for call in calls:
         assert isinstance(call.func, ast.Attribute)
         expression, *_ = call.args
         context = f"{file}:{call.lineno}"
-        flags_of = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
+        flag_values = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
         if call.func.attr == "compile":
-            flags_of += call.args[1:]
+            flag_values += call.args[1:]
         try:
-            text, flags = _evaluate(expression, names_of), sum(int(_evaluate(item, names_of)) for item in flags_of)
+            text, flags = (
+                _evaluate(expression, names_in_module),
+                sum(int(_evaluate(item, names_in_module)) for item in flag_values),
+            )
         except NameError:
             raise LookupError(
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
@@ -131,16 +134,19 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
     """Return the methods that the module calls on the expression, or all methods if it is used in another way."""
     results: set[str] = set()
-    called: set[int] = set()
+    called_ids: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
-            called.add(id(node.value))
+            called_ids.add(id(node.value))
             if node.attr != "pattern":
                 results.add(node.attr)
     nodes = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in called
+        if isinstance(node, ast.Name)
+        and node.id == name
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in called_ids
     ]
     return set(METHODS) if name is None or nodes or not results else results
 
@@ -188,7 +194,7 @@ def _list_characters(tree: Any) -> Iterator[str]:
 
 
 def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
-    """Yield an example of the text before each repetition. `before` is a text for the part before the tree."""
+    """Yield an example of the text before each repetition. `beginning` is a text for the part before the tree."""
     for node in tree:
         code, argument = node
         if code in _REPEATS:
@@ -339,7 +345,7 @@ def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
         for method in sorted(use.methods):
             growth = measure_excessive_growth(partial(_apply, use.pattern, method), texts)
             if growth is not None:
-                yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
+                yield f"{use.place}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
                 return
 
 
@@ -349,7 +355,7 @@ def main() -> None:
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for use in find_uses():
         count += 1
-        print(f"begins {use.where}", file=sys.stderr, flush=True)
+        print(f"begins {use.place}", file=sys.stderr, flush=True)
         for fault in find_superlinear_texts(use):
             print(fault, flush=True)
     print(f"{count} expressions")

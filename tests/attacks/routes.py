@@ -41,11 +41,11 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
     return tuple(dict.fromkeys(results))
 
 
-async def attack_route(c: AttackCampaign, operation: str, method: str, template: str) -> None:
+async def attack_route(campaign: AttackCampaign, operation: str, method: str, template: str) -> None:
     """Send one request to one route."""
-    c.drawn.add(operation)
-    principal = c.rng.choice(HOSTILE)
-    names = _Names(c)
+    campaign.drawn_routes.add(operation)
+    principal = campaign.rng.choice(HOSTILE)
+    names = _Names(campaign)
     path = template
     for variable in (
         "namespace",
@@ -65,62 +65,62 @@ async def attack_route(c: AttackCampaign, operation: str, method: str, template:
     assert "{" not in path, path
     body = _BODIES[operation](names) if operation in _BODIES else None
     headers = {}
-    if method == "POST" and c.rng.random() < 0.3:
-        headers["Idempotency-Key"] = c.choose_hint("idempotency key", create_key())
+    if method == "POST" and campaign.rng.random() < 0.3:
+        headers["Idempotency-Key"] = campaign.choose_hint("idempotency key", create_key())
     if operation == "getToken":
         headers["Content-Type"] = "application/x-www-form-urlencoded"
-    if operation == "leasePlanSnapshots" or c.rng.random() < 0.2:
-        headers["X-Seamark-Plans"] = c.choose_hint("audience")
-    if c.rng.random() < 0.1:
+    if operation == "leasePlanSnapshots" or campaign.rng.random() < 0.2:
+        headers["X-Seamark-Plans"] = campaign.choose_hint("audience")
+    if campaign.rng.random() < 0.1:
         headers["Accept"] = "application/vnd.apache.arrow.stream"
-    if c.rng.random() < 0.05 and isinstance(body, dict):
-        body = {**body, "unknown": [c.choose_hint("location"), c.choose_hint("uuid")]}
+    if campaign.rng.random() < 0.05 and isinstance(body, dict):
+        body = {**body, "unknown": [campaign.choose_hint("location"), campaign.choose_hint("uuid")]}
     query = _QUERIES.get(operation)
     if query is not None:
         path += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query(names).items())
-    await c.ask(principal, method, path, body, headers)
+    await campaign.ask(principal, method, path, body, headers)
 
 
 class _Names:
     """A source of names: the attacker's names, names from its hints, and guesses."""
 
-    def __init__(self, c: AttackCampaign) -> None:
-        self.c = c
-        self.rng = c.rng
+    def __init__(self, campaign: AttackCampaign) -> None:
+        self.campaign = campaign
+        self.rng = campaign.rng
 
     def draw_value(self, variable: str) -> str:
         """Return a random value for a variable of the path, often a handle of the victim."""
-        c, rng = self.c, self.rng
+        campaign, rng = self.campaign, self.rng
         match variable:
             case "namespace":
-                below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.choose_hint('namespace')}")
-                return rng.choice((EVIL, EVIL, c.choose_hint("namespace"), *below))
+                namespace_below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{campaign.choose_hint('namespace')}")
+                return rng.choice((EVIL, EVIL, campaign.choose_hint("namespace"), *namespace_below))
             case "table":
                 hints = (
-                    c.choose_hint("table"),
-                    c.choose_hint("plan table"),
-                    c.choose_hint("dropped name"),
-                    c.choose_hint("view"),
+                    campaign.choose_hint("table"),
+                    campaign.choose_hint("plan table"),
+                    campaign.choose_hint("dropped name"),
+                    campaign.choose_hint("view"),
                 )
                 return rng.choice(("own", "own", "moved", *hints))
             case "view":
-                return rng.choice(("own_view", c.choose_hint("view"), c.choose_hint("table")))
+                return rng.choice(("own_view", campaign.choose_hint("view"), campaign.choose_hint("table")))
             case "function":
-                return rng.choice(("own_function", c.choose_hint("function")))
+                return rng.choice(("own_function", campaign.choose_hint("function")))
             case "index":
-                return rng.choice(("own_index", c.choose_hint("index")))
+                return rng.choice(("own_index", campaign.choose_hint("index")))
             case "build" | "plan-id":
-                return c.choose_hint("build") if variable == "build" else c.choose_hint("plan task")
+                return campaign.choose_hint("build") if variable == "build" else campaign.choose_hint("plan task")
             case "id":
-                return c.choose_hint("dropped")
+                return campaign.choose_hint("dropped")
             case "warehouse":
-                return rng.choice(("sales", EVIL, c.choose_hint("namespace")))
+                return rng.choice(("sales", EVIL, campaign.choose_hint("namespace")))
             case "statement":
-                return rng.choice(("mine", c.choose_hint("uuid")))
+                return rng.choice(("mine", campaign.choose_hint("uuid")))
             case "name":
                 return rng.choice(("mallory", "root", "nobody", "rita"))
             case "column":
-                return rng.choice(("id", "data", c.choose_hint("uuid")))
+                return rng.choice(("id", "data", campaign.choose_hint("uuid")))
         raise AssertionError(variable)
 
     def draw_namespace(self) -> list[str]:
@@ -128,7 +128,7 @@ class _Names:
 
     def place(self) -> str:
         kinds = ("location", "metadata file", "manifest list", "manifest", "data file", "moved location")
-        place = self.c.choose_hint(self.rng.choice(kinds), f"{self.c.world.warehouse}/elsewhere")
+        place = self.campaign.choose_hint(self.rng.choice(kinds), f"{self.campaign.world.warehouse}/elsewhere")
         place = self.rng.choice((place, place, place, *_list_spellings(place)))
         return place + self.rng.choice(
             ("", "", "/", "/x", "/../x", "%2F..%2Fx", "//x", "/./x", "/%2e%2e/x", "\\x", "?x")
@@ -138,7 +138,7 @@ class _Names:
         return {"namespace": self.draw_namespace(), "name": self.draw_value("table")}
 
     def draw_snapshot(self) -> int:
-        text = self.c.choose_hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
+        text = self.campaign.choose_hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
         return int(text) if text.isdigit() else 1
 
     def join(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _choose_updates(n: _Names) -> list[dict[str, Any]]:
                 {"action": "set-partition-statistics", "partition-statistics": _partition_statistics(n)},
                 {"action": "remove-statistics", "snapshot-id": n.draw_snapshot()},
                 {"action": "add-encryption-key", "encryption-key": _build_encryption_key(n)},
-                {"action": "remove-encryption-key", "key-id": n.c.choose_hint("uuid", "k")},
+                {"action": "remove-encryption-key", "key-id": n.campaign.choose_hint("uuid", "k")},
                 {
                     "action": "set-snapshot-ref",
                     "ref-name": n.draw_value("table"),
@@ -238,7 +238,7 @@ def _choose_updates(n: _Names) -> list[dict[str, Any]]:
                     "snapshot-id": n.draw_snapshot(),
                 },
                 {"action": "remove-snapshot-ref", "ref-name": "main"},
-                {"action": "assign-uuid", "uuid": n.c.choose_hint("uuid", "0")},
+                {"action": "assign-uuid", "uuid": n.campaign.choose_hint("uuid", "0")},
                 {"action": "set-statistics", "statistics": _build_statistics(n)},
                 {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.draw_snapshot()},
                 {"action": "remove-snapshots", "snapshot-ids": [n.draw_snapshot()]},
@@ -266,22 +266,26 @@ def _partition_statistics(n: _Names) -> dict[str, Any]:
 
 def _build_encryption_key(n: _Names) -> dict[str, Any]:
     key = {
-        "key-id": n.c.choose_hint("uuid", "k"),
+        "key-id": n.campaign.choose_hint("uuid", "k"),
         "encrypted-key-metadata": "AAAA",
-        "encrypted-by-id": n.c.choose_hint("snapshot"),
+        "encrypted-by-id": n.campaign.choose_hint("snapshot"),
     }
     return {**key, "properties": {"location": n.place()}}
 
 
 def _choose_view_updates(n: _Names) -> list[dict[str, Any]]:
     """Return random updates for a commit of a view."""
-    version = {**VIEW_VERSION, "default-namespace": n.draw_namespace(), "default-catalog": n.c.choose_hint("namespace")}
+    version = {
+        **VIEW_VERSION,
+        "default-namespace": n.draw_namespace(),
+        "default-catalog": n.campaign.choose_hint("namespace"),
+    }
     table = ".".join((*n.draw_namespace(), n.draw_value("table")))
     version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
     return n.rng.choice(
         (
             [{"action": "set-location", "location": n.place()}],
-            [{"action": "assign-uuid", "uuid": n.c.choose_hint("uuid", "0")}],
+            [{"action": "assign-uuid", "uuid": n.campaign.choose_hint("uuid", "0")}],
             [{"action": "set-properties", "updates": {n.rng.choice((*_PATHS, "owner", "location")): n.place()}}],
             [
                 {"action": "add-view-version", "view-version": version},
@@ -292,14 +296,14 @@ def _choose_view_updates(n: _Names) -> list[dict[str, Any]]:
 
 
 def _choose_requirements(n: _Names) -> list[dict[str, Any]]:
-    uuid = {"type": "assert-table-uuid", "uuid": n.c.choose_hint("uuid", "0")}
+    uuid = {"type": "assert-table-uuid", "uuid": n.campaign.choose_hint("uuid", "0")}
     return n.rng.choice(([], [{"type": "assert-create"}], [uuid]))
 
 
 def _build_snapshot_query(n: _Names) -> dict[str, Any]:
     query: dict[str, Any] = {"limit": 1}
     if n.rng.random() < 0.5:
-        query["page-token"] = n.c.choose_hint("page token")
+        query["page-token"] = n.campaign.choose_hint("page token")
     if n.rng.random() < 0.3:
         query["snapshot-id"] = n.draw_snapshot()
     return query
@@ -312,20 +316,22 @@ def _build_change(n: _Names) -> dict[str, Any]:
         "remove": [{"file-path": n.place()}],
         "read-snapshot-id": n.draw_snapshot(),
         "index-files": [{"location": n.place(), "size-in-bytes": 100}],
-        "producer": {"id": n.c.choose_hint("uuid"), "sequence": 1},
+        "producer": {"id": n.campaign.choose_hint("uuid"), "sequence": 1},
         "repeats-only": n.rng.random() < 0.2,
     }
 
 
 def _build_form(n: _Names) -> bytes:
-    token = n.rng.choice((n.c.choose_hint("stage"), n.c.choose_hint("plan task"), n.c.world.tokens["nobody"]))
+    token = n.rng.choice(
+        (n.campaign.choose_hint("stage"), n.campaign.choose_hint("plan task"), n.campaign.world.tokens["nobody"])
+    )
     exchange = "urn:ietf:params:oauth:grant-type:token-exchange"
     grant = n.rng.choice((f"client_credentials&client_secret={token}", f"{exchange}&subject_token={token}"))
     return f"grant_type={grant}&scope=catalog".encode()
 
 
 def _choose_token(n: _Names) -> str:
-    return n.rng.choice(("", n.c.choose_hint("page token"), "AAAA"))
+    return n.rng.choice(("", n.campaign.choose_hint("page token"), "AAAA"))
 
 
 _READS: dict[str, Any] = {"files": 1.0, "bytes": 1, "seconds": 0.1}
@@ -354,7 +360,7 @@ _BODIES: dict[str, _Body] = {
         "stage-create": n.rng.random() < 0.5,
     },
     "registerTable": lambda n: {"name": n.draw_value("table"), "metadata-location": n.place(), "overwrite": True},
-    "registerView": lambda n: {"name": n.draw_value("view"), "metadata-location": n.c.choose_hint("view file")},
+    "registerView": lambda n: {"name": n.draw_value("view"), "metadata-location": n.campaign.choose_hint("view file")},
     "updateTable": lambda n: {"requirements": _choose_requirements(n), "updates": _choose_updates(n)},
     "renameTable": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
     "renameView": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
@@ -383,7 +389,7 @@ _BODIES: dict[str, _Body] = {
     },
     "signRequest": lambda n: {"region": "us-east-1", "uri": n.place(), "method": "GET", "headers": {}},
     "planTableScan": lambda n: {"snapshot-id": n.draw_snapshot(), "filter": _TRUE},
-    "fetchScanTasks": lambda n: {"plan-task": n.c.choose_hint("plan task")},
+    "fetchScanTasks": lambda n: {"plan-task": n.campaign.choose_hint("plan task")},
     "undrop": lambda n: n.rng.choice(
         (None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.draw_namespace()})
     ),
@@ -454,16 +460,16 @@ _BODIES: dict[str, _Body] = {
     "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.draw_snapshot()], "lease-s": n.rng.choice((0, 600))},
     "makePlanTable": lambda n: {"predicate": "id > 0", "joins": [n.join()]},
     "makePlanView": lambda n: {
-        "metadata-location": n.c.choose_hint("view file"),
+        "metadata-location": n.campaign.choose_hint("view file"),
         "predicate": "id > 0",
-        "tables": [{"start": 0, "end": 1, "plan": [*n.draw_namespace(), n.c.choose_hint("plan table")]}],
+        "tables": [{"start": 0, "end": 1, "plan": [*n.draw_namespace(), n.campaign.choose_hint("plan table")]}],
     },
     "getToken": _build_form,
 }
 
 _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "getConfig": lambda n: {"warehouse": n.place()},
-    "appendRows": lambda n: {"producer": n.c.choose_hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
+    "appendRows": lambda n: {"producer": n.campaign.choose_hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
     "readRows": lambda n: {"after": n.place(), "wait": 0},
     "loadStreamPosition": lambda n: {"at": n.rng.choice(("earliest", "latest", "snapshot:1", n.place()))},
     "listNamespaces": lambda n: (
@@ -474,7 +480,7 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "listTables": lambda n: {"pageToken": _choose_token(n), "pageSize": 1},
     "listViews": lambda n: {"pageToken": _choose_token(n), "pageSize": 1},
     "dropTable": lambda n: {"purgeRequested": "true"},
-    "signRequest": lambda n: {"stage": n.c.choose_hint("stage")} if n.rng.random() < 0.5 else {},
+    "signRequest": lambda n: {"stage": n.campaign.choose_hint("stage")} if n.rng.random() < 0.5 else {},
     "listDropped": lambda n: (
         ({"namespace": n.draw_value("namespace")} if n.rng.random() < 0.7 else {})
         | ({"retained": "true"} if n.rng.random() < 0.3 else {})

@@ -11,7 +11,7 @@ from typing import Any
 from tests.api.client import VIEW_VERSION
 from tests.attacks import routes
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.crafted import CRAFTED, create_table
+from tests.attacks.crafted import CRAFTED_ATTACKS, create_table
 from tests.attacks.through_gateway import fill_cache
 from tests.attacks.world import NAMES, SCHEMA, open_world
 from tests.services.s3 import S3
@@ -34,38 +34,40 @@ async def run_campaign(
     """
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
-        c = AttackCampaign(world, rng, seed)
-        c.give_hints(hints)
+        campaign = AttackCampaign(world, rng, seed)
+        campaign.give_hints(hints)
         if with_gateway:
             await fill_cache(world)
         fingerprint = await world.compute_fingerprint()
-        world.touched.clear()
-        await _create_attackers_objects(c)
-        steps: list[Any] = [*routes.list_routes(), *CRAFTED]
+        world.touched_locations.clear()
+        await _create_attackers_objects(campaign)
+        steps: list[Any] = [*routes.list_routes(), *CRAFTED_ATTACKS]
         while len(steps) < requests:
-            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
+            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED_ATTACKS))
         rng.shuffle(steps)
         for item in steps:
             if isinstance(item, tuple):
                 if item[0] not in routes.HARMLESS:
-                    await routes.attack_route(c, *item)
+                    await routes.attack_route(campaign, *item)
             else:
-                await item(c)
-        await check_victims_data(c, fingerprint)
-    return c
+                await item(campaign)
+        await check_victims_data(campaign, fingerprint)
+    return campaign
 
 
-async def _create_attackers_objects(c: AttackCampaign) -> None:
-    await create_table(c, "own")
+async def _create_attackers_objects(campaign: AttackCampaign) -> None:
+    await create_table(campaign, "own")
     view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
-    await c.ask("mallory", "POST", f"{NAMES}/views", view)
+    await campaign.ask("mallory", "POST", f"{NAMES}/views", view)
 
 
-async def check_victims_data(c: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
+async def check_victims_data(campaign: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
-    c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
-    fingerprint_after = await c.world.compute_fingerprint()
+    campaign.findings += [
+        f"the server created or deleted the victim's {place}" for place in campaign.world.list_touched_of_victim()
+    ]
+    fingerprint_after = await campaign.world.compute_fingerprint()
     for place in sorted(fingerprint_before.keys() | fingerprint_after.keys()):
         if fingerprint_before.get(place) != fingerprint_after.get(place):
             kind = "gone" if place not in fingerprint_after else "new" if place not in fingerprint_before else "changed"
-            c.findings.append(f"the victim's {place} is {kind}")
+            campaign.findings.append(f"the victim's {place} is {kind}")

@@ -13,31 +13,31 @@ from tests.attacks.through_gateway import reach_through_gateway
 from tests.attacks.world import EVIL, HOSTILE, NAMES
 
 
-async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None:
+async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") -> None:
     """Request signatures for objects of the victim through the attacker's table, and use the granted signatures."""
-    world, rng = c.world, c.rng
-    await reach_through_gateway(c, name)
+    world, rng = campaign.world, campaign.rng
+    await reach_through_gateway(campaign, name)
     if world.s3 is None:
         return
     base = f"{world.s3.endpoint}/{world.bucket}"
     for kind in ("data file", "manifest", "location"):
-        place = c.choose_hint(kind, f"s3://{world.bucket}/lake/no")
+        place = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no")
         key = place.partition(f"{world.bucket}/")[2]
-        loaded_table = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+        loaded_table = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
         own_location = (
             loaded_table.json["metadata"]["location"]
             if loaded_table.status == 200
             else f"s3://{world.bucket}/lake/{EVIL}/x"
         )
         own_name = own_location.partition(f"{world.bucket}/")[2]
-        up = "/".join([".."] * (own_name.count("/") + 1))
+        parent_path = "/".join([".."] * (own_name.count("/") + 1))
         uris = (
             f"{base}/{key}",
-            f"{base}/{own_name}/{up}/{key}",
-            f"{base}/{own_name}/{up.replace('..', '%2e%2e')}/{key}",
-            f"{base}/{own_name}/{up.replace('..', '%252e%252e')}/{key}",
+            f"{base}/{own_name}/{parent_path}/{key}",
+            f"{base}/{own_name}/{parent_path.replace('..', '%2e%2e')}/{key}",
+            f"{base}/{own_name}/{parent_path.replace('..', '%252e%252e')}/{key}",
             f"{base}?list-type=2&prefix={quote(key, safe='')}",
-            f"{base}?list-type=2&prefix={quote(f'{own_name}/{up}/{key}', safe='')}",
+            f"{base}?list-type=2&prefix={quote(f'{own_name}/{parent_path}/{key}', safe='')}",
             f"{base}?list-type=2&prefix={quote(own_name, safe='')}&start-after={quote(key, safe='')}",
             f"{base}/?list-type=2&prefix=lake/",
         )
@@ -48,28 +48,28 @@ async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None
             uri = f"{base}/{own_name}/data/copied"
         body = {"region": world.s3.region, "uri": uri, "method": method, "headers": headers}
         principal = rng.choice(HOSTILE)
-        answer = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
+        answer = await campaign.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
         if answer.status == 200:
-            await _send_signed_request(c, method, answer.json)
+            await _send_signed_request(campaign, method, answer.json)
 
 
-async def _send_signed_request(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
+async def _send_signed_request(campaign: AttackCampaign, method: str, signed_request: dict[str, Any]) -> None:
     """Send the signed request.
 
     The oracle finds leaks in the answer, and the fingerprint shows changes.
     """
-    headers = {name: ",".join(values) for name, values in signed["headers"].items()}
+    headers = {name: ",".join(values) for name, values in signed_request["headers"].items()}
     async with (
         aiohttp.ClientSession() as http,
         http.request(
             method,
-            URL(signed["uri"], encoded=True),
+            URL(signed_request["uri"], encoded=True),
             headers=headers,
             data=b"evil" if method in ("PUT", "POST") else None,
         ) as answer,
     ):
         body = await answer.read()
-    c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
-    leaks = c.world.secrets.find_leaks(body, dict(answer.headers))
+    campaign.steps.append(f"uses the signature for {method} {signed_request['uri']} -> {answer.status}")
+    leaks = campaign.world.secrets.find_leaks(body, dict(answer.headers))
     if leaks:
-        c.report(f"the answer to the signed request contains {', '.join(map(str, leaks))}")
+        campaign.report(f"the answer to the signed request contains {', '.join(map(str, leaks))}")

@@ -87,11 +87,11 @@ def _run_module(module: str, timeout_s: float) -> list[str]:
 
     The process has a time limit, so a text that never ends does not block the test.
     """
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert completed.returncode == 0, completed.stderr[-2000:]
-    return completed.stdout.splitlines()
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.splitlines()
 
 
 @pytest.mark.timeout(600)
@@ -159,7 +159,7 @@ def test_names_are_folded_in_linear_time(name: str) -> None:
     "name",
     ["Ｓ３.endpoint", " s3.endpoint\u3000", "cafe\u0301", "\u212b", "ﬁle", "İx", "write.Ｘ", "x" * 200 + "-impl"],
 )
-def test_names_are_folded_correctly(name: str) -> None:
+def test_folded_names_equal_names_folded_by_unicodedata(name: str) -> None:
     assert fold_name(name) == unicodedata.normalize("NFKC", name).strip().casefold()
 
 
@@ -172,7 +172,7 @@ def test_client_properties_are_recognised_in_long_names() -> None:
 
 
 @pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])
-def test_long_chains_of_brackets_are_rejected_at_once(part: str) -> None:
+def test_long_chains_of_brackets_are_rejected_before_they_are_parsed(part: str) -> None:
     schema = convert_json(encode_json(SCHEMA), Schema)
     assert parse_sql("id = ARRAY[1, 2][1] AND data = 'x'", schema).unused
     with pytest.raises(BadRequest, match="too many ways"):

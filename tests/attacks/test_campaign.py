@@ -1,5 +1,6 @@
-"""Campaigns of a hostile tenant. It never learns a value, path or name of the other tenant, and never changes its
-bytes.
+"""Campaigns of a hostile tenant.
+
+It never learns a value, path or name of the other tenant, and never changes its bytes.
 
 `make test` runs two small campaigns that are always the same. The slow campaigns use new seeds. A failure prints the
 seed and the steps, and `TEST_SEED=<seed>` repeats it.
@@ -25,42 +26,42 @@ from tests.services.s3 import S3
 
 @pytest.mark.parametrize("hints", mark_fast([KINDS, ()], 1), ids=["all handles known", "nothing known"])
 async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ...]) -> None:
-    c = await run_campaign(tmp_path / "home", 1, requests=0, hints=hints)
-    assert not c.findings, c.format_verdict()
+    campaign = await run_campaign(tmp_path / "home", 1, requests=0, hints=hints)
+    assert not campaign.findings, campaign.format_verdict()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(8))
 async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: int) -> None:
-    c = await run_campaign(tmp_path / "home", first_seed() + number, requests=300)
-    assert not c.findings, c.format_verdict()
+    campaign = await run_campaign(tmp_path / "home", first_seed() + number, requests=300)
+    assert not campaign.findings, campaign.format_verdict()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
 async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: int) -> None:
-    c = await run_campaign(
+    campaign = await run_campaign(
         tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1
     )
-    assert not c.findings, c.format_verdict()
+    assert not campaign.findings, campaign.format_verdict()
 
 
 async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
     """The test sends each kind of request, including requests for objects in the gateway's cache."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-        c = AttackCampaign(world, rng, 1)
-        c.give_hints(KINDS)
+        campaign = AttackCampaign(world, rng, 1)
+        campaign.give_hints(KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
-        await create_table(c, "own")
+        world.touched_locations.clear()
+        await create_table(campaign, "own")
         for _ in range(examples(25, 6)):
-            await reach_through_gateway(c, "own")
-        await check_victims_data(c, fingerprint_before)
-    assert not c.findings, c.format_verdict()
+            await reach_through_gateway(campaign, "own")
+        await check_victims_data(campaign, fingerprint_before)
+    assert not campaign.findings, campaign.format_verdict()
 
 
 @pytest.mark.slow
@@ -68,10 +69,10 @@ async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3)
     rng = random.Random(first_seed())
     with patch.object(gateway, "check_request", lambda *arguments: None):
         async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-            c = AttackCampaign(world, rng, 1)
-            c.give_hints(KINDS)
+            campaign = AttackCampaign(world, rng, 1)
+            campaign.give_hints(KINDS)
             await fill_cache(world)
-            await create_table(c, "own")
+            await create_table(campaign, "own")
             for _ in range(12):
-                await reach_through_gateway(c, "own")
-    assert any("gateway" in finding for finding in c.findings)
+                await reach_through_gateway(campaign, "own")
+    assert any("gateway" in finding for finding in campaign.findings)

@@ -24,11 +24,11 @@ from tests.waits import until
 NAMES, OURS = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
 LONG_FILTER = {"filter": {"type": "in", "term": "id", "values": list(range(60_000))}}
 PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
-WHERE = " OR ".join(["id = 1"] * 200)
+LONG_CONDITION = " OR ".join(["id = 1"] * 200)
 REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
     ("rita", "POST", f"{NAMES}/t/plan", {}),
     ("rita", "POST", f"{NAMES}/t/plan", LONG_FILTER),
-    ("rita", "POST", f"{OURS}/explain", {"where": WHERE}),
+    ("rita", "POST", f"{OURS}/explain", {"where": LONG_CONDITION}),
     ("rita", "POST", f"{OURS}/plan-tables", LONG_FILTER),
     ("rita", "GET", f"{OURS}/timeline?since=latest&wait=1", None),
     ("rita", "GET", f"{NAMES}/t", None),
@@ -50,7 +50,7 @@ def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
         data = gzip.compress(data, 1)
         headers.append("Content-Encoding: gzip")
     if rng.random() < 0.3:
-        pieces = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
+        pieces = [data[start : start + 50_000] for start in range(0, len(data), 50_000)]
         return build_head(method, path, *headers, "Transfer-Encoding: chunked") + b"".join(
             [*map(encode_chunk, pieces), b"0\r\n\r\n"]
         )
@@ -81,14 +81,14 @@ async def send_and_disconnect(server: RunningServer, secrets: dict[str, str], se
             pass  # The server has closed the connection after an error.
 
 
-async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
+async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, concurrency: int) -> None:
     seed_iterator = iter(seeds)
 
     async def run_next_seeds() -> None:
         for seed in seed_iterator:
             await work(seed)
 
-    await asyncio.gather(*(run_next_seeds() for _ in range(at_once)))
+    await asyncio.gather(*(run_next_seeds() for _ in range(concurrency)))
 
 
 @pytest.mark.timeout(300)

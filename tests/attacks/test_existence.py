@@ -41,10 +41,10 @@ class _Fakes:
 
     def _replace_atom(self, atom: str) -> str:
         if atom not in self.known_secrets:
-            fake = self._replace(atom)
-            while atom.isdigit() and int(fake) > _LONG_MAX >= int(atom):
-                fake = self._replace(atom)
-            self.known_secrets[atom] = fake
+            fake_atom = self._replace(atom)
+            while atom.isdigit() and int(fake_atom) > _LONG_MAX >= int(atom):
+                fake_atom = self._replace(atom)
+            self.known_secrets[atom] = fake_atom
         return self.known_secrets[atom]
 
     def _replace(self, atom: str) -> str:
@@ -66,28 +66,28 @@ class _Twins(AttackCampaign):
 
 def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
-    real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
+    real_twins, fake_twins = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # The server rejects a changed token, and a location of a moved table was the attacker's own.
-        real.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake.hints[kind] = [fakes.replace_atoms(item) for item in real.hints[kind]]
-    return real, fake
+        real_twins.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
+        fake_twins.hints[kind] = [fakes.replace_atoms(item) for item in real_twins.hints[kind]]
+    return real_twins, fake_twins
 
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, results = _Fakes(random.Random(1)), []
-    c = AttackCampaign(world, random.Random(1), 1)
-    c.give_hints(KINDS)
+    campaign = AttackCampaign(world, random.Random(1), 1)
+    campaign.give_hints(KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:
             continue
         for seed in seeds:
-            real, fake = _build_attackers(world, fakes, seed)
-            await routes.attack_route(real, operation, method, template)
-            await routes.attack_route(fake, operation, method, template)
-            (principal, method_, path, body, headers), fake_request = real.request, fake.request
+            real_twins, fake_twins = _build_attackers(world, fakes, seed)
+            await routes.attack_route(real_twins, operation, method, template)
+            await routes.attack_route(fake_twins, operation, method, template)
+            (principal, method_, path, body, headers), fake_request = real_twins.request, fake_twins.request
             if (path, body) == (fake_request[2], fake_request[3]):
                 continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
@@ -116,7 +116,7 @@ def _remove_identifiers(body: bytes) -> bytes:
     return _IDS.sub(b"#", body)
 
 
-async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(tmp_path: Path) -> None:
+async def test_foreign_handles_get_the_same_answers_as_nonexistent_handles(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(1)) as world:
         differences = await _list_differences(world, range(examples(8, 4)))
     assert not differences, "\n".join(differences[:6])

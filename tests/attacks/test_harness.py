@@ -18,23 +18,23 @@ from tests.attacks.world import AttackWorld, open_world
 
 
 def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
-    published = {operation for operation, _, _ in routes.list_routes()}
-    assert len(published) > 70
-    attacked = routes.OPERATIONS_WITH_BODY | routes.BODILESS
-    assert not attacked & set(routes.HARMLESS)
-    assert published == attacked | set(routes.HARMLESS)
+    published_operations = {operation for operation, _, _ in routes.list_routes()}
+    assert len(published_operations) > 70
+    attacked_operations = routes.OPERATIONS_WITH_BODY | routes.BODILESS
+    assert not attacked_operations & set(routes.HARMLESS)
+    assert published_operations == attacked_operations | set(routes.HARMLESS)
 
 
 @pytest.mark.slow
 async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
-        c = AttackCampaign(world, random.Random(2), 2)
-        c.give_hints(())
+        campaign = AttackCampaign(world, random.Random(2), 2)
+        campaign.give_hints(())
         for route in routes.list_routes():
             if route[0] not in routes.HARMLESS:
-                await routes.attack_route(c, *route)
-        assert c.drawn == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
-        assert not c.findings, c.format_verdict()
+                await routes.attack_route(campaign, *route)
+        assert campaign.drawn_routes == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
+        assert not campaign.findings, campaign.format_verdict()
 
 
 # Tests that the campaign can fail
@@ -43,22 +43,22 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leaks are a name, a value and a wrong status."""
     async with open_world(tmp_path, random.Random(3)) as world:
-        c = AttackCampaign(world, random.Random(3), 3)
-        c.give_hints(())
-        await c.ask("mallory", "GET", "/v1/config")
-        assert not c.findings
-        real = AttackWorld.ask
+        campaign = AttackCampaign(world, random.Random(3), 3)
+        campaign.give_hints(())
+        await campaign.ask("mallory", "GET", "/v1/config")
+        assert not campaign.findings
+        ask_world = AttackWorld.ask
 
         async def answer_with_leak(self: AttackWorld, *args: Any, **options: Any) -> Any:
-            answer = await real(self, *args, **options)
+            answer = await ask_world(self, *args, **options)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
-        with monkeypatch.context() as patched:
-            patched.setattr(AttackWorld, "ask", answer_with_leak)
-            await c.ask("mallory", "GET", "/v1/config")
-        assert "data file" in c.format_verdict()
-        assert "seed 3" in c.format_verdict()
+        with monkeypatch.context() as patches:
+            patches.setattr(AttackWorld, "ask", answer_with_leak)
+            await campaign.ask("mallory", "GET", "/v1/config")
+        assert "data file" in campaign.format_verdict()
+        assert "seed 3" in campaign.format_verdict()
 
 
 async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
@@ -67,56 +67,56 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
         await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
-        c = AttackCampaign(world, rng, 4)
-        c.give_hints(("namespace", "table"))
+        campaign = AttackCampaign(world, rng, 4)
+        campaign.give_hints(("namespace", "table"))
         for table in world.hints["table"]:
-            await c.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
-            await c.ask("mallory", "GET", f"/v1/namespaces/{world.victim}/tables/{table}")
-        assert any("row number" in finding for finding in c.findings), c.steps
-        assert any("column name" in finding for finding in c.findings), c.steps
+            await campaign.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
+            await campaign.ask("mallory", "GET", f"/v1/namespaces/{world.victim}/tables/{table}")
+        assert any("row number" in finding for finding in campaign.findings), campaign.steps
+        assert any("column name" in finding for finding in campaign.findings), campaign.steps
 
 
 async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
-        c = AttackCampaign(world, rng, 5)
+        campaign = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
-        await check_victims_data(c, fingerprint_before)
-        assert not c.findings
+        world.touched_locations.clear()
+        await check_victims_data(campaign, fingerprint_before)
+        assert not campaign.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
-        await check_victims_data(c, fingerprint_before)
-        assert sorted(finding.rpartition(" ")[2] for finding in c.findings) == ["gone", "new"]
+        await check_victims_data(campaign, fingerprint_before)
+        assert sorted(finding.rpartition(" ")[2] for finding in campaign.findings) == ["gone", "new"]
 
 
 async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
-        c = AttackCampaign(world, rng, 5)
+        campaign = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
+        world.touched_locations.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
         await world.server.components.objects.delete(place)
-        await check_victims_data(c, fingerprint_before)
-        assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
+        await check_victims_data(campaign, fingerprint_before)
+        assert campaign.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 
 async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
     """If this failed, a server that rejects every request would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
-        c = AttackCampaign(world, rng, 6)
-        c.give_hints(())
-        name, location = await crafted.create_own_table(c, "honest")
-        data = crafted.write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
-        manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
-        path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])
-        assert (await crafted.commit_snapshot(c, name, path)).status < 300
-        count = len(c.steps)
-        await request_everything(c, name)
-        statuses = [step.rpartition(" ")[2] for step in c.steps[count:]]
-        steps = [step for step in c.steps[count:] if not step.endswith(("200", "204"))]
+        campaign = AttackCampaign(world, rng, 6)
+        campaign.give_hints(())
+        name, location = await crafted.create_own_table(campaign, "honest")
+        data = crafted.write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
+        manifest = crafted.write_manifest(campaign, f"{location}/metadata/m0.avro", [data])
+        path = crafted.write_list(campaign, f"{location}/metadata/snap.avro", [manifest])
+        assert (await crafted.commit_snapshot(campaign, name, path)).status < 300
+        count = len(campaign.steps)
+        await request_everything(campaign, name)
+        statuses = [step.rpartition(" ")[2] for step in campaign.steps[count:]]
+        steps = [step for step in campaign.steps[count:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15
         assert all("/lookup" in step for step in steps), steps  # The table has no record index.

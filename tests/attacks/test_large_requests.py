@@ -57,7 +57,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-STORED = "a short commit of a table with many properties"
+STORED_CASE = "a short commit of a table with many properties"
 SHORT_COMMIT = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
 
 
@@ -73,30 +73,30 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("name", [*REQUESTS, STORED])
+@pytest.mark.parametrize("name", [*REQUESTS, STORED_CASE])
 async def test_other_tenants_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_started, answered = asyncio.Event(), threading.Event()
-    loop, original = asyncio.get_running_loop(), asyncio.to_thread
+    has_started, is_answered = asyncio.Event(), threading.Event()
+    loop, original_function = asyncio.get_running_loop(), asyncio.to_thread
 
     async def run_after_answer(work: Callable[[], Any]) -> Any:
         def wait_and_work() -> Any:
             loop.call_soon_threadsafe(has_started.set)
-            assert answered.wait(60)
+            assert is_answered.wait(60)
             return work()
 
-        return await original(wait_and_work)
+        return await original_function(wait_and_work)
 
     monkeypatch.setattr(fair_lock, "_in_thread", run_after_answer)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT_COMMIT))
-    assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
+    assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED_CASE)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
         await has_started.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
         assert not task.done()
-        answered.set()
+        is_answered.set()
         assert (await task).status < 300
 
 
@@ -109,9 +109,9 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         function = getattr(module, name)
 
-        def record_thread(*args: Any, name: str = name, original: Callable[..., Any] = function) -> Any:
+        def record_thread(*args: Any, name: str = name, original_function: Callable[..., Any] = function) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
-            return original(*args)
+            return original_function(*args)
 
         monkeypatch.setattr(module, name, record_thread)
     headers = {"Authorization": f"Bearer {secrets['wendy']}"}
@@ -122,8 +122,8 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
         assert set.union(*threads.values()) == {threading.get_ident()}
         snapshot = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1, "summary": {"operation": "append"}}
         snapshot["manifest-list"] = f"file://{tmp_path}/missing.avro"
-        adding = {"action": "add-snapshot", "snapshot": snapshot}
-        for updates, status in (([PROPERTIES], 200), ([PROPERTIES, adding], 400)):
+        add_snapshot_update = {"action": "add-snapshot", "snapshot": snapshot}
+        for updates, status in (([PROPERTIES], 200), ([PROPERTIES, add_snapshot_update], 400)):
             threads.clear()
             body = {"requirements": [], "updates": updates}
             answer = await api("POST", f"{NAMES}/tables/t", body, headers=headers)
@@ -168,11 +168,11 @@ async def test_first_requests_import_modules_off_the_event_loop(
 ) -> None:
     """Two imports take a tenth of a second each: a SQL parser, and pandas, which PyArrow imports if it is installed."""
     threads: dict[str, int] = {}
-    original, body = importlib.import_module, metadata._encode_arrow
+    original_function, body = importlib.import_module, metadata._encode_arrow
 
     def import_module(name: str, package: str | None = None) -> Any:
         threads.setdefault(name, threading.get_ident())
-        return original(name, package)
+        return original_function(name, package)
 
     def build_body_in_thread(*args: Any) -> Any:
         threads["arrow"] = threading.get_ident()

@@ -45,14 +45,14 @@ def create_filled_table(url: str, namespace: str, text: str, appends: int = 3) -
 
 
 class Swapper:
-    """A thread that replaces entries of `own_table` by links to the entries of `other` with the same names, and
+    """A thread that replaces entries of `own_table` by links to the entries of `other_folder` with equal names, and
     restores them.
     """
 
-    def __init__(self, own_table: Path, other: Path, seed: int) -> None:
-        self._own, self._other = own_table, other
+    def __init__(self, own_table: Path, other_folder: Path, seed: int) -> None:
+        self._own_table, self._other_folder = own_table, other_folder
         self._rng = random.Random(seed)
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.swaps = 0
 
@@ -61,36 +61,36 @@ class Swapper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._end_event.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._end_event.is_set():
             with suppress(OSError):
                 self._swap(self._choose_victim())
                 self.swaps += 1
 
     def _choose_victim(self) -> Path:
-        choices = [self._own, self._own / "data", self._own / "metadata"]
+        choices = [self._own_table, self._own_table / "data", self._own_table / "metadata"]
         choices += [path for folder in choices[1:] for path in folder.iterdir()]
         return self._rng.choice(choices)
 
     def _swap(self, path: Path) -> None:
-        away = path.with_name(f"{path.name}-away")
-        counterpart = self._other / path.relative_to(self._own)
+        away_path = path.with_name(f"{path.name}-away")
+        counterpart = self._other_folder / path.relative_to(self._own_table)
         link = path.with_name(f"{path.name}-link")
         link.symlink_to(os.path.relpath(counterpart, path.parent) if self._rng.random() < 0.5 else counterpart)
-        path.rename(away)
+        path.rename(away_path)
         link.rename(path)
-        self._ended.wait(self._rng.random() * 0.004)
+        self._end_event.wait(self._rng.random() * 0.004)
         path.unlink()
-        away.rename(path)
-        self._ended.wait(self._rng.random() * 0.004)
+        away_path.rename(path)
+        self._end_event.wait(self._rng.random() * 0.004)
 
 
 def list_plain_files(folder: Path) -> list[Path]:
     """Return all files below the folder without following links."""
-    paths = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
+    paths = [Path(index, name) for index, _, names in os.walk(folder) for name in names]
     return sorted(path for path in paths if not path.is_symlink())
 
 
@@ -99,21 +99,21 @@ def compute_digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def copy_names(own_table: Path, other: Path, fitting: Path) -> None:
+def copy_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
     """Give the other tenant a file for each file name of the writer.
 
     Args:
-        fitting: The data file to copy for each data file. It has as many rows as the writer's files.
+        matching_path: The data file to copy for each data file. It has as many rows as the writer's files.
 
     Both tenants also get an old file that no table names, for orphan removal.
     """
     for folder in ("data", "metadata"):
         (own_table / folder / "orphan.parquet").write_bytes(b"orphan")
     for path in list_plain_files(own_table):
-        target = other / path.relative_to(own_table)
+        target = other_path / path.relative_to(own_table)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(fitting if path.suffix == ".parquet" else path, target)
+            shutil.copyfile(matching_path if path.suffix == ".parquet" else path, target)
         for old_path in (path, target):
             os.utime(old_path, (1, 1))
 
@@ -130,12 +130,12 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
         await asyncio.to_thread(create_filled_table, server.url, "theirs", SECRET)
         (other_folder,) = (warehouse / "theirs").iterdir()
-        fitting = next((other_folder / "data").rglob("*.parquet"))
+        matching_path = next((other_folder / "data").rglob("*.parquet"))
         swaps = 0
         for round_number in range(ROUNDS):
             await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            copy_names(own_table, other_folder, fitting)
+            copy_names(own_table, other_folder, matching_path)
             digests_before = compute_digests(warehouse / "theirs")
             with Swapper(own_table, other_folder, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]

@@ -78,7 +78,7 @@ def test_secret_is_found_in_a_header() -> None:
     assert secrets.find_leaks(b"", {"ETag": 'W/"secret-of-others"'})
 
 
-def test_handle_given_to_the_attacker_is_not_a_leak_but_other_handles_are() -> None:
+def test_only_handles_that_the_attacker_did_not_receive_count_as_leaks() -> None:
     secrets = Secrets()
     secrets.plant("folder", "secret-folder")
     secrets.plant("file", "secret-file-0001")

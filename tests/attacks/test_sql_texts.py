@@ -16,19 +16,19 @@ from tests.attacks.world import SCHEMA
 from tests.server.rig import RunningServer, run_server
 
 TABLE = "/api/v1/tables/db/t"
-WHERE = " OR ".join(["id = 1"] * 200)
+LONG_CONDITION = " OR ".join(["id = 1"] * 200)
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a predicate": (f"{TABLE}/explain", {"where": WHERE}),
+    "a predicate": (f"{TABLE}/explain", {"where": LONG_CONDITION}),
     "a predicate of a join": (
         f"{TABLE}/explain",
-        {"joins": [{"table": ["db", "t"], "on": {"id": "id"}, "predicate": WHERE}]},
+        {"joins": [{"table": ["db", "t"], "on": {"id": "id"}, "predicate": LONG_CONDITION}]},
     ),
-    "a predicate of rows": (f"{TABLE}/bitmap", {"where": WHERE}),
-    "a predicate of a plan table": (f"{TABLE}/plan-tables", {"predicate": WHERE}),
-    "a query": ("/api/v1/explain-query", {"query": f"SELECT 1 FROM db.t WHERE {WHERE}"}),
+    "a predicate of rows": (f"{TABLE}/bitmap", {"where": LONG_CONDITION}),
+    "a predicate of a plan table": (f"{TABLE}/plan-tables", {"predicate": LONG_CONDITION}),
+    "a query": ("/api/v1/explain-query", {"query": f"SELECT 1 FROM db.t WHERE {LONG_CONDITION}"}),
     "a query of DuckDB": (
         "/api/v1/explain-query",
-        {"query": f"SELECT 1 FROM db.t WHERE {WHERE}", "dialect": "duckdb"},
+        {"query": f"SELECT 1 FROM db.t WHERE {LONG_CONDITION}", "dialect": "duckdb"},
     ),
 }
 
@@ -44,23 +44,23 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_started, answered = asyncio.Event(), threading.Event()
-    loop, original = asyncio.get_running_loop(), asyncio.to_thread
-    at_once: list[int] = [0, 0]
+    has_started, is_answered = asyncio.Event(), threading.Event()
+    loop, original_to_thread = asyncio.get_running_loop(), asyncio.to_thread
+    parse_counts: list[int] = [0, 0]
 
     async def to_thread(work: Callable[[], Any]) -> Any:
-        at_once[0] += 1
-        at_once[1] = max(at_once)
+        parse_counts[0] += 1
+        parse_counts[1] = max(parse_counts)
 
         def wait_and_work() -> Any:
             loop.call_soon_threadsafe(has_started.set)
-            assert answered.wait(60)
+            assert is_answered.wait(60)
             return work()
 
         try:
-            return await original(wait_and_work)
+            return await original_to_thread(wait_and_work)
         finally:
-            at_once[0] -= 1
+            parse_counts[0] -= 1
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = TEXTS[name]
@@ -69,11 +69,11 @@ async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
         await has_started.wait()
         assert (await server.get("/v1/namespaces/db/tables/t"))[0] == 200
         assert not any(task.done() for task in tasks)
-        answered.set()
+        is_answered.set()
         for task in tasks:
             answer = await task
             assert answer.status == 200, answer.raw
-    assert at_once == [0, 1]
+    assert parse_counts == [0, 1]
 
 
 async def test_short_text_is_parsed_without_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import VIEW_VERSION, Answer, build_property_commit
-from tests.attacks.crafted import OURS
+from tests.attacks.crafted import ATTACKER_TABLES
 from tests.attacks.world import EVIL, NAMES, SCHEMA, AttackWorld, open_world
 
 _BLOOM = {"kind": "bloom", "columns": ["id"]}
@@ -35,11 +35,11 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
         "/v1/transactions/commit",
         {"table-changes": [{"identifier": {"namespace": [EVIL], "name": "t"}, **build_property_commit(x="1")}]},
     ),
-    "a native commit": ("POST", f"{OURS}/t/commit", {"add": [_FILE]}),
-    "an index": ("PUT", f"{OURS}/t/indexes/j", {"kind": "bloom", "columns": ["data"]}),
-    "a build": ("POST", f"{OURS}/t/indexes/i/builds", None),
-    "a list of index files": ("POST", f"{OURS}/t/indexes/rebuild-registry", None),
-    "a plan table": ("POST", f"{OURS}/t/plan-tables", {"predicate": "id > 0"}),
+    "a native commit": ("POST", f"{ATTACKER_TABLES}/t/commit", {"add": [_FILE]}),
+    "an index": ("PUT", f"{ATTACKER_TABLES}/t/indexes/j", {"kind": "bloom", "columns": ["data"]}),
+    "a build": ("POST", f"{ATTACKER_TABLES}/t/indexes/i/builds", None),
+    "a list of index files": ("POST", f"{ATTACKER_TABLES}/t/indexes/rebuild-registry", None),
+    "a plan table": ("POST", f"{ATTACKER_TABLES}/t/plan-tables", {"predicate": "id > 0"}),
     "a view's commit": (
         "POST",
         f"{NAMES}/views/v",
@@ -51,7 +51,7 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
 async def _create_attackers_table(world: AttackWorld) -> str:
     """Create a table `t` with an index and a view `v`. Return the table's location."""
     answer = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
-    await world.ask_successfully("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
+    await world.ask_successfully("mallory", "PUT", f"{ATTACKER_TABLES}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await world.ask_successfully("mallory", "POST", f"{NAMES}/views", view)
     return str(answer["metadata"]["location"])
@@ -106,7 +106,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         fingerprint_before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite_metadata_file(world, path, location=world.hints[kind][0])
-        world.touched.clear()
+        world.touched_locations.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
@@ -143,8 +143,8 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
             assert "overwritten" in answer.error[2]
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
-            dropped = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
-            (row,) = [item for item in dropped if item["name"] == "t"]
+            dropped_tables = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
+            (row,) = [item for item in dropped_tables if item["name"] == "t"]
             world.write(location, whole_file)
             documents.cache.clear()
             await world.ask_successfully("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
@@ -205,7 +205,7 @@ async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_p
         own_location = await _create_attackers_table(world)
         fingerprint_before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
-            world.touched.clear()
+            world.touched_locations.clear()
             method, path, body = MOVES[way]({name: place})
             text = json.dumps(body).replace("OWN", own_location)
             answer = await world.ask("mallory", method, path, json.loads(text))
@@ -222,7 +222,7 @@ async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_
             (world.hints["moved uuid"][0], world.hints["moved location"][0]),
             (world.hints["moved uuid"][0], f"{own_location}-staged"),
         ):
-            world.touched.clear()
+            world.touched_locations.clear()
             method, path, body = MOVES["a staged table"]({})
             body["updates"] = [
                 {**_CREATION[0], "uuid": uuid},
@@ -231,4 +231,4 @@ async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_
             ]
             answer = await world.ask("mallory", method, path, body)
             assert answer.status in (400, 403), answer.raw
-            assert not world.touched
+            assert not world.touched_locations

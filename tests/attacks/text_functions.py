@@ -39,7 +39,7 @@ NOT_CALLED = (
 _VALUES: dict[str, Any] = {"int": 1, "bool": False, "float": 1.0, "str | None": None}
 TEXT_CHARACTERS = 6_000
 # fmt: off
-_REPEATED = (
+_REPEATED_TEXTS = (
     *("1", "a", "A", " ", "\n", "\0", "\\", "/", ".", ",", ";", ":", "=", "&", "%", "+", "-", "_", "@", "#", "?", "$"),
     *("'", '"', "`", "(", "[", "{", "<", ")", "]", "}", "''", '""', "é", "\u0300\u0316", "\u0f73", "\ufdfa", "\u0130"),
     *("--", "/*", "*/", "//", "../", "%25", "%2F", "a.", "a,", "1,", "a=", "a=1,", "a=1&", "\\.", "1.", "1e", "0x"),
@@ -80,24 +80,27 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
     """
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    required = positional[: len(positional) - len(arguments.defaults)]
+    required_parameters = positional[: len(positional) - len(arguments.defaults)]
     named_arguments = [
         argument
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
     spellings = {
-        item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in (*required, *named_arguments)
+        item.arg: ast.unparse(item.annotation) if item.annotation else ""
+        for item in (*required_parameters, *named_arguments)
     }
     known_spellings = {"str", "bytes", "object", *_VALUES}
     if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_spellings:
         return None
-    return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
+    return [spellings[item.arg] for item in required_parameters], {
+        item.arg: spellings[item.arg] for item in named_arguments
+    }
 
 
 def _build_call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
     """Return a function that passes its text to the measured function, and ignores exceptions."""
-    plain = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
+    plain_function = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
 
     def choose_value(kind: str, text: str) -> Any:
         if kind == "bytes":
@@ -106,7 +109,7 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 
     def call(text: str) -> object:
         with suppress(Exception):
-            answer = plain(
+            answer = plain_function(
                 *(choose_value(kind, text) for kind in positional),
                 **{k: choose_value(v, text) for k, v in keyword_arguments.items()},
             )
@@ -121,7 +124,7 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
     for prefix, suffix in _AROUND:
-        for part in _REPEATED:
+        for part in _REPEATED_TEXTS:
             yield prefix + part * (characters // len(part)) + suffix
 
 

@@ -74,26 +74,26 @@ async def send_signed(
         return answer.status, await answer.read(), dict(answer.headers)
 
 
-async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
+async def reach_through_gateway(campaign: AttackCampaign, name: str) -> None:
     """Send one request for each kind of the victim's objects."""
-    world, rng = c.world, c.rng
+    world, rng = campaign.world, campaign.rng
     if not world.gateway:
         return
     principal = rng.choice(HOSTILE)
-    answer = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
+    answer = await campaign.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
     keys = dict(answer.json.get("config", {})) if answer.status == 200 else {}
     location = answer.json["metadata"]["location"] if answer.status == 200 else f"s3://{world.bucket}/lake/none"
     own_location = location.removeprefix(f"s3://{world.bucket}/")
     for kind in ("data file", "manifest", "metadata file", "location"):
-        place = c.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
-        up = "/".join([".."] * (own_location.count("/") + 1))
+        place = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
+        parent_path = "/".join([".."] * (own_location.count("/") + 1))
         target = rng.choice(
             (
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{up}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{up.replace('..', '%2e%2e')}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{parent_path}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{parent_path.replace('..', '%2e%2e')}/{quote(place)}",
                 f"/{world.bucket}//{quote(place)}",
                 f"/{world.bucket.upper()}/{quote(place)}",
                 f"//{world.bucket}/{quote(place)}",
@@ -115,7 +115,9 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
         way = rng.choice(("object", "object", "object", *OF_BUCKETS))
         data = b"evil" if method in ("PUT", "POST") and not query else None
         if way == "list":
-            prefix = rng.choice((quote(place, safe=""), quote(f"{own_location}/{up}/{place}", safe=""), "", "lake%2F"))
+            prefix = rng.choice(
+                (quote(place, safe=""), quote(f"{own_location}/{parent_path}/{place}", safe=""), "", "lake%2F")
+            )
             method, target, query, data = "GET", f"/{world.bucket}", f"list-type=2&prefix={prefix}", None
         elif way == "delete":
             xml = f"<Delete><Object><Key>{place}</Key></Object></Delete>"
@@ -125,30 +127,30 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
             target = f"/{world.bucket}/{own_location}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
         status, body, response_headers = await send_signed(
-            world, _forge_keys(c, keys), method, target, query, data, **headers
+            world, _forge_keys(campaign, keys), method, target, query, data, **headers
         )
-        c.steps.append(
+        campaign.steps.append(
             f"{principal or 'stranger'} through the gateway: {method} {target}?{query} {headers} -> {status}"
         )
         leaks = world.secrets.find_leaks(body, response_headers)
         if leaks:
-            c.report(f"the gateway's answer has {', '.join(map(str, leaks))}")
+            campaign.report(f"the gateway's answer has {', '.join(map(str, leaks))}")
         if status < 300:
-            c.report("the gateway answered a request for the victim's objects")
+            campaign.report("the gateway answered a request for the victim's objects")
         if status >= 500 and status != 503:
-            c.report(f"the gateway failed: {body[:500]!r}")
+            campaign.report(f"the gateway failed: {body[:500]!r}")
 
 
-def _forge_keys(c: AttackCampaign, keys: dict[str, str]) -> dict[str, Any]:
+def _forge_keys(campaign: AttackCampaign, keys: dict[str, str]) -> dict[str, Any]:
     """Return the credentials, sometimes with another grant in their token."""
     token = keys.get("s3.session-token", "")
-    if not token or c.rng.random() < 0.7:
+    if not token or campaign.rng.random() < 0.7:
         return keys
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    if c.rng.random() < 0.5:
-        raw[c.rng.randrange(len(raw))] ^= 1 << c.rng.randrange(8)
+    if campaign.rng.random() < 0.5:
+        raw[campaign.rng.randrange(len(raw))] ^= 1 << campaign.rng.randrange(8)
     else:
         endpoint = keys.get("s3.endpoint", "x").encode()
         raw = bytearray(bytes(raw).replace(endpoint[:8], b"elsewher"))
-        raw = raw[: -c.rng.randrange(1, 40)]
+        raw = raw[: -campaign.rng.randrange(1, 40)]
     return {**keys, "s3.session-token": base64.urlsafe_b64encode(bytes(raw)).decode().rstrip("=")}

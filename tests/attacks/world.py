@@ -67,7 +67,7 @@ class AttackWorld:
     """Handles that an attacker may know, by kind."""
     gateway: str = ""
     """URL of the objects gateway, or empty if there is none."""
-    touched: list[str] = field(default_factory=list)
+    touched_locations: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
     async def ask(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Answer:
@@ -129,7 +129,7 @@ class AttackWorld:
         return any(location.startswith(root + "/") for root in self.hints["location"])
 
     def list_touched_of_victim(self) -> list[str]:
-        return [place for place in self.touched if self.is_victims(place)]
+        return [place for place in self.touched_locations if self.is_victims(place)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
         """Return digests of the victim's files, and of everything about the victim that an admin gets from the
@@ -166,16 +166,16 @@ def _compute_digest(data: bytes) -> str:
 
 
 @contextmanager
-def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
+def _record_locations(store: type[LocalObjects] | type[S3Objects], touched_locations: list[str]) -> Iterator[None]:
     """Record the location of each file that the server creates or deletes through this kind of store."""
     create, delete = store.create, store.delete
 
     async def record_create(self: Any, location: str, data: bytes, **options: bool) -> None:
-        touched.append(location)
+        touched_locations.append(location)
         await create(self, location, data, **options)
 
     async def record_delete(self: Any, location: str) -> None:
-        touched.append(location)
+        touched_locations.append(location)
         await delete(self, location)
 
     with patch.object(store, "create", record_create), patch.object(store, "delete", record_delete):
@@ -224,12 +224,14 @@ async def open_world(
             "s3_secret_access_key": s3.secret_key,
             "s3_client_access": "signing",
         }
-    touched: list[str] = []
+    touched_locations: list[str] = []
     if with_gateway:
         settings |= {"s3_client_access": "gateway", "gateway_port": choose_free_port()}
-    with _record_locations(S3Objects if s3 else LocalObjects, touched):
+    with _record_locations(S3Objects if s3 else LocalObjects, touched_locations):
         async with run_server(home, **settings) as server, AsyncExitStack() as stack:
-            world = AttackWorld(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
+            world = AttackWorld(
+                server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched_locations=touched_locations
+            )
             if with_gateway:
                 await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
@@ -318,8 +320,8 @@ class _Planting:
             snapshot = table.current_snapshot()
             assert snapshot is not None
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
-        moved = catalog.load_table((world.victim, self.hints["table"][0]))
-        moved.append(self._build_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
+        moved_table = catalog.load_table((world.victim, self.hints["table"][0]))
+        moved_table.append(self._build_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
         # Attacks use the first table first.
         self.hints["table"].reverse()
 
@@ -380,8 +382,8 @@ class _Planting:
         page = await world.ask_successfully("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
         self.plant_hint("page token", page["next-page-token"])
         key = create_key()
-        staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
-        creation = await world.ask_successfully("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
+        staged_table = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
+        creation = await world.ask_successfully("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged_table)
         for text in creation.get("config", {}).values():
             if "stage=" in text:
                 self.plant_hint("stage", text.partition("stage=")[2])

@@ -30,29 +30,29 @@ from tests.services.process import REPO
 )
 def test_bench_of_planning_or_indexes_prints_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]
-    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"{module}_{name}:" in completed.stdout
+    result = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{module}_{name}:" in result.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_makes_the_rows_of_the_readme_without_a_failed_request(name: str) -> None:
     argv = [sys.executable, "-m", "bench.run", "--quick", name]
-    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert "seamark failed" not in completed.stdout
-    assert "seamark-pg failed" not in completed.stdout
+    result = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "seamark failed" not in result.stdout
+    assert "seamark-pg failed" not in result.stdout
     for case, measure in readme.CLAIMS[name]:
         if "10,000 tables" not in case:  # A quick run creates fewer tables, so its cases have different names.
-            assert case in completed.stdout
-            assert measure in completed.stdout
+            assert case in result.stdout
+            assert measure in result.stdout
 
 
 @pytest.mark.slow
 def test_unknown_bench_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.run", "speed"]
-    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
-    assert completed.returncode == 2
-    assert "no bench speed" in completed.stderr
-    assert "load_table" in completed.stderr
+    result = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "no bench speed" in result.stderr
+    assert "load_table" in result.stderr

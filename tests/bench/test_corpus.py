@@ -46,8 +46,10 @@ def test_query_without_a_needed_file_returns_other_rows(tmp_path: Path) -> None:
             1,
         ]
         assert count_needed_files("SELECT sum(amount) FROM fact") == [8]
-        twice = "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
-        assert count_needed_files(twice) == [1, 4]
+        repeated_query = (
+            "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
+        )
+        assert count_needed_files(repeated_query) == [1, 4]
         with pytest.raises(RowsDiffer):
             copies.count_needed_files("s", "SELECT max(day) FROM fact", count_rows(con, "SELECT 1"))
 
@@ -69,5 +71,5 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
         assert row.values[NEEDED_FILES] <= row.values[ALL_FILES], row
     file_counts = rows[f"all: {len(list_queries())} queries", "files read"].values
     assert file_counts[OURS] < file_counts[PEER] < file_counts[ALL_FILES]
-    pruned = rows[f"all: {len(list_queries())} queries", "read fewer than all files"]
-    assert pruned.values[OURS] > pruned.values[PEER] > 0
+    pruned_row = rows[f"all: {len(list_queries())} queries", "read fewer than all files"]
+    assert pruned_row.values[OURS] > pruned_row.values[PEER] > 0

@@ -32,9 +32,9 @@ from tests.services.process import REPO, is_http_ok
 def run_demo(**env: str) -> subprocess.CompletedProcess[str]:
     """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
     argv = [sys.executable, "-m", "bench.demo"]
-    java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
+    java_env = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
     small_environment = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
-    environment = {**os.environ, **java, **small_environment, **env}
+    environment = {**os.environ, **java_env, **small_environment, **env}
     return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=600)
 
 
@@ -88,7 +88,7 @@ def _render_screens(width: int, scale: float) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("scale", [0.01, 1, 2.5])
-def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> None:
+def test_screens_are_not_wider_than_a_terminal(width: int, scale: float) -> None:
     lines = _render_screens(width, scale).splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
@@ -141,9 +141,9 @@ def check_table(output: str) -> None:
     matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 7 + r" *$", output, re.MULTILINE)
     rows = {name: tuple(map(int, counts)) for name, *counts in matches}
     assert list(rows) == list(QUERIES), output
-    for name, (iceberg, untouched, clustered, bound) in rows.items():
-        assert iceberg == 30 >= untouched, name
-        assert bound <= clustered <= 1.05 * max(1, bound), name
+    for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
+        assert iceberg == 30 >= untouched_files, name
+        assert bound <= clustered_files <= 1.05 * max(1, bound), name
     assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, (
         "plans must prune the files by the dates of joins"
     )

@@ -34,21 +34,21 @@ def build_environment(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow  # `make demo` runs the same program.
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
-    completed = subprocess.run(
+    result = subprocess.run(
         [*ARGV, "--files", "60"], env=build_environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
     )
-    assert completed.returncode == 0, completed.stderr
+    assert result.returncode == 0, result.stderr
     actual = {
         name.strip(): int(files.replace(",", ""))
-        for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", completed.stdout, re.M)
+        for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", result.stdout, re.M)
     }
     files_before, files_after, minimum = actual.values()
     assert files_before == 60
     assert minimum <= files_after < 30
-    assert re.search(rf"rows: 60 → {files_after} files, [\d,]+× sooner", completed.stdout)
-    streamed = " ".join(completed.stdout.split())
+    assert re.search(rf"rows: 60 → {files_after} files, [\d,]+× sooner", result.stdout)
+    streamed_output = " ".join(result.stdout.split())
     assert re.search(
-        r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed
+        r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed_output
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -93,15 +93,15 @@ def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])
 def test_invalid_number_of_files_is_rejected(files: str) -> None:
-    completed = CliRunner().invoke(cli, ["demo", "--files", files])
-    assert completed.exit_code == 2
-    assert "--files" in completed.output
+    result = CliRunner().invoke(cli, ["demo", "--files", files])
+    assert result.exit_code == 2
+    assert "--files" in result.output
 
 
 @pytest.mark.slow
 def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "START_S", 3600.0)  # The demo must not wait for so long.
     (tmp_path / "home").write_text("a file is in the way")
-    with pytest.raises(click.ClickException, match="did not start") as failed, demo._run_server(tmp_path):
+    with pytest.raises(click.ClickException, match="did not start") as failure, demo._run_server(tmp_path):
         pass
-    assert "home" in failed.value.message
+    assert "home" in failure.value.message

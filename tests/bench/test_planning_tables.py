@@ -63,8 +63,8 @@ def entries(generated_table: GeneratedTable) -> list[dict[str, Any]]:
     "value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 )
 def test_varint_has_avros_encoding(value: int) -> None:
-    read_long = fastavro.schemaless_reader(io.BytesIO(ragged.encode_varint(value)), "long", None)
-    assert read_long == value
+    decoded_long = fastavro.schemaless_reader(io.BytesIO(ragged.encode_varint(value)), "long", None)
+    assert decoded_long == value
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
         assert set(entry["nan_value_counts"]) == floats
         assert set(entry["value_counts"].values()) == {entry["record_count"]}
         assert all(0 <= nulls <= entry["record_count"] for nulls in entry["null_value_counts"].values())
-        bounded = set(entry["lower_bounds"])
-        assert bounded == set(entry["upper_bounds"])
+        bounded_columns = set(entry["lower_bounds"])
+        assert bounded_columns == set(entry["upper_bounds"])
         only_nulls = entry["null_value_counts"][comment] == entry["record_count"]
-        assert bounded == (ids - {comment} if only_nulls else ids)
+        assert bounded_columns == (ids - {comment} if only_nulls else ids)
         missing_count += only_nulls
         assert entry["split_offsets"] == list(range(4, entry["file_size_in_bytes"] + 4, 128 << 20))
     assert 0 < missing_count < FILES // 10
@@ -193,7 +193,10 @@ def test_existing_table_is_reused_unless_it_was_moved(
 ) -> None:
     files_before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
-    assert generate_table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
+    assert (
+        generate_table(FILES, cache=cache, progress=lambda tables_done, table_count: steps.append(tables_done))
+        == generated_table
+    )
     assert steps == []
     assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == files_before
     moved_folder = tmp_path / generated_table.folder.name
@@ -245,32 +248,32 @@ def test_table_with_more_columns_repeats_the_columns_under_new_names(tmp_path: P
 def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
     generated_table: GeneratedTable, tmp_path: Path
 ) -> None:
-    python = PyIcebergPlanner(generated_table.metadata_location)
-    with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java:
-        assert java.plan(True).answer == python.plan(True).answer
-        assert java.plan(True).files == FILES
+    pyiceberg_planner = PyIcebergPlanner(generated_table.metadata_location)
+    with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java_planner:
+        assert java_planner.plan(True).answer == pyiceberg_planner.plan(True).answer
+        assert java_planner.plan(True).files == FILES
         for expected in FILTERS.values():
-            java_files = java.plan(expected.build_expression(generated_table))
-            java_files.check_same(python.plan(expected.build_expression(generated_table)), expected.name)
-            for plan in (java_files, java.plan(expected.build_expression(generated_table, round_number=2000))):
+            java_files = java_planner.plan(expected.build_expression(generated_table))
+            java_files.check_same(pyiceberg_planner.plan(expected.build_expression(generated_table)), expected.name)
+            for plan in (java_files, java_planner.plan(expected.build_expression(generated_table, round_number=2000))):
                 assert 0 < plan.files < FILES, expected.name
-        assert 0 < java.plan(build_small_filter(generated_table)).files < 20
+        assert 0 < java_planner.plan(build_small_filter(generated_table)).files < 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_planning_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "--quick", name]
-    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"planning_{name}" in completed.stdout
-    assert "seamark failed" not in completed.stdout
+    result = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"planning_{name}" in result.stdout
+    assert "seamark failed" not in result.stdout
 
 
 @pytest.mark.slow
 def test_unknown_bench_of_planning_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "speed"]
-    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
-    assert completed.returncode == 2
-    message = " ".join(completed.stderr.split())
+    result = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    message = " ".join(result.stderr.split())
     assert f"no bench speed; there are {', '.join(BENCHES)}" in message

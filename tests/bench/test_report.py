@@ -28,7 +28,7 @@ def test_ratio_above_one_is_better_in_either_direction() -> None:
     assert Row("x", "rate", "/s", {"seamark": 10.0}).compute_ratio() is None
 
 
-def test_report_says_whether_a_goal_is_met_or_missed() -> None:
+def test_report_states_whether_a_goal_is_met_or_missed() -> None:
     report = Report("b", "Why?", machine=MACHINE)
     report.rows = [
         Row("fast", "p50", "ms", {"seamark": 4.0, "fixture": 8.0}, goal=5.0),
@@ -41,9 +41,9 @@ def test_report_says_whether_a_goal_is_met_or_missed() -> None:
 
 def test_report_names_failed_requests() -> None:
     report = Report("b", "Why?")
-    good = Sample([1.0], Counter({200: 1}), elapsed_s=1.0)
-    bad = Sample([1.0], Counter({200: 1, 500: 2}), ["GET: 500 b'oh'"], 2, 1.0)
-    report.add_failures("load", {"seamark": [good], "fixture": [good, bad]})
+    good_sample = Sample([1.0], Counter({200: 1}), elapsed_s=1.0)
+    bad_sample = Sample([1.0], Counter({200: 1, 500: 2}), ["GET: 500 b'oh'"], 2, 1.0)
+    report.add_failures("load", {"seamark": [good_sample], "fixture": [good_sample, bad_sample]})
     assert report.notes == ["load: fixture failed 2 of 4 requests, such as GET: 500 b'oh'"]
 
 
@@ -75,15 +75,15 @@ def test_pages_show_the_figures_of_the_stored_results() -> None:
 
 
 def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
-    drawing = ElementTree.fromstring(draw_ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
+    picture = ElementTree.fromstring(draw_ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
     svg = "{http://www.w3.org/2000/svg}"
-    bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in drawing.iter(f"{svg}rect")]
-    (peer,) = [float(line.get("x1")) for line in drawing.iter(f"{svg}line")]
+    bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in picture.iter(f"{svg}rect")]
+    (peer,) = [float(line.get("x1")) for line in picture.iter(f"{svg}line")]
     assert [kind for kind, _, _ in bars] == ["bar", "slower", "bar"]
     assert bars[0][1] == peer
     assert bars[0][2] == pytest.approx(2 * bars[1][2], abs=0.2)
     assert bars[1][1] + bars[1][2] == pytest.approx(peer, abs=0.2)
-    assert "a < b" in [text.text for text in drawing.iter(f"{svg}text")]
+    assert "a < b" in [text.text for text in picture.iter(f"{svg}text")]
 
 
 def test_headline_of_the_readme_is_a_row_of_its_bench() -> None:

@@ -15,14 +15,14 @@ from bench.ssb.generate import TABLES, compute_dimension_rows, generate_ssb, get
 from bench.ssb.queries import QUERIES, Oracle
 
 pytestmark = pytest.mark.slow  # Only benches use these rows.
-SCALE = 0.02
+SCALE_FACTOR = 0.02
 NATIONS = 25
 REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate_ssb(tmp_path_factory.mktemp("ssb"), SCALE)
+    return generate_ssb(tmp_path_factory.mktemp("ssb"), SCALE_FACTOR)
 
 
 class Data:
@@ -55,7 +55,7 @@ def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
     assert rows["supplier"] == 40
     assert rows["part"] == 4000
     assert rows["date"] == 7 * 365 + 2
-    assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE, rel=0.02)
+    assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE_FACTOR, rel=0.02)
 
 
 def test_number_of_parts_grows_with_the_logarithm_of_scales_above_one() -> None:
@@ -107,7 +107,7 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         assert data.fetch_value(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
 
 
-def test_money_is_in_cents_and_adds_up(data: Data) -> None:
+def test_amounts_are_in_cents_and_totals_equal_their_sums(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
     assert data.fetch_value(sql) == 0
     # 60 % of the part's price. TPC-H's price of a part in cents is a formula of its key (specification 4.2.3).
@@ -125,9 +125,9 @@ def test_money_is_in_cents_and_adds_up(data: Data) -> None:
 def test_cities_nations_and_regions_nest(data: Data) -> None:
     for prefix, table in (("c", "customer"), ("s", "supplier")):
         assert data.read_column(f"SELECT DISTINCT {prefix}_region FROM {table}") <= REGIONS
-        nested = f"rpad(substr({prefix}_nation, 1, 9), 9, ' ') = substr({prefix}_city, 1, 9)"
+        nesting = f"rpad(substr({prefix}_nation, 1, 9), 9, ' ') = substr({prefix}_city, 1, 9)"
         digit = f"regexp_matches({prefix}_city, '^.{{9}}[0-9]$')"
-        assert data.fetch_value(f"SELECT count(*) FROM {table} WHERE NOT ({nested} AND {digit})") == 0
+        assert data.fetch_value(f"SELECT count(*) FROM {table} WHERE NOT ({nesting} AND {digit})") == 0
         assert (
             data.fetch_value(
                 f"SELECT max(n) FROM (SELECT count(DISTINCT {prefix}_region) n FROM {table} GROUP BY {prefix}_nation)"
@@ -147,8 +147,8 @@ def test_brands_nest_in_categories_and_categories_in_manufacturers(data: Data) -
     column = data.read_column("SELECT DISTINCT p_brand1 FROM part")
     assert column <= brands
     assert len(column) > 900  # There are 1,000 brands, and 4,000 parts.
-    nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
-    assert data.fetch_value(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
+    nesting = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
+    assert data.fetch_value(f"SELECT count(*) FROM part WHERE NOT ({nesting})") == 0
     assert data.fetch_value("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
 
 
@@ -158,7 +158,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
     day = datetime.date(1992, 1, 1)
     for row in rows:
         actual = dict(zip(names, row, strict=True))
-        sunday_first = (day.weekday() + 1) % 7
+        day_of_week = (day.weekday() + 1) % 7
         in_year = day.timetuple().tm_yday
         assert actual == {
             "d_datekey": day.year * 10000 + day.month * 100 + day.day,
@@ -168,13 +168,13 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
             "d_year": day.year,
             "d_yearmonthnum": day.year * 100 + day.month,
             "d_yearmonth": f"{calendar.month_abbr[day.month]}{day.year}",
-            "d_daynuminweek": sunday_first + 1,
+            "d_daynuminweek": day_of_week + 1,
             "d_daynuminmonth": day.day,
             "d_daynuminyear": in_year,
             "d_monthnuminyear": day.month,
             "d_weeknuminyear": (in_year + 6) // 7,
             "d_sellingseason": _find_season(day.month),
-            "d_lastdayinweekfl": int(sunday_first == 6),
+            "d_lastdayinweekfl": int(day_of_week == 6),
             "d_lastdayinmonthfl": int((day + datetime.timedelta(1)).month != day.month),
             "d_holidayfl": actual["d_holidayfl"],
             "d_weekdayfl": int(day.weekday() < 5),
@@ -196,11 +196,11 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 
 @pytest.mark.slow
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
-    generate_result = generate_ssb(tmp_path, SCALE)
+    generate_result = generate_ssb(tmp_path, SCALE_FACTOR)
     for table in TABLES:
         assert get_table_path(generate_result, table).read_bytes() == get_table_path(folder, table).read_bytes()
     steps: list[str] = []
-    assert generate_ssb(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
+    assert generate_ssb(tmp_path, SCALE_FACTOR, lambda step, *_: steps.append(step)) == generate_result
     assert steps == []
 
 

@@ -18,6 +18,6 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_the_trino_proxy_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
-    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"trino_{name}:" in completed.stdout
+    result = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"trino_{name}:" in result.stdout

@@ -59,18 +59,20 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
 
 
 EXPECTED_FACTS: dict[str, Any] = {
-    "Q1.1": lambda row, by: (
-        by["date"][row["lo_orderdate"]]["d_year"] == 1993 and 1 <= row["lo_discount"] <= 3 and row["lo_quantity"] < 25
+    "Q1.1": lambda row, rows_by_table: (
+        rows_by_table["date"][row["lo_orderdate"]]["d_year"] == 1993
+        and 1 <= row["lo_discount"] <= 3
+        and row["lo_quantity"] < 25
     ),
-    "Q1.2": lambda row, by: (
-        by["date"][row["lo_orderdate"]]["d_yearmonthnum"] == 199401
+    "Q1.2": lambda row, rows_by_table: (
+        rows_by_table["date"][row["lo_orderdate"]]["d_yearmonthnum"] == 199401
         and 4 <= row["lo_discount"] <= 6
         and 26 <= row["lo_quantity"] <= 35
     ),
-    "Q3.1": lambda row, by: (
-        by["customer"][row["lo_custkey"]]["c_region"] == "ASIA"
-        and by["supplier"][row["lo_suppkey"]]["s_region"] == "ASIA"
-        and 1992 <= by["date"][row["lo_orderdate"]]["d_year"] <= 1997
+    "Q3.1": lambda row, rows_by_table: (
+        rows_by_table["customer"][row["lo_custkey"]]["c_region"] == "ASIA"
+        and rows_by_table["supplier"][row["lo_suppkey"]]["s_region"] == "ASIA"
+        and 1992 <= rows_by_table["date"][row["lo_orderdate"]]["d_year"] <= 1997
     ),
 }
 

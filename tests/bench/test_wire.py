@@ -102,10 +102,10 @@ def build_target(port: int, name: str = "it") -> BenchTarget:
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
     async with run_server(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
-        tolerant = repeat_request(build_request("GET", "/", tolerated=(409,)), 3)
-        strict = repeat_request(build_request("GET", "/", label="load"), 2)
-        lenient = repeat_request(build_request("GET", "/", counted=(409,)), 4)
-        sample = await drive_workers(build_target(port), [tolerant, strict, lenient])
+        tolerant = repeat_request(build_request("GET", "/", tolerated_statuses=(409,)), 3)
+        strict_requests = repeat_request(build_request("GET", "/", label="load"), 2)
+        lenient = repeat_request(build_request("GET", "/", counted_statuses=(409,)), 4)
+        sample = await drive_workers(build_target(port), [tolerant, strict_requests, lenient])
     assert sample.statuses == {409: 9}
     assert len(sample.latencies_ms) == 4
     assert sample.rate == pytest.approx(4 / sample.elapsed_s)

@@ -25,16 +25,16 @@ from tests.services.process import REPO
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_writing_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.writing.run", "--quick", name]
-    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"writing_{name}:" in completed.stdout
+    result = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"writing_{name}:" in result.stdout
 
 
 def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     batches = Batches(1_000, tmp_path, batch_rows=100)
-    batches_drawn = [batches.draw_batch() for _ in range(5)]
+    drawn_batches = [batches.draw_batch() for _ in range(5)]
     model = dict.fromkeys(compute_keys(np.arange(1_000)).to_pylist(), 0)
-    for batch in (batches_drawn[0], batches_drawn[3], batches_drawn[4]):
+    for batch in (drawn_batches[0], drawn_batches[3], drawn_batches[4]):
         batch_table = pq.read_table(batch.path)
         assert batch_table.equals(batch.rows)
         keys = batch_table["k"].to_pylist()

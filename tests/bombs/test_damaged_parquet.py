@@ -61,8 +61,8 @@ def read_all_ways(data: bytes) -> list[pa.ChunkedArray]:
     BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns_at(
         PATHS, np.array([0, 5, 99])
     )
-    plain = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(PATHS)
-    return [plain[number] for number in PATHS]
+    plain_table = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(PATHS)
+    return [plain_table[number] for number in PATHS]
 
 
 def describe_outcome(path: str) -> str:
@@ -84,14 +84,14 @@ def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     for group in footer[4][1][1]:
         for chunk in group[1][1][1]:
             change(chunk)
-    encoded = thrift.write_structure(footer)
-    return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
+    encoded_footer = thrift.write_structure(footer)
+    return data[:begin] + encoded_footer + len(encoded_footer).to_bytes(4, "little") + MAGIC
 
 
-def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
+def repeat_field(encoded_field: bytes, number: int, kind: int, value: object) -> bytes:
     """Return the encoded structure with one field repeated at its end."""
     repeated_field = thrift.write_structure({1: (I64, number)})[1:-1] + thrift.write_structure({1: (kind, value)})[1:-1]
-    return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
+    return encoded_field[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
 def add_dictionary_of_another_type(chunk: Fields) -> None:

@@ -19,7 +19,9 @@ from tests.bombs.peak import measure_peak
 ROWS = 60
 KINDS = {"n": "long", "s": "string", "x": "fixed[4]"}
 TERMS = [
-    resolve_term(name, Schema(tuple(Field(at, name, False, kind) for at, (name, kind) in enumerate(KINDS.items(), 1))))
+    resolve_term(
+        name, Schema(tuple(Field(index, name, False, kind) for index, (name, kind) in enumerate(KINDS.items(), 1)))
+    )
     for name in KINDS
 ]
 
@@ -33,17 +35,17 @@ def encode_stream(columns: dict[str, pa.Array], rows: int) -> bytes:
 
 def encode_all_forms() -> list[bytes]:
     """Return encoded streams: plain columns, and each form in which rows share values, in one batch and in several."""
-    plain = {
+    plain_table = {
         "n": pa.array(range(ROWS), pa.int64()),
         "s": pa.array([f"value {number % 9} that is long" if number % 5 else None for number in range(ROWS)]),
         "x": pa.array([b"abcd"] * ROWS, pa.binary(4)),
     }
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([30, ROWS], pa.int32()), pa.array(["x", None]))
     forms = (
-        plain,
-        {**plain, "s": plain["s"].dictionary_encode(), "n": plain["n"].dictionary_encode()},
-        {**plain, "s": plain["s"].cast(pa.string_view())},
-        {**plain, "s": runs},
+        plain_table,
+        {**plain_table, "s": plain_table["s"].dictionary_encode(), "n": plain_table["n"].dictionary_encode()},
+        {**plain_table, "s": plain_table["s"].cast(pa.string_view())},
+        {**plain_table, "s": runs},
     )
     return [encode_stream(form, rows) for form in forms for rows in (ROWS, 20)]
 

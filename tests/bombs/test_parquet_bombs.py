@@ -41,11 +41,11 @@ MIB = 1 << 20
 LIMIT = 64 * MIB
 ROWS = 20_000
 VALUE = "x" * 100_000
-KEY = 1
+KEY_COLUMN_ID = 1
 
 
 def write_column(path: Path, column: pa.Array, **options: object) -> Path:
-    field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY)})
+    field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
     pq.write_table(pa.table([column], schema=pa.schema([field])), path, compression="zstd", **options)
     assert path.stat().st_size < MIB
     return path
@@ -115,8 +115,10 @@ def read_as_dimension(path: str, kind: str) -> str:
 
     def describe_keys(reader: DataRows) -> str:
         try:
-            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY]) as result:
-                column = FileColumn.from_array(result[KEY], kind)
+            with reader.read_all(
+                Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY_COLUMN_ID]
+            ) as result:
+                column = FileColumn.from_array(result[KEY_COLUMN_ID], kind)
         except Unreadable as error:
             return error.reason
         return f"{len(column.collect_keys(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
@@ -136,8 +138,10 @@ def read_as_rows(path: str) -> str:
     def read_row_column(reader: DataRows) -> str:
         count = count_rows(path)
         try:
-            with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as result:
-                return f"{len(result[KEY])} rows"
+            with reader.read(
+                Path(path).as_uri(), Path(path).stat().st_size, count, [KEY_COLUMN_ID], np.arange(count)
+            ) as result:
+                return f"{len(result[KEY_COLUMN_ID])} rows"
         except Unreadable as error:
             return error.reason
 
@@ -146,9 +150,9 @@ def read_as_rows(path: str) -> str:
 
 def read_as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
-    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY,))
+    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY_COLUMN_ID,))
     try:
-        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
+        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY_COLUMN_ID, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
@@ -188,7 +192,7 @@ def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bo
 def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     """Write a file with one column and one row, and with a footer that `change` has modified. Return its path."""
     out = io.BytesIO()
-    field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
+    field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
     data = out.getvalue()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -350,9 +354,9 @@ def read_as_vector(path: str, records: str) -> str:
 
 
 def write_vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
-    inside = b"\xd1\xd3\x39\x64" + bitmap.serialize()
-    check = isal_zlib.crc32(inside).to_bytes(4, "big")
-    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    vector_body = b"\xd1\xd3\x39\x64" + bitmap.serialize()
+    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
+    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
     return path
 
 
@@ -369,17 +373,17 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
 
 def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "v"
-    inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
-    check = isal_zlib.crc32(inside).to_bytes(4, "big")
-    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    vector_body = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
+    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
+    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
     size, report = measure_peak(read_as_vector, path, "1")
     assert "is too long" in report
     assert size < LIMIT
 
 
 def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
-    field = Field(KEY, "c", False, "string", initial_default=VALUE)
-    column = FileColumn.make_absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
+    field = Field(KEY_COLUMN_ID, "c", False, "string", initial_default=VALUE)
+    column = FileColumn.make_absent([Schema((field,))], DimensionColumn(KEY_COLUMN_ID, "string"), 1_000_000, "f")
     assert column.rows == 1_000_000
     assert len(column.collect_keys(None)) == 1
     assert column.size_bytes < 10 * MIB
@@ -387,12 +391,14 @@ def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
 
 def index_column(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
-    schema = Schema((Field(KEY, "c", False, "string"),))
+    schema = Schema((Field(KEY_COLUMN_ID, "c", False, "string"),))
     try:
-        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=count_rows(path))
+        columns = read_columns(
+            path, [KEY_COLUMN_ID], Projection(schema), filesystem=fs.LocalFileSystem(), rows=count_rows(path)
+        )
     except Unreadable as error:
         return error.reason
-    return str(columns[KEY].nbytes)
+    return str(columns[KEY_COLUMN_ID].nbytes)
 
 
 @pytest.mark.few_cases(2)

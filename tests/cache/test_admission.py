@@ -32,8 +32,8 @@ def test_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
         exact_counts[key] += 1
     for key, count in exact_counts.items():
         assert sketch.estimate(key) >= min(count, COUNT_MAX + 1)
-    exact = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in exact_counts.items())
-    assert exact >= 0.95 * len(exact_counts)
+    exact_count = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in exact_counts.items())
+    assert exact_count >= 0.95 * len(exact_counts)
     strangers = sum(sketch.estimate(key) > 0 for key in range(10_000, 20_000))
     assert strangers < 500
 
@@ -57,14 +57,14 @@ def test_sketch_of_size_zero_is_rejected(keys: int) -> None:
 def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
     """The hot set has a Zipf distribution. An LRU cache of the same size loses most of it to the scan."""
     rng, entries = random.Random(first_seed()), 500
-    hot = [(1 / (rank + 1), rank) for rank in range(600)]
-    weights = [weight for weight, _ in hot]
+    hot_weights = [(1 / (rank + 1), rank) for rank in range(600)]
+    weights = [weight for weight, _ in hot_weights]
 
     def measure_hit_rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the requests for the hot set. A part of the scan follows each request."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
         share = -(-len(scan) // requests)
-        for key in rng.choices([rank for _, rank in hot], weights, k=requests):
+        for key in rng.choices([rank for _, rank in hot_weights], weights, k=requests):
             hits += cache.get(key) is not None or (not cache.put(key, 0, UNIT) and False)
             for number in remaining_keys[-share:] if share else []:
                 if cache.get(10_000 + number) is None:
@@ -75,10 +75,10 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     cache = _build_cache(entries)
     measure_hit_rate(cache, [])
     base_rate = measure_hit_rate(cache, [])
-    with_scan = measure_hit_rate(cache, list(range(10 * entries)))
+    hit_rate_with_scan = measure_hit_rate(cache, list(range(10 * entries)))
     hit_rate_after = measure_hit_rate(cache, [])
     assert base_rate > 0.8
-    assert base_rate - with_scan < 0.05, (base_rate, with_scan)
+    assert base_rate - hit_rate_with_scan < 0.05, (base_rate, hit_rate_with_scan)
     assert base_rate - hit_rate_after < 0.05, (base_rate, hit_rate_after)
     cache.check_invariants()
 
@@ -171,8 +171,8 @@ def test_any_sequence_agrees_with_a_dict_that_may_lose_entries() -> None:
                     cache.discard(key)
                     model.pop(key, None)
                 case 1 | 2 | 3:
-                    holder, pinned = rng.choice("abc"), rng.random() < 0.2
-                    response = cache.put(key, step, rng.randrange(0, 3000), holder, pinned=pinned)
+                    holder, is_pinned = rng.choice("abc"), rng.random() < 0.2
+                    response = cache.put(key, step, rng.randrange(0, 3000), holder, pinned=is_pinned)
                     model[key] = step
                     assert response == (key in cache)
                 case _:
@@ -186,12 +186,12 @@ def test_disk_keeps_the_values_that_are_requested_more_often(tmp_path: Path) -> 
     tier = DiskTier(
         tmp_path / "d",
         4 << 20,
-        should_replace=lambda new, old: sketch.estimate(new) > sketch.estimate(old),
+        should_replace=lambda new_key, old_key: sketch.estimate(new_key) > sketch.estimate(old_key),
         holder_bytes=3 << 20,
     )
     data = bytes(100_000)
-    hot = [f"hot{number}" for number in range(20)]
-    for key in hot:
+    hot_names = [f"hot{number}" for number in range(20)]
+    for key in hot_names:
         for _ in range(3):
             sketch.count(make_account_key(key))
         assert tier.put(key, data)
@@ -199,7 +199,7 @@ def test_disk_keeps_the_values_that_are_requested_more_often(tmp_path: Path) -> 
         key = f"scan{number}"
         sketch.count(make_account_key(key))
         tier.put(key, data, "other")
-    assert all(tier.get(key) is not None for key in hot)
+    assert all(tier.get(key) is not None for key in hot_names)
     assert tier.read_stats().used_bytes <= 4 << 20
     tier.check_invariants()
     tier.close()

@@ -13,7 +13,7 @@ from seamark.cache.buffers import Buffers
 from seamark.cache.disk import DiskTier
 from tests.seeds import first_seed
 
-SIZE = 4096
+SIZE_BYTES = 4096
 
 
 def get_address(view: memoryview) -> int:
@@ -21,32 +21,32 @@ def get_address(view: memoryview) -> int:
 
 
 def test_memory_is_reused_once_no_view_is_left() -> None:
-    buffers = Buffers(SIZE, 4 * SIZE)
-    view = buffers.take(SIZE)
+    buffers = Buffers(SIZE_BYTES, 4 * SIZE_BYTES)
+    view = buffers.take(SIZE_BYTES)
     first_address = get_address(view)
     part = view[10:20].toreadonly()
     del view
-    assert get_address(buffers.take(SIZE)) != first_address, "a view of a part of the memory still exists"
+    assert get_address(buffers.take(SIZE_BYTES)) != first_address, "a view of a part of the memory still exists"
     del part
-    takes = [buffers.take(SIZE) for _ in range(2)]
-    assert first_address in map(get_address, takes)
+    taken_buffers = [buffers.take(SIZE_BYTES) for _ in range(2)]
+    assert first_address in map(get_address, taken_buffers)
 
 
 def test_free_buffers_are_limited_and_have_one_size() -> None:
-    buffers = Buffers(SIZE, 3 * SIZE)
-    held_buffers = [buffers.take(SIZE) for _ in range(9)] + [buffers.take(SIZE - 1), buffers.take(0)]
-    assert [len(view) for view in held_buffers] == [SIZE] * 9 + [SIZE - 1, 0]
+    buffers = Buffers(SIZE_BYTES, 3 * SIZE_BYTES)
+    held_buffers = [buffers.take(SIZE_BYTES) for _ in range(9)] + [buffers.take(SIZE_BYTES - 1), buffers.take(0)]
+    assert [len(view) for view in held_buffers] == [SIZE_BYTES] * 9 + [SIZE_BYTES - 1, 0]
     held_buffers.clear()
-    assert len(buffers._free) == 3
-    empty_buffers = Buffers(SIZE, 0)
-    assert len(empty_buffers.take(SIZE)) == SIZE
-    assert not empty_buffers._free
+    assert len(buffers._free_buffers) == 3
+    empty_buffers = Buffers(SIZE_BYTES, 0)
+    assert len(empty_buffers.take(SIZE_BYTES)) == SIZE_BYTES
+    assert not empty_buffers._free_buffers
 
 
 def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
-    values = {f"k{n}": os.urandom(SIZE if n % 4 else SIZE - n) for n in range(24)}
-    with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE)) as tier:
+    values = {f"k{n}": os.urandom(SIZE_BYTES if n % 4 else SIZE_BYTES - n) for n in range(24)}
+    with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE_BYTES)) as tier:
         for key, value in values.items():
             assert tier.put(key, value)
         buffers: list[tuple[str, memoryview]] = []
@@ -55,7 +55,9 @@ def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path)
             # None if the pages are not in the kernel's page cache. Then the value is read in another way.
             cached_value = tier.get_resident(key)
             if cached_value is not None:
-                buffers.append((key, cached_value[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else cached_value))
+                buffers.append(
+                    (key, cached_value[: rng.randrange(1, SIZE_BYTES)] if rng.random() < 0.3 else cached_value)
+                )
             while len(buffers) > 12 or (buffers and rng.random() < 0.4):
                 buffers.pop(rng.randrange(len(buffers)))
             for name, view in buffers:

@@ -194,7 +194,7 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
     for _ in range(50):
         use_tier()
     # A leak grows in each cycle. Resources of other parts of the process come and go.
-    assert all(now < then + 25 for now, then in zip(count_resources(), resources_before, strict=True))
+    assert all(now < count_before + 25 for now, count_before in zip(count_resources(), resources_before, strict=True))
 
 
 def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:
@@ -227,10 +227,10 @@ def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("bad", [{"budget_bytes": 1000}, {"budget_bytes": 1 << 24, "mapped_max": -1}])
-def test_impossible_limits_are_rejected(folder: Path, bad: dict[str, int]) -> None:
+@pytest.mark.parametrize("bad_limits", [{"budget_bytes": 1000}, {"budget_bytes": 1 << 24, "mapped_max": -1}])
+def test_impossible_limits_are_rejected(folder: Path, bad_limits: dict[str, int]) -> None:
     with pytest.raises(ValueError):
-        DiskTier(folder, **bad)
+        DiskTier(folder, **bad_limits)
 
 
 def test_get_resident_returns_the_value_of_get_or_none_if_it_is_damaged(folder: Path) -> None:

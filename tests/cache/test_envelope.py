@@ -29,21 +29,21 @@ def test_parts_are_sealed_as_one_payload() -> None:
 
 
 def test_every_flipped_bit_is_rejected() -> None:
-    good = seal_payload("k", b"payload of some bytes")
-    for bit in range(len(good) * 8):
-        data = bytearray(good)
+    good_payload = seal_payload("k", b"payload of some bytes")
+    for bit in range(len(good_payload) * 8):
+        data = bytearray(good_payload)
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
             unseal(compute_key_digest("k"), memoryview(data))
 
 
 def test_every_truncated_length_is_rejected() -> None:
-    good = seal_payload("k", b"payload of some bytes")
-    for length in range(len(good)):
+    good_payload = seal_payload("k", b"payload of some bytes")
+    for length in range(len(good_payload)):
         with pytest.raises(Damaged):
-            unseal(compute_key_digest("k"), memoryview(good)[:length])
+            unseal(compute_key_digest("k"), memoryview(good_payload)[:length])
     with pytest.raises(Damaged, match="the payload has"):
-        unseal(compute_key_digest("k"), memoryview(good + b"\0"))
+        unseal(compute_key_digest("k"), memoryview(good_payload + b"\0"))
 
 
 def test_value_of_another_key_is_rejected() -> None:
@@ -62,10 +62,10 @@ def test_error_for_a_future_layout_names_the_layout(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
     source = random.Random(seed)
-    good = seal_payload("k", source.randbytes(3_000))
+    good_payload = seal_payload("k", source.randbytes(3_000))
     assert HEADER_BYTES == 64
     for _ in range(50):
-        data = bytearray(good)
+        data = bytearray(good_payload)
         start, length = source.randrange(len(data)), source.randint(1, 200)
         match source.randrange(3):
             case 0:
@@ -74,6 +74,6 @@ def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
                 del data[start : start + length]
             case _:
                 data[start:start] = source.randbytes(length)
-        if data != good:
+        if data != good_payload:
             with pytest.raises(Damaged):
                 unseal(compute_key_digest("k"), memoryview(data))

@@ -82,12 +82,12 @@ def test_random_operations_agree_with_a_model(seed: int) -> None:
                     model.move_to_end(key)
             case 2 | 3:
                 model.pop(key, None)
-                charged = size + ENTRY_OVERHEAD_BYTES
-                if charged <= budget:
-                    while sum(entry[1] for entry in model.values()) + charged > budget:
+                charged_bytes = size + ENTRY_OVERHEAD_BYTES
+                if charged_bytes <= budget:
+                    while sum(entry[1] for entry in model.values()) + charged_bytes > budget:
                         model.popitem(last=False)
-                    model[key] = (step, charged)
-                assert cache.put(key, step, size) is (charged <= budget)
+                    model[key] = (step, charged_bytes)
+                assert cache.put(key, step, size) is (charged_bytes <= budget)
             case _:
                 model.pop(key, None)
                 cache.discard(key)
@@ -128,16 +128,16 @@ def test_shared_cache_keeps_the_most_recently_used_entries(round_number: int) ->
             model = [entry for entry in model if entry[0] != key]
         elif chance < 0.6:
             holder, size = rng.choice("abc"), rng.choice([0, 0, 100, 900])
-            charged = size + ENTRY_OVERHEAD_BYTES
-            fits = charged <= min(budget, share)
+            charged_bytes = size + ENTRY_OVERHEAD_BYTES
+            fits = charged_bytes <= min(budget, share)
             assert cache.put(key, step, size, holder) == fits
             model = [entry for entry in model if entry[0] != key]
             if fits:
-                while sum(entry[2] for entry in model if entry[3] == holder) + charged > share:
+                while sum(entry[2] for entry in model if entry[3] == holder) + charged_bytes > share:
                     model.remove(next(entry for entry in model if entry[3] == holder))
-                while sum(entry[2] for entry in model) + charged > budget:
+                while sum(entry[2] for entry in model) + charged_bytes > budget:
                     model.pop(0)
-                model.append((key, step, charged, holder))
+                model.append((key, step, charged_bytes, holder))
         else:
             assert cache.get(key) == (entries[0][1] if entries else None)
             if entries:

@@ -14,7 +14,7 @@ from seamark.cache.disk import DiskTier
 from seamark.cache.envelope import HEADER_BYTES
 from seamark.cache.region import Region
 
-SIZE = 300_001
+SIZE_BYTES = 300_001
 
 
 def build_region(data: bytes) -> Region:
@@ -33,7 +33,7 @@ def find_mapped_path(payload: memoryview) -> str:
 
 
 def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> None:
-    data = os.urandom(SIZE)
+    data = os.urandom(SIZE_BYTES)
     region = build_region(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)
     address_before = array.__array_interface__["data"][0]
@@ -51,9 +51,9 @@ def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> No
 
 
 def test_file_with_different_bytes_does_not_replace_the_memory(tmp_path: Path) -> None:
-    data = os.urandom(SIZE)
+    data = os.urandom(SIZE_BYTES)
     tier = DiskTier(tmp_path, 8 << 20)
-    for content in (None, os.urandom(SIZE), data[:-1]):
+    for content in (None, os.urandom(SIZE_BYTES), data[:-1]):
         region = build_region(data)
         if content is not None:
             tier.discard("k")
@@ -84,13 +84,13 @@ def test_small_value_stays_in_memory(tmp_path: Path) -> None:
 def test_value_of_another_size_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(10))
-    region = build_region(bytes(SIZE))
-    with path.open("rb") as file, pytest.raises(OSError, match="different sizes"):
+    region = build_region(bytes(SIZE_BYTES))
+    with path.open("rb") as file, pytest.raises(OSError, match="but the region has"):
         region.map_over(file.fileno())
 
 
 def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> None:
-    data = os.urandom(SIZE)
+    data = os.urandom(SIZE_BYTES)
     expected = int(np.frombuffer(data, dtype=np.uint8).sum())
     tier = DiskTier(tmp_path, 8 << 20)
     assert tier.put("k", data)
@@ -121,20 +121,20 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
 def read_mapping_flags(payload: memoryview) -> list[str]:
     """Return the kernel's flags of the mapping that has the address of a payload."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
-    inside = False
+    is_in_mapping = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
             start_address, end_address = (int(end, 16) for end in name.split("-"))
-            inside = start_address <= address < end_address
-        elif inside and name == "VmFlags:":
+            is_in_mapping = start_address <= address < end_address
+        elif is_in_mapping and name == "VmFlags:":
             return values
     raise AssertionError("the address of the payload is not mapped")
 
 
 def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
     """A column is a small part of 2 MiB. With huge pages, the first read of a page would make all 2 MiB resident."""
-    data = os.urandom(SIZE)
+    data = os.urandom(SIZE_BYTES)
     region = build_region(data)
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:
         assert tier.put("k", region.payload)

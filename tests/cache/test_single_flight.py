@@ -16,18 +16,18 @@ class HeldSource:
     """A source that counts fetches. The test decides when they end."""
 
     def __init__(self) -> None:
-        self.started = 0
-        self.cancelled = 0
+        self.started_count = 0
+        self.cancelled_count = 0
         self.gate = asyncio.Event()
 
     async def fetch(self) -> str:
-        self.started += 1
+        self.started_count += 1
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.cancelled_count += 1
             raise
-        return f"fetch {self.started}"
+        return f"fetch {self.started_count}"
 
 
 async def test_many_callers_share_one_fetch() -> None:
@@ -38,19 +38,19 @@ async def test_many_callers_share_one_fetch() -> None:
     assert len(flights) == 1
     source.gate.set()
     assert set(await asyncio.gather(*callers)) == {"fetch 1"}
-    assert source.started == 1
+    assert source.started_count == 1
     assert len(flights) == 0
     flights.check_invariants()
 
 
 async def test_calls_for_different_keys_run_concurrently_and_results_are_not_cached() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    slow, quick = HeldSource(), HeldSource()
+    slow_source, quick = HeldSource(), HeldSource()
     quick.gate.set()
-    waiting_task = asyncio.create_task(flights.run("slow", slow.fetch))
+    waiting_task = asyncio.create_task(flights.run("slow", slow_source.fetch))
     assert await flights.run("quick", quick.fetch) == "fetch 1"
     assert await flights.run("quick", quick.fetch) == "fetch 2"
-    slow.gate.set()
+    slow_source.gate.set()
     await waiting_task
 
 
@@ -80,7 +80,7 @@ async def test_cancelled_waiter_cancels_neither_the_fetch_nor_other_waiters() ->
         await first_task
     source.gate.set()
     assert await second_task == "fetch 1"
-    assert source.cancelled == 0
+    assert source.cancelled_count == 0
 
 
 async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_again() -> None:
@@ -94,7 +94,7 @@ async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_
         await only_waiter
     source.gate.set()
     assert await flights.run("k", source.fetch) == "fetch 2"
-    assert source.cancelled == 1
+    assert source.cancelled_count == 1
     flights.check_invariants()
 
 

@@ -21,21 +21,21 @@ from tests.cache.payloads import make_payload
 from tests.cache.test_disk import get_path
 
 REPO = Path(__file__).resolve().parents[2]
-SIZE = 200_000
+SIZE_BYTES = 200_000
 
 
 class PayloadSource:
     """A source that returns the payload of each key. It records fetches, and waits for `gate` if a test sets one."""
 
     def __init__(self) -> None:
-        self.fetched: list[str] = []
+        self.fetched_keys: list[str] = []
         self.gate: asyncio.Event | None = None
 
     def make_fetch(self, key: str) -> Callable[[], Awaitable[bytes]]:
         async def fetch() -> bytes:
-            self.fetched.append(key)
+            self.fetched_keys.append(key)
             await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
-            return make_payload(key, SIZE)
+            return make_payload(key, SIZE_BYTES)
 
         return fetch
 
@@ -85,14 +85,14 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
     source = PayloadSource()
     stack = make_stack(tmp_path)
     first_value = await stack.get("k", source.make_fetch("k"), return_unchanged)
-    assert first_value == make_payload("k", SIZE)
+    assert first_value == make_payload("k", SIZE_BYTES)
     assert stack.get_cached("k") is first_value
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first_value
     await stack.close()
     stack = make_stack(tmp_path)
     assert stack.get_cached("k") is None
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
+    assert source.fetched_keys == ["k"]
     stats = stack.read_stats()
     assert stats.disk is not None
     assert (stats.fetches, stats.disk.hits) == (0, 1)
@@ -102,7 +102,7 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
 async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
     source = PayloadSource()
     values = await asyncio.gather(*(stack.get("k", source.make_fetch("k"), return_unchanged) for _ in range(50)))
-    assert source.fetched == ["k"]
+    assert source.fetched_keys == ["k"]
     assert all(value is values[0] for value in values)
 
 
@@ -130,7 +130,7 @@ async def test_value_over_a_mapped_file_is_counted_with_its_size_in_memory(tmp_p
     for number in range(20):  # Four times the budget
         await stack.get(f"k{number}", source.make_fetch(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
-    assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE) for number in range(20))
+    assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE_BYTES) for number in range(20))
 
     async def read_small_buffer() -> bytes:
         return bytes(1000)
@@ -153,27 +153,27 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     source = PayloadSource()
     stack = make_stack(tmp_path)
     names = [f"k{number}" for number in range(150)]
-    put = [name for number, name in enumerate(names) if number % 3]
-    for name in put:
+    stored_names = [name for number, name in enumerate(names) if number % 3]
+    for name in stored_names:
         await stack.get(name, source.make_fetch(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged_path, other_keys = get_path(tmp_path, put[0]), put[1:]
+    damaged_path, other_keys = get_path(tmp_path, stored_names[0]), stored_names[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
-    in_memory = await stack.get(put[1], source.make_fetch(put[1]), return_unchanged)
+    in_memory = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other_keys)
-    assert all(results[name] == make_payload(name, SIZE) for name in other_keys)
-    assert results[put[1]] is in_memory
+    assert all(results[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
+    assert results[stored_names[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
-    assert source.fetched == put
+    assert source.fetched_keys == stored_names
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
-    assert await stack.get_stored([put[1], "k0"], return_unchanged) == [in_memory, None]
+    assert await stack.get_stored([stored_names[1], "k0"], return_unchanged) == [in_memory, None]
 
 
 async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
@@ -182,7 +182,7 @@ async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack
 
     results = await asyncio.gather(*(stack.get("k", fail, return_unchanged) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["the store is away"] * 3
-    assert await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
 
 
 async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
@@ -203,17 +203,17 @@ async def test_file_with_an_unknown_layout_is_removed_and_fetched_again(tmp_path
     tier.close()
 
     def reject_view(view: memoryview) -> memoryview:
-        if len(view) != SIZE:
+        if len(view) != SIZE_BYTES:
             raise LookupError("another layout")
         return view
 
     stack = make_stack(tmp_path)
-    assert await stack.get("k", PayloadSource().make_fetch("k"), reject_view) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), reject_view) == make_payload("k", SIZE_BYTES)
     await wait_until_settled(stack)
     assert stack.read_stats().unreadable == 1
     await stack.close()
     tier = DiskTier(tmp_path, 32 << 20)
-    assert tier.get("k") == make_payload("k", SIZE)
+    assert tier.get("k") == make_payload("k", SIZE_BYTES)
     tier.close()
 
 
@@ -224,16 +224,16 @@ async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     path = get_path(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     stack, source = make_stack(tmp_path), PayloadSource()
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
+    assert source.fetched_keys == ["k"]
     await stack.close()
 
 
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
     stack, source = make_stack(tmp_path, disk=False), PayloadSource()
     for _ in range(2):
-        assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+        assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
+    assert source.fetched_keys == ["k"]
     assert stack.read_stats().disk is None
     await stack.close()
     assert list(tmp_path.iterdir()) == []
@@ -241,7 +241,7 @@ async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
 
 async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
-        stack = make_stack(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
+        stack = make_stack(tmp_path, pending_bytes_max=3 * SIZE_BYTES, executor=executor)
         source = PayloadSource()
         for number in range(8):
             if number == 0:
@@ -257,11 +257,11 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
                 await asyncio.sleep(0)
                 executor.submit(release.wait)
             else:
-                assert await misses[number - 1] == make_payload(f"k{number}", SIZE), (
+                assert await misses[number - 1] == make_payload(f"k{number}", SIZE_BYTES), (
                     "a get must not wait for the disk writes"
                 )
         stats = stack.read_stats()
-        assert (stats.pending_bytes, stats.dropped) == (3 * SIZE, 4)
+        assert (stats.pending_bytes, stats.dropped) == (3 * SIZE_BYTES, 4)
         release.set()
         await stack.close()
         stats = stack.read_stats()
@@ -275,9 +275,9 @@ async def test_closed_stack_fetches_values_without_caching_them(tmp_path: Path) 
     await stack.get("k", source.make_fetch("k"), return_unchanged)
     await stack.close()
     await stack.close()
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert await stack.get("l", source.make_fetch("l"), return_unchanged) == make_payload("l", SIZE)
-    assert source.fetched == ["k", "l"]
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
+    assert await stack.get("l", source.make_fetch("l"), return_unchanged) == make_payload("l", SIZE_BYTES)
+    assert source.fetched_keys == ["k", "l"]
 
 
 async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     source.gate = asyncio.Event()
     caller = asyncio.create_task(stack.get("k", source.make_fetch("k"), return_unchanged))
     async with asyncio.timeout(60):
-        while not source.fetched:
+        while not source.fetched_keys:
             await asyncio.sleep(0.001)
     assert not claims.take("k"), "the stack holds the claim while it fetches"
     caller.cancel()
@@ -301,7 +301,7 @@ async def test_caller_fetches_a_key_itself_if_another_process_takes_too_long(tmp
     claims = Claims(tmp_path / "claims")
     stack, source = make_stack(tmp_path / "cache", claims=claims, claim_wait_s=0.1), PayloadSource()
     assert claims.take("k")
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE_BYTES)
     stats = stack.read_stats()
     assert (stats.waits, stats.timed_out_waits, stats.fetches) == (1, 1, 1)
     await stack.close()
@@ -358,7 +358,9 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
 @pytest.mark.parametrize("seed", range(5))
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
-    stack = make_stack(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
+    stack = make_stack(
+        tmp_path, memory_bytes=5 * SIZE_BYTES, pending_bytes_max=2 * SIZE_BYTES, claims=Claims(tmp_path / "claims")
+    )
     origin = PayloadSource()
     tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
     for _ in range(300):
@@ -376,15 +378,17 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
             await asyncio.sleep(source.random() / 200)
     results = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
     for (key, _), result in zip(tasks, results, strict=True):
-        assert isinstance(result, asyncio.CancelledError) or result == make_payload(key, SIZE), f"seed {seed}: {key}"
+        assert isinstance(result, asyncio.CancelledError) or result == make_payload(key, SIZE_BYTES), (
+            f"seed {seed}: {key}"
+        )
     await stack.close()
     stack.check_invariants()
-    assert len(origin.fetched) < len(tasks)
+    assert len(origin.fetched_keys) < len(tasks)
 
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:
     first_stack = make_stack(tmp_path)
-    value = memoryview(make_payload("k", SIZE))
+    value = memoryview(make_payload("k", SIZE_BYTES))
     assert not first_stack.may_have("k")
     first_stack.put("k", value, value, return_unchanged)
     assert first_stack.get_cached("k") is value

@@ -97,9 +97,9 @@ def read_manifest(listed_row: Row) -> list[LiveFile]:
         first_row_id = file.get("first_row_id")
         if first_row_id is None and next_row is not None:
             first_row_id, next_row = next_row, next_row + file["record_count"]
-        inherited = listed_row["sequence_number"] if status == ADDED else None
+        inherited_sequence = listed_row["sequence_number"] if status == ADDED else None
         sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
-        numbers = [inherited if number is None else number for number in sequence_numbers]
+        numbers = [inherited_sequence if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
         expected_rows.append(
             LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)
@@ -131,18 +131,18 @@ class EngineAppender:
     branch: str = "main"
     merge: int = 0
     """The number of the parent's manifests that the appender merges with its own manifest."""
-    apart: bool = False
+    writes_merged_entries_apart: bool = False
     """If True, merged entries are in a separate manifest."""
     retention: Row = field(default_factory=dict)
     entry: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest entries."""
     file: Row = field(default_factory=dict)
-    listed: Row = field(default_factory=dict)
+    manifest_row: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest in the manifest list."""
     snapshot: Row = field(default_factory=dict)
-    forget: str = ""
+    omitted_path: str = ""
     """The path of a file that the appender omits in a merge, as a faulty engine would."""
-    more: Sequence[Row] = ()
+    more_entries: Sequence[Row] = ()
     """Additional manifest entries."""
     manifests: list[str] = field(default_factory=list)
     """The locations of the manifests that the appender wrote."""
@@ -153,8 +153,8 @@ class EngineAppender:
         self.snapshot_id = 10_000 + next(_NUMBERS)
         self.sequence = self.metadata["last-sequence-number"] + 1
         ref = self.metadata.get("refs", {}).get(self.branch)
-        self.expected = None if ref is None else ref["snapshot-id"]
-        parent = self.expected if ref is not None else self.metadata.get("current-snapshot-id")
+        self.expected_snapshot_id = None if ref is None else ref["snapshot-id"]
+        parent = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
         self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
         self.folder = f"{self.metadata['location']}/metadata"
 
@@ -186,15 +186,17 @@ class EngineAppender:
                     "first_row_id": old_entry.first_row_id,
                 }
                 data["content"] = row["content"]
-                if old_entry.path != self.forget:
+                if old_entry.path != self.omitted_path:
                     entries.append(
                         self._build_entry(DELETED if old_entry.path in removed_files else EXISTING, data, old_entry)
                     )
         entries += [self._build_entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
-        if self.apart:
+        if self.writes_merged_entries_apart:
             apart = (True, False)
-            groups = [[item for item in group if (item["status"] == ADDED) is new] for group in groups for new in apart]
+            groups = [
+                [item for item in group if (item["status"] == ADDED) is is_new] for group in groups for is_new in apart
+            ]
         manifests = [self._build_manifest_row(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept_rows]]
@@ -219,20 +221,20 @@ class EngineAppender:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _build_entry(self, status: int, data: Row, old_entry: LiveFile | None) -> Row:
-        plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
+        plain_fields = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
         own_entries = {
             "status": status,
             "snapshot_id": old_entry.snapshot_id if old_entry is not None and status == EXISTING else self.snapshot_id,
             "sequence_number": None if old_entry is None else old_entry.sequence_number,
             "file_sequence_number": None if old_entry is None else old_entry.file_sequence_number,
-            "data_file": plain | data,
+            "data_file": plain_fields | data,
         }
         return own_entries | (self.entry if old_entry is None else {})
 
     def _build_manifest_row(self, entries: list[Row]) -> Row:
         """Write a manifest, and return its row of the manifest list."""
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
-        entries = [*entries, *self.more]
+        entries = [*entries, *self.more_entries]
         self.manifests.append(place)
         schema = json.dumps(self.metadata["schemas"][-1])
         header = {
@@ -243,8 +245,8 @@ class EngineAppender:
         }
         content = entries[0]["data_file"]["content"]
         size = _write(place, build_manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
-        live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
-        minimum = [number for number in live if number is not None]
+        live_sequences = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
+        minimum = [number for number in live_sequences if number is not None]
         row = {
             "manifest_path": place,
             "manifest_length": size,
@@ -255,21 +257,25 @@ class EngineAppender:
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):
-            of_status = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
-            row[files], row[rows] = len(of_status), sum(of_status)
-        return row | self.listed
+            record_counts = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
+            row[files], row[rows] = len(record_counts), sum(record_counts)
+        return row | self.manifest_row
 
-    def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
+    def _request(self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
-        fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
+        removed_totals = {
+            "data-files": len(removed_counts),
+            "records": sum(removed_counts),
+            "files-size": 100 * len(removed_counts),
+        }
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for kind, count in counts.items():
             summary[f"added-{kind}"] = str(count)
-            if fewer[kind]:
-                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
-            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - fewer[kind])
+            if removed_totals[kind]:
+                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(removed_totals[kind])
+            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - removed_totals[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,
@@ -284,7 +290,7 @@ class EngineAppender:
             snapshot |= {"first-row-id": self.metadata["next-row-id"], "added-rows": added_rows}
         requirements = [
             {"type": "assert-table-uuid", "uuid": self.metadata["table-uuid"]},
-            {"type": "assert-ref-snapshot-id", "ref": self.branch, "snapshot-id": self.expected},
+            {"type": "assert-ref-snapshot-id", "ref": self.branch, "snapshot-id": self.expected_snapshot_id},
         ]
         updates = [
             {"action": "add-snapshot", "snapshot": snapshot | self.snapshot},

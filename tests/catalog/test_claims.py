@@ -31,9 +31,9 @@ async def move_table(rig: CatalogRig) -> str:
     await rig.catalog.views.create(
         CONFINED_CALLER, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION)
     )
-    moved = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    moved_table = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
     await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "moved"))
-    return moved.metadata.location
+    return moved_table.metadata.location
 
 
 def _list_spellings(location: str) -> list[str]:
@@ -145,7 +145,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
-        staged = [
+        staged_tables = [
             (
                 await rig.catalog.tables.stage(
                     CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=location)
@@ -162,7 +162,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
                     str(staged_change.metadata.table_uuid), staged_change.metadata.location
                 ),
             )
-            for n, staged_change in enumerate(staged)
+            for n, staged_change in enumerate(staged_tables)
         ]
         outcomes = await asyncio.gather(
             *(rig.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True
@@ -221,12 +221,14 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
 async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        common = {"write.data.path": f"{rig.catalog.warehouse.make_namespace_location(('a',))}/common"}
+        common_properties = {"write.data.path": f"{rig.catalog.warehouse.make_namespace_location(('a',))}/common"}
         for name in ("one", "two"):
-            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
+            await rig.catalog.tables.create(
+                CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common_properties)
+            )
         with pytest.raises(BadRequest, match="overlaps"):
             await rig.catalog.tables.create(
-                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common)
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common_properties)
             )
 
 
@@ -243,7 +245,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         key = make_location_key(parse_location(f"{place}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
-    live, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
+    live_path, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
     path = rename_without_digest(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
@@ -254,16 +256,16 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
             "file-footer-size-in-bytes": 1,
             "blob-metadata": [],
         }
-        for number, file in enumerate((live, own_location), 1)
+        for number, file in enumerate((live_path, own_location), 1)
     ]
     path.write_text(json.dumps(document))
     async with open_rig(tmp_path) as rig:
-        for file in (live, own_location):
+        for file in (live_path, own_location):
             await rig.objects.create(file, b"live")
         await rig.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
         row = (await rig.catalog.dropped.list(("a",), None, None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
-        assert await rig.objects.exists(live)
+        assert await rig.objects.exists(live_path)
         for file in (own_location, f"file://{path}"):
             assert not await rig.objects.exists(file)
 
@@ -312,7 +314,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
 async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        tables, dropped = rig.catalog.tables, rig.catalog.dropped
+        tables, dropped_tables = rig.catalog.tables, rig.catalog.dropped
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
 
         def create_table(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
@@ -324,10 +326,10 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
             with pytest.raises(BadRequest, match="overlaps"):
                 await create_table(name, location)
         second_entry = (await create_table("again")).entry
-        (row,) = (await dropped.list(("a",), None, None)).items
+        (row,) = (await dropped_tables.list(("a",), None, None)).items
         with pytest.raises(CommitConflict, match="since it was dropped"):
-            await dropped.restore(CONFINED_CALLER, row.id, None, "back")
-        await dropped.purge(CALLER, row.id)
+            await dropped_tables.restore(CONFINED_CALLER, row.id, None, "back")
+        await dropped_tables.purge(CALLER, row.id)
         assert await rig.objects.exists(second_entry.metadata_location)
         assert await rig.objects.exists(first_entry.metadata_location), (
             "the file is in a location that another table has claimed"
@@ -369,8 +371,11 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         tables, name = rig.catalog.tables, (("b",), "moved")
         first_entry = (await tables.load(*name)).entry
         assert first_entry is not None
-        elsewhere, allowed = f"{rig.settings.make_warehouse_uri()}/later", f"{rig.settings.make_warehouse_uri()}/lent"
-        updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
+        elsewhere, allowed_location = (
+            f"{rig.settings.make_warehouse_uri()}/later",
+            f"{rig.settings.make_warehouse_uri()}/lent",
+        )
+        updates = {"seamark.allowed-locations": allowed_location, "write.data.path": elsewhere}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second_entry = (await tables.load(*name)).entry
         assert second_entry is not None
@@ -382,7 +387,7 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
             }
 
         claimed_locations_before = await list_claimed_locations()
-        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed))}
+        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed_location))}
         await tables.register(CALLER, *name, first_entry.metadata_location, overwrite=True)
         assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
             "the table keeps the locations of its files"

@@ -1,5 +1,6 @@
-"""Tests that a claim ends only with its files. After an entry's last name is gone, its namespace keeps the
-locations.
+"""Tests that a claim ends only with its files.
+
+After an entry's last name is gone, its namespace keeps the locations.
 """
 
 from __future__ import annotations
@@ -179,9 +180,7 @@ async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, An
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """A writer of the former namespace can overwrite the file and spell the location so that no files are
-    found there.
-    """
+    """A writer of the former namespace can overwrite the file with a spelling of the location that has no files."""
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)

@@ -36,17 +36,17 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
 
 
 class _UnavailableStorage:
-    """Storage that fails to read files while `away` is True."""
+    """Storage that fails to read files while `is_unavailable` is True."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self.away = True
+        self.is_unavailable = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
     async def read(self, location: str, **options: Any) -> bytes:
-        if self.away:
+        if self.is_unavailable:
             raise RetryLater("the storage does not answer")
         return await self._objects.read(location, **options)
 
@@ -91,7 +91,7 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
                 await request()
         row = (await catalog.dropped.list(("b",), None, None)).items
         assert not row
-        capture.wrapper.away = False
+        capture.wrapper.is_unavailable = False
         clock.advance(6000)
         await requests[0]()
         assert await rig.store.list_unclaimed("", 9) == []
@@ -109,15 +109,15 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
         await rig.catalog.tables.drop(CALLER, *name, purge=False)
         (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
         files_before = await rig.list_files()
-        capture.wrapper.away = False
+        capture.wrapper.is_unavailable = False
         document = await rig.catalog.documents.table(entry.metadata_location)
         rig.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
-        capture.wrapper.away = True
+        capture.wrapper.is_unavailable = True
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.list_files() == files_before, (
             "the purge deleted nothing while the locations of other tables were unknown"
         )
-        capture.wrapper.away = False
+        capture.wrapper.is_unavailable = False
         await rig.catalog.dropped.purge_expired()
         assert entry.metadata_location not in await rig.list_files()
 

@@ -74,21 +74,21 @@ async def _create_objects(rig: CatalogRig) -> None:
 async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: Path, name: str) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_objects(rig)
-        catalog, bad = rig.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
-        update = {"action": "set-properties", "updates": bad}
-        create = CreateTable(name="x", schema=SCHEMA, properties=bad)
-        view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
-        staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
+        catalog, bad_properties = rig.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
+        update = {"action": "set-properties", "updates": bad_properties}
+        create = CreateTable(name="x", schema=SCHEMA, properties=bad_properties)
+        view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad_properties)
+        staged_table = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
         creation = [
-            *build_creation_updates(staged.table_uuid, SCHEMA),
-            {"action": "set-location", "location": staged.location},
+            *build_creation_updates(staged_table.table_uuid, SCHEMA),
+            {"action": "set-location", "location": staged_table.location},
             update,
         ]
         create_change = TableChange(
             namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=creation
         )
         document = _build_function()
-        document["properties"] = bad
+        document["properties"] = bad_properties
         attempts: dict[str, Any] = {
             "create": catalog.tables.create(CALLER, ("db",), create),
             "stage": catalog.tables.stage(CALLER, ("db",), create),
@@ -99,8 +99,8 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             ),
             "create view": catalog.views.create(CALLER, ("db",), view),
             "replace view": catalog.views.replace(CALLER, ("db",), "v", [], [update]),
-            "namespace": catalog.namespaces.create(CALLER, ("n",), bad),
-            "namespace properties": catalog.namespaces.update_properties(CALLER, ("db",), [], bad),
+            "namespace": catalog.namespaces.create(CALLER, ("n",), bad_properties),
+            "namespace properties": catalog.namespaces.update_properties(CALLER, ("db",), [], bad_properties),
             "function": catalog.functions.put(CALLER, ("db",), "f", document),
         }
         for description, attempt in attempts.items():
@@ -147,14 +147,14 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_reject
         table = await rig.catalog.tables.unregister(CALLER, ("db",), "t")
         view = (await rig.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
-        of_table, of_view = (
+        table_location, view_location = (
             _add_properties(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"})
             for entry in (table.entry, view)
         )
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await rig.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("db",), "r", table_location, overwrite=False)
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await rig.catalog.views.register(CALLER, ("db",), "s", of_view)
+            await rig.catalog.views.register(CALLER, ("db",), "s", view_location)
 
 
 async def test_stored_properties_that_steer_clients_are_neither_served_nor_written_again(tmp_path: Path) -> None:

@@ -164,8 +164,8 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table("a")
         await rig.table("b")
-        good = TableChange(namespace=DB, name="a", requirements=[], updates=build_property_update(x="1"))
-        bad = TableChange(
+        good_change = TableChange(namespace=DB, name="a", requirements=[], updates=build_property_update(x="1"))
+        bad_change = TableChange(
             namespace=DB,
             name="b",
             requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
@@ -173,12 +173,12 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         )
         files_before = await rig.list_files()
         with pytest.raises(CommitConflict):
-            await rig.commits.commit_transaction(CALLER, [good, bad])
+            await rig.commits.commit_transaction(CALLER, [good_change, bad_change])
         await rig.publisher.close()
         assert await rig.list_files() == files_before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
         valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
-        await rig.commits.commit_transaction(CALLER, [good, valid_change])
+        await rig.commits.commit_transaction(CALLER, [good_change, valid_change])
         assert (await rig.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
         assert (await rig.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
@@ -205,17 +205,17 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        keyed = Caller(
+        caller_with_key = Caller(
             principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
         )
-        table = await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="1"))
+        table = await rig.commits.commit_table(caller_with_key, DB, "t", [], build_property_update(x="1"))
         record = await rig.store.find_idempotency_record("k", 0)
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
         files_before = await rig.list_files()
         with pytest.raises(IdempotencyTaken):
-            await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
+            await rig.commits.commit_table(caller_with_key, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
         assert await rig.list_files() == files_before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
@@ -224,12 +224,12 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
 async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, DB, {})
-        staged = await rig.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
-        assert staged.entry is None
+        staged_table = await rig.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
+        assert staged_table.entry is None
         assert not await rig.catalog.tables.exists(DB, "t")
         assert await rig.list_files() == set()
         create = [
-            {"action": "assign-uuid", "uuid": staged.metadata.table_uuid},
+            {"action": "assign-uuid", "uuid": staged_table.metadata.table_uuid},
             {"action": "upgrade-format-version", "format-version": 2},
             {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 0}},
             {"action": "set-current-schema", "schema-id": -1},
@@ -237,12 +237,12 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
             {"action": "set-default-spec", "spec-id": -1},
             {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
             {"action": "set-default-sort-order", "sort-order-id": -1},
-            {"action": "set-location", "location": staged.metadata.location},
+            {"action": "set-location", "location": staged_table.metadata.location},
         ]
         requirements = [{"type": "assert-create"}]
         updates = [*create, *build_append(5, None, 1)[1]]
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        assert table.metadata.table_uuid == staged.metadata.table_uuid
+        assert table.metadata.table_uuid == staged_table.metadata.table_uuid
         assert table.metadata.metadata_log == ()
         second_table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert second_table.entry is not None
@@ -301,12 +301,12 @@ async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_p
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.load_entry(DB, "t"), await rig.list_files()
-        copied = json.loads(await rig.objects.read(entry.metadata_location))
-        old_location = copied["location"]
-        copied |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
-        copied["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
+        copied_metadata = json.loads(await rig.objects.read(entry.metadata_location))
+        old_location = copied_metadata["location"]
+        copied_metadata |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
+        copied_metadata["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
         place = f"{old_location}-copy/metadata/00000-copy.metadata.json"
-        await rig.objects.create(place, json.dumps(copied).encode())
+        await rig.objects.create(place, json.dumps(copied_metadata).encode())
         await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):
             await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
@@ -432,44 +432,44 @@ class LostReplyStore:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.loses = ""
-        self.falls_silent = self.silent = False
+        self.falls_silent = self.is_silent = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        if self.silent:
+        if self.is_silent:
             raise RetryLater("injected: no answer")
         if not self.loses:
             return await self._store.transact(operations)  # type: ignore[no-any-return]
-        lost, self.loses, self.silent = self.loses, "", self.falls_silent
-        if lost == "reply":
+        lost_message, self.loses, self.is_silent = self.loses, "", self.falls_silent
+        if lost_message == "reply":
             await self._store.transact(operations)
-        raise CommitUnknown(f"injected: the {lost} was lost")
+        raise CommitUnknown(f"injected: the {lost_message} was lost")
 
 
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("lost", ["request", "reply"])
+@pytest.mark.parametrize("lost_message", ["request", "reply"])
 async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
-    tmp_path: Path, lost: str, silent: bool
+    tmp_path: Path, lost_message: str, silent: bool
 ) -> None:
     capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
         loaded_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
-        capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
+        capture.wrapper.loses, capture.wrapper.falls_silent = lost_message, silent
         try:
             await publish_appends(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
         await rig.publisher.close()
-        settled = {"request": "commit_conflict", "reply": "published"}[lost]
-        assert outcome == ("commit_unknown" if silent else settled)
+        outcome_event = {"request": "commit_conflict", "reply": "published"}[lost_message]
+        assert outcome == ("commit_unknown" if silent else outcome_event)
         assert len(await rig.list_files() - files_before) == (0 if outcome == "commit_conflict" else 1)
         state = await rig.store.load_producer(loaded_table.entry.uuid, "ann")
-        assert (state is not None) == (lost == "reply")
+        assert (state is not None) == (lost_message == "reply")
 
 
 async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:

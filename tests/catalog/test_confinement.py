@@ -68,9 +68,9 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
             with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the failure must name the operation
                 await attempt
                 pytest.fail(f"{description} was accepted")
-        inside = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/elsewhere"
-        await commit_update(action="set-location", location=inside)
-        assert (await tables.load(("a",), "mine")).metadata.location == inside
+        inside_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/elsewhere"
+        await commit_update(action="set-location", location=inside_location)
+        assert (await tables.load(("a",), "mine")).metadata.location == inside_location
 
 
 async def test_caller_whom_a_policy_confines_registers_tables_only_inside_its_namespace(tmp_path: Path) -> None:
@@ -82,16 +82,18 @@ async def test_caller_whom_a_policy_confines_registers_tables_only_inside_its_na
         assert foreign_table.entry is not None
         for namespace, name in ((("a",), "mine"), (("b",), "t")):
             await tables.unregister(CALLER, namespace, name)
-        registered = await tables.register(caller, ("a",), "back", own_table.entry.metadata_location, overwrite=False)
-        assert registered.metadata.location == own_table.metadata.location
+        registered_entry = await tables.register(
+            caller, ("a",), "back", own_table.entry.metadata_location, overwrite=False
+        )
+        assert registered_entry.metadata.location == own_table.metadata.location
         with pytest.raises(Forbidden, match="outside the namespaces"):
             await tables.register(caller, ("a",), "x", foreign_table.entry.metadata_location, overwrite=False)
-        allowing = {"action": "set-properties", "updates": {ALLOWED_LOCATIONS: foreign_table.metadata.location}}
-        loaded = await rig.commits.commit_table(CALLER, ("a",), "back", [], [allowing])
-        assert loaded.entry is not None
+        allowing_update = {"action": "set-properties", "updates": {ALLOWED_LOCATIONS: foreign_table.metadata.location}}
+        loaded_table = await rig.commits.commit_table(CALLER, ("a",), "back", [], [allowing_update])
+        assert loaded_table.entry is not None
         await tables.unregister(CALLER, ("a",), "back")
         with pytest.raises(Forbidden, match="write the whole catalog"):
-            await tables.register(caller, ("a",), "back", loaded.entry.metadata_location, overwrite=False)
+            await tables.register(caller, ("a",), "back", loaded_table.entry.metadata_location, overwrite=False)
 
 
 def _make_staged_creation(metadata: TableMetadata, **changes: str) -> TableChange:
@@ -113,12 +115,14 @@ async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(t
         tenants = await _create_tenants(rig)
         far_location = f"{rig.catalog.warehouse.uri}/far"
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far_location})
-        staged = (
+        staged_table = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, location=tenants)])
-        await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged)])
+            await rig.commits.commit_transaction(
+                CONFINED_CALLER, [_make_staged_creation(staged_table, location=tenants)]
+            )
+        await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged_table)])
         assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far_location}/t-")
 
 
@@ -126,13 +130,15 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {})
-        staged = (
+        staged_table = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
         victim = (await rig.catalog.tables.load_entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, uuid=victim)])
+                await rig.commits.commit_transaction(
+                    CONFINED_CALLER, [_make_staged_creation(staged_table, uuid=victim)]
+                )
             if await rig.catalog.tables.exists(("b",), "t"):
                 await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
@@ -141,10 +147,10 @@ async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_pat
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
         far_location = f"{rig.catalog.warehouse.uri}/far"
-        placed = CreateTable(
+        placed_table = CreateTable(
             name="far", schema=SCHEMA, location=far_location, properties={"write.data.path": f"{far_location}-data"}
         )
-        await rig.catalog.tables.create(CALLER, ("a",), placed)
+        await rig.catalog.tables.create(CALLER, ("a",), placed_table)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
         table = await rig.commits.commit_table(CONFINED_CALLER, ("a",), "far", [], update)
         assert table.metadata.properties["x"] == "1"
@@ -152,18 +158,18 @@ async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_pat
 
 def test_staging_pass_is_valid_for_one_table_and_a_limited_time() -> None:
     clock = SimulatedClock(1)
-    staging = StagingPasses(clock, make_fixed_keyring())
-    token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
-    assert staging.read_location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
+    passes = StagingPasses(clock, make_fixed_keyring())
+    token = passes.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
+    assert passes.read_location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
     forged_tokens = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
-    for wrong in forged_tokens:
+    for forged_token in forged_tokens:
         with pytest.raises(Forbidden):
-            staging.read_location(wrong, ("a", "b"), "t")
+            passes.read_location(forged_token, ("a", "b"), "t")
     with pytest.raises(Forbidden):
-        staging.read_location(token, ("a", "b"), "other")
+        passes.read_location(token, ("a", "b"), "other")
     with pytest.raises(Forbidden):
         StagingPasses(clock, make_fixed_keyring(b"o")).read_location(token, ("a", "b"), "t")
     clock.advance(TTL_S * 1000 + 1000)
     with pytest.raises(Forbidden):
-        staging.read_location(token, ("a", "b"), "t")
+        passes.read_location(token, ("a", "b"), "t")

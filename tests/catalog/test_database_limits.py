@@ -70,13 +70,16 @@ async def test_entries_are_limited_for_each_namespace_separately(
             assert "namespace_entries_limit" in refusal.json["error"]["message"]
         assert (await ask("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
         # Existing entries can be changed, moved within the namespace, and dropped.
-        moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
-        assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
+        rename_body = {
+            "source": {"namespace": ["a"], "name": "t0"},
+            "destination": {"namespace": ["a", "x"], "name": "t"},
+        }
+        assert (await ask("ann", "POST", "/v1/tables/rename", rename_body)).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
         second_answer = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
         assert second_answer.status == 403  # A dropped table is retained, so it still counts.
-        (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
-        assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
+        (dropped_entry,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
+        assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})).status == 200
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx")).status == 204
         assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "y"]})).status == 200
@@ -99,8 +102,8 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
         assert answer.status == 403
         # A change that needs no more space is always allowed.
         for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
-            updated = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
-            assert updated.status == 200
+            updated_answer = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
+            assert updated_answer.status == 200
         assert (await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"removals": ["note"]})).status == 200
         assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
 
@@ -156,16 +159,16 @@ def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
 def test_transaction_of_several_principals_counts_for_each() -> None:
     """One task commits concurrent changes of a table together, in the context of the first request."""
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
-    advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
+    producer_changes = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
     with set_principal("ann"):
         for number in range(9):
             instants = [make_instant(f"{number} {principal}", principal_name=principal) for principal in ("bob", "cid")]
-            shares.charge([*advanced, *(RecordInstant(instant) for instant in instants)])
+            shares.charge([*producer_changes, *(RecordInstant(instant) for instant in instants)])
     shares.require_room("ann")
     for principal in ("bob", "cid"):
         shares.require_room(principal)
     with set_principal("ann"):
-        shares.charge([RecordInstant(make_instant("9 bob", principal_name="bob")), *advanced])
+        shares.charge([RecordInstant(make_instant("9 bob", principal_name="bob")), *producer_changes])
     with pytest.raises(TooManyRequests):
         shares.require_room("bob")
     shares.require_room("cid")

@@ -70,7 +70,7 @@ async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> Non
             await rig.catalog.dropped.restore(CALLER, row.id, None, None)
 
 
-async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp_path: Path) -> None:
+async def test_undrop_is_rejected_under_a_used_name_and_succeeds_under_a_free_name(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -111,7 +111,7 @@ async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
         assert (await rig.catalog.dropped.list(None, None, None)).items == []
 
 
-async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
+async def test_purge_keeps_files_outside_the_warehouse(tmp_path: Path) -> None:
     foreign = tmp_path / "precious.parquet"
     foreign.write_bytes(b"mine")
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
@@ -122,7 +122,7 @@ async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
         assert foreign.read_bytes() == b"mine"
 
 
-async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
+async def test_purge_keeps_files_of_a_table_that_is_registered_from_them_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         files = await _create_filled_table(rig, "t")
         location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
@@ -139,15 +139,15 @@ async def test_interrupted_purge_is_finished_by_the_next_purge(tmp_path: Path) -
 
         def __init__(self, objects: Any) -> None:
             self._objects = objects
-            self.left = 2
+            self.remaining_calls = 2
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._objects, name)
 
         async def delete(self, location: str) -> None:
-            if self.left == 0:
+            if self.remaining_calls == 0:
                 raise KeyboardInterrupt("injected: the process dies here")
-            self.left -= 1
+            self.remaining_calls -= 1
             await self._objects.delete(location)
 
     with pytest.raises(KeyboardInterrupt):
@@ -203,8 +203,8 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, None)
-        shared = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
-        await rig.commits.commit_table(CALLER, DB, "t", [], shared)
+        sharing_updates = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
+        await rig.commits.commit_table(CALLER, DB, "t", [], sharing_updates)
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
@@ -215,13 +215,13 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
 async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind: str) -> None:
-    good = _encode_avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
+    good_list = _encode_avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
     broken = {
         "other fields": _encode_avro(
             {"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]
         ),
         "not Avro": b"rows",
-        "broken block": good.replace(b"null", b"snap")[:-20],
+        "broken block": good_list.replace(b"null", b"snap")[:-20],
     }[kind]
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         await rig.table("t")

@@ -133,17 +133,17 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
 
         def __init__(self, store: Any) -> None:
             self._store = store
-            self.silent = False
+            self.is_silent = False
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
         async def transact(self, operations: Any) -> Any:
-            if self.silent:
+            if self.is_silent:
                 raise RetryLater("injected: the database is away")
             result = await self._store.transact(operations)
             if any(type(operation).__name__ == "SwapPointer" for operation in operations):
-                self.silent = True
+                self.is_silent = True
                 raise CommitUnknown("injected: the reply was lost")
             return result
 
@@ -170,6 +170,6 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
         )
         assert results[0] is None
         assert any(isinstance(result, NoSuchTable) for result in results[1:])
-        dropped = (await rig.catalog.dropped.list(DB, None, None)).items
-        metadata = await rig.catalog.documents.table(dropped[0].entry.metadata_location)
+        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        metadata = await rig.catalog.documents.table(dropped_entries[0].entry.metadata_location)
         _check_history(metadata, outcomes)

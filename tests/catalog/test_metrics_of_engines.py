@@ -118,10 +118,10 @@ async def read_metrics(rig: CatalogRig) -> dict[str, dict[str, dict[int, Any]]]:
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, version)
-        for number, (wrong_metrics, corrected) in enumerate(WRONG_METRICS):
+        for number, (wrong_metrics, corrected_metrics) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
             client = await append_files(rig, {path: 3}, file=wrong_metrics)
-            assert (await read_metrics(rig))[path] == index_metrics_by_name(corrected), number
+            assert (await read_metrics(rig))[path] == index_metrics_by_name(corrected_metrics), number
             manifests = [row["manifest_path"] for row in read_list(find_head_snapshot(await load_metadata(rig)))]
             assert client.manifests[0] not in manifests
             snapshot = read_snapshot(find_head_snapshot(await load_metadata(rig)))
@@ -143,13 +143,13 @@ async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("confined_to", "is_locked", "is_full"),
+    ("confined_namespaces", "is_locked", "is_full"),
     [(None, True, False), ((DB,), True, False), (None, True, True), (None, False, False)],
 )
 async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_wait(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    confined_to: tuple[tuple[str, ...], ...] | None,
+    confined_namespaces: tuple[tuple[str, ...], ...] | None,
     is_locked: bool,
     is_full: bool,
 ) -> None:
@@ -159,7 +159,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
-    caller = Caller(principal_name="ann", request_id="r", confined_to=confined_to)
+    caller = Caller(principal_name="ann", request_id="r", confined_to=confined_namespaces)
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
         await create_rebasing_table(rig, 3)
         await append_files(rig, {f"{(await load_metadata(rig))['location']}/data/a": 1})
@@ -168,10 +168,10 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         locations = [client.manifest_list, *client.manifests]
         objects = rig.catalog.context.objects
         assert isinstance(objects, CountedReads)
-        checked: list[set[str]] = []
+        checked_names: list[set[str]] = []
 
         async def find_and_record(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-            checked.append({path.rpartition("/")[0] for path in paths})
+            checked_names.append({path.rpartition("/")[0] for path in paths})
             return await find_foreign_paths(context, uuid, paths)
 
         monkeypatch.setattr(commit_manifests, "find_foreign_paths", find_and_record)
@@ -179,16 +179,16 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         async with AsyncExitStack() as other_commit:
             if is_locked:
                 await other_commit.enter_async_context(rig.publisher.lock(DB, "t"))
-            committing = asyncio.create_task(rig.commits.commit_table(caller, DB, "t", *commit_of_engine))
+            commit_task = asyncio.create_task(rig.commits.commit_table(caller, DB, "t", *commit_of_engine))
             if is_locked:
                 if is_full:
                     await asyncio.sleep(0.2)
                 else:
                     await until(lambda: objects.reads[client.manifests[0]])
                 assert [objects.reads[location] for location in locations] == [0 if is_full else 1] * 2
-        await committing
+        await commit_task
         assert [objects.reads[location] for location in locations] == [1, 1]
-        assert checked == [{client.folder}], "the database is asked once for each folder"
+        assert checked_names == [{client.folder}], "the database is asked once for each folder"
 
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
-                (wrong_metrics, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
+                (wrong_metrics, corrected_metrics), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
                 late_appender = EngineAppender(await load_metadata(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:
                     await append_files(
@@ -227,7 +227,7 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
                 paths.add(f"file:///data/{step}")
                 metrics = await read_metrics(rig)
                 assert metrics.keys() == paths
-                assert metrics[f"file:///data/{step}"] == index_metrics_by_name(corrected), (
+                assert metrics[f"file:///data/{step}"] == index_metrics_by_name(corrected_metrics), (
                     f"seed {first_seed()}, {version}, {step}"
                 )
                 read_snapshot(find_head_snapshot(await load_metadata(rig)))
@@ -236,6 +236,6 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 2)
-        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
+        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], manifest_row={"manifest_length": 7})
         await commit_table(rig, client.commit({"file:///data/a": 3}))
         assert find_head_snapshot(await load_metadata(rig))["manifest-list"] == client.manifest_list

@@ -18,7 +18,7 @@ from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifie
 from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
-RUN_AS = "trino.run-as-owner"
+RUN_AS_PROPERTY = "trino.run-as-owner"
 CONFINED_CALLER = Caller(principal_name="wendy", request_id="r", confined_to=(("db",),), names_owners=False)
 ENGINE = Caller(principal_name="trino", request_id="r", confined_to=(("db",),))
 
@@ -43,15 +43,17 @@ async def _create_view(rig: CatalogRig) -> None:
     await rig.catalog.namespaces.create(CALLER, ("db",), {})
     for name in ("v", "w"):
         await rig.catalog.views.create(
-            ENGINE, ("db",), _build_create_view(name, **{RUN_AS: "admin", "comment": "hers"})
+            ENGINE, ("db",), _build_create_view(name, **{RUN_AS_PROPERTY: "admin", "comment": "hers"})
         )
 
 
 async def _read_owner(rig: CatalogRig, name: str) -> str | None:
-    return (await rig.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS)
+    return (await rig.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS_PROPERTY)
 
 
-@pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
+@pytest.mark.parametrize(
+    "key", [RUN_AS_PROPERTY, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"]
+)
 def test_identity_properties_of_engines_are_recognised(key: str) -> None:
     assert determines_rights(key)
 
@@ -66,17 +68,19 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
         await _create_view(rig)
         views = rig.catalog.views
         attempts = {
-            "create": views.create(CONFINED_CALLER, ("db",), _build_create_view("x", **{RUN_AS: "admin"})),
+            "create": views.create(CONFINED_CALLER, ("db",), _build_create_view("x", **{RUN_AS_PROPERTY: "admin"})),
             "create, spelled otherwise": views.create(
                 CONFINED_CALLER, ("db",), _build_create_view("x", **{" Trino.RUN-as-owner": "admin"})
             ),
-            "replace": views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "root"})]),
+            "replace": views.replace(
+                CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS_PROPERTY: "root"})]
+            ),
             "with a text": views.replace(
                 CONFINED_CALLER,
                 ("db",),
                 "v",
                 [],
-                [*_build_text_updates("select 2"), _build_set_properties(**{RUN_AS: "root"})],
+                [*_build_text_updates("select 2"), _build_set_properties(**{RUN_AS_PROPERTY: "root"})],
             ),
         }
         for description, attempt in attempts.items():
@@ -85,9 +89,11 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
             assert not await views.exists(("db",), "x"), description
         assert await _read_owner(rig, "v") == "admin"
         own_view = await views.create(
-            CONFINED_CALLER, ("db",), _build_create_view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"})
+            CONFINED_CALLER,
+            ("db",),
+            _build_create_view("own", **{RUN_AS_PROPERTY: "wendy", "owner": "admin", "a": "b"}),
         )
-        assert own_view.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
+        assert own_view.metadata.properties == {RUN_AS_PROPERTY: "wendy", "owner": "wendy", "a": "b"}
 
 
 async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:
@@ -96,14 +102,18 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
         views = rig.catalog.views
         await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(comment="ours")])
         assert await _read_owner(rig, "v") == "admin", "the text of the view has not changed"
-        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS_PROPERTY: "admin"})])
         assert await _read_owner(rig, "v") == "admin"
         await views.replace(CONFINED_CALLER, ("db",), "v", [], _build_text_updates("select secret from t"))
         assert await _read_owner(rig, "v") == "wendy"
         with pytest.raises(Forbidden):
-            await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
-        repeated = [*_build_text_updates("select 3"), _build_set_properties(**{RUN_AS: "admin"})]
-        assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
+            await views.replace(
+                CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS_PROPERTY: "admin"})]
+            )
+        repeated_updates = [*_build_text_updates("select 3"), _build_set_properties(**{RUN_AS_PROPERTY: "admin"})]
+        assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated_updates)).metadata.properties[
+            RUN_AS_PROPERTY
+        ] == "wendy"
 
 
 async def test_owner_named_by_a_trusted_engine_stays_after_a_change_of_the_text(tmp_path: Path) -> None:
@@ -115,7 +125,11 @@ async def test_owner_named_by_a_trusted_engine_stays_after_a_change_of_the_text(
             )
             assert await _read_owner(rig, "v") == "admin"
         await rig.catalog.views.replace(
-            ENGINE, ("db",), "v", [], [*_build_text_updates("select 9"), _build_set_properties(**{RUN_AS: "anna"})]
+            ENGINE,
+            ("db",),
+            "v",
+            [],
+            [*_build_text_updates("select 9"), _build_set_properties(**{RUN_AS_PROPERTY: "anna"})],
         )
         assert await _read_owner(rig, "v") == "anna"
 
@@ -133,8 +147,9 @@ WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),)
 
 
 async def _overwrite_view_file(rig: CatalogRig, name: str, **changes: Any) -> None:
-    """Overwrite the view's metadata file, as a user with access to its folder can. A server without a cached file reads
-    it.
+    """Overwrite the view's metadata file, as a user with access to its folder can.
+
+    A server without a cached file reads it.
     """
     entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)

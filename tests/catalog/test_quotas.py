@@ -63,7 +63,7 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota.check_invariants()
 
 
-def test_withdrawn_lease_no_longer_counts_but_a_renewed_lease_does() -> None:
+def test_quota_ignores_withdrawn_leases_and_counts_renewed_leases() -> None:
     quota = build_shares()
     for number in range(10):
         quota.grant("trino", number, 0, 60, 1)
@@ -122,5 +122,5 @@ def test_expired_leases_are_forgotten() -> None:
     quota = build_shares(leases=10**6)
     for number in range(40_000):
         quota.grant("trino", number, number, number + 10, 1)
-    assert len(quota._granted) < 20_001
+    assert len(quota._granted_leases) < 20_001
     quota.check_invariants()

@@ -1,5 +1,6 @@
-"""Tests that a UUID belongs to one table for ever. The UUID identifies the table's timeline even after the table is
-gone.
+"""Tests that a UUID belongs to one table for ever.
+
+The UUID identifies the table's timeline even after the table is gone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",
 
 async def _stage_with_uuid(rig: CatalogRig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
-    staged = (await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
+    staged_entry = (
+        await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    ).metadata
     updates: list[dict[str, Any]] = [
-        {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
+        {"action": "assign-uuid", "uuid": uuid or staged_entry.table_uuid},
         {"action": "add-schema", "schema": SCHEMA},
         {"action": "set-current-schema", "schema-id": -1},
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "set-location", "location": staged.location},
+        {"action": "set-location", "location": staged_entry.location},
     ]
     return TableChange(namespace=("a",), name="t", requirements=[{"type": "assert-create"}], updates=updates)
 
@@ -42,8 +45,8 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         victim = other_table.metadata.table_uuid
         if ending == "purged":
             await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
-            dropped = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
-            await rig.catalog.dropped.purge(CALLER, dropped.id)
+            dropped_entry = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+            await rig.catalog.dropped.purge(CALLER, dropped_entry.id)
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
@@ -55,8 +58,8 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = other_table.entry.metadata_location if other_table.entry else ""
-            registered = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
-            assert registered.metadata.table_uuid == victim
+            registered_entry = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
+            assert registered_entry.metadata.table_uuid == victim
 
 
 class _LosesFirst:
@@ -64,14 +67,14 @@ class _LosesFirst:
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
-        self.lost = 0
+        self.lost_count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        if not self.lost and any(isinstance(operation, CreateEntry) for operation in operations):
-            self.lost += 1
+        if not self.lost_count and any(isinstance(operation, CreateEntry) for operation in operations):
+            self.lost_count += 1
             raise CommitUnknown("the connection broke before the commit arrived")
         return await self._store.transact(operations)
 

@@ -1,5 +1,6 @@
-"""Tests of engine commits that remove deletion vectors. The server omits entries with the status DELETED, and changes
-nothing else.
+"""Tests of engine commits that remove deletion vectors.
+
+The server omits entries with the status DELETED, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tests.catalog.rig import CatalogRig, open_rig
 
 
 def build_entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
-    plain = {"partition": {}, "record_count": 1, "file_size_in_bytes": 100}
+    plain_fields = {"partition": {}, "record_count": 1, "file_size_in_bytes": 100}
     return {
         "status": status,
         "snapshot_id": snapshot_id,
         "sequence_number": number,
         "file_sequence_number": number,
-        "data_file": plain | data,
+        "data_file": plain_fields | data,
     }
 
 
@@ -57,8 +58,8 @@ async def commit_delete_files(
     await commit_table(rig, client._request({}, [], 0, is_append=False))
     (listed_row,) = (row for row in read_list(find_head_snapshot(await load_metadata(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
-    rows_read = _read_rows(listed_row["manifest_path"])
-    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in rows_read]
+    listed_rows = _read_rows(listed_row["manifest_path"])
+    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in listed_rows]
     assert listed_row["min_sequence_number"] == min(numbers)
     return {
         f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
@@ -67,7 +68,7 @@ async def commit_delete_files(
             item["sequence_number"],
             item["file_sequence_number"],
         )
-        for item in rows_read
+        for item in listed_rows
     }
 
 

@@ -119,7 +119,7 @@ class CommitTable:
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write_parquet(
             path,
-            {number: (name, pa.array(columns[at], kind)) for at, (number, name, kind, _) in enumerate(FIELDS)},
+            {number: (name, pa.array(columns[index], kind)) for index, (number, name, kind, _) in enumerate(FIELDS)},
         )
         parts = {row[1] for row in rows}
         assert not self.spec or len(parts) == 1
@@ -143,7 +143,7 @@ class CommitTable:
         listed_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
+        spots |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
         write_parquet(path, spots)
         low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()
         return {

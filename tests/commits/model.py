@@ -27,25 +27,25 @@ class StoredFile:
     path: str
     part: int
     rows: list[Row]
-    deleted: set[int] = field(default_factory=set)
+    deleted_positions: set[int] = field(default_factory=set)
     vector: dict[str, Any] | None = None
 
     @property
     def live(self) -> list[tuple[int, Row]]:
-        return [(at, row) for at, row in enumerate(self.rows) if at not in self.deleted]
+        return [(index, row) for index, row in enumerate(self.rows) if index not in self.deleted_positions]
 
 
 @dataclass(frozen=True)
 class Change:
     """A change of `kind` to the rows of `part` whose id is in `ids`.
 
-    `how` is the way in which an engine writes it, and `scope` is what it states about its reads.
+    `effect` is the way in which an engine writes it, and `scope` is what it states about its reads.
     """
 
     kind: str
     part: int
     ids: frozenset[int]
-    how: str
+    effect: str
     scope: str
     isolation: str
     number: int
@@ -87,7 +87,7 @@ def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int,
         kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
         part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
-        how=rng.choice(hows),
+        effect=rng.choice(hows),
         scope=rng.choice(["partitions", "filter", "ids", "all"]),
         isolation=rng.choice(["serializable", "snapshot"]),
         number=number,
@@ -140,7 +140,7 @@ class ConcurrentChanges:
 
     def build_body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _describe_reads(self, change)
+        return _BODY_FUNCTIONS[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both changes are committed, or an empty list if both must
@@ -154,11 +154,11 @@ class ConcurrentChanges:
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.list_rows())
         counts, second_count = Counter(self.first.apply(self.list_rows())), Counter(self.second.apply(self.list_rows()))
-        gone_one, gone_two = base - counts, base - second_count
-        both_write = gone_one & gone_two
+        first_removals, second_removals = base - counts, base - second_count
+        both_write = first_removals & second_removals
         if both_write and (counts - base or second_count - base):
             return []
-        return [base - (gone_one | gone_two) + (counts - base) + (second_count - base)]
+        return [base - (first_removals | second_removals) + (counts - base) + (second_count - base)]
 
     def must_commit(self) -> bool:
         """Return True if the server must accept the second change."""
@@ -166,30 +166,32 @@ class ConcurrentChanges:
         if second.blind:
             return True
         is_disjoint = first.part != second.part
-        scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
-        if is_disjoint and scoped:
+        is_scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
+        if is_disjoint and is_scoped:
             return True
-        appended = first.kind in ("append", "count")
-        return appended and (second.isolation == "snapshot" or second.kind == "compact")
+        is_append = first.kind in ("append", "count")
+        return is_append and (second.isolation == "snapshot" or second.kind == "compact")
 
 
 def _changes_rows(change: Change, base: dict[str, StoredFile]) -> bool:
-    live = [row for item in base.values() if item.part == change.part for _, row in item.live]
+    live_rows = [row for item in base.values() if item.part == change.part for _, row in item.live]
     if change.kind in ("delete", "update"):
-        return any(map(change.matches, live))
-    return change.kind != "compact" or bool(live)
+        return any(map(change.matches, live_rows))
+    return change.kind != "compact" or bool(live_rows)
 
 
 async def _delete_random_rows(
     lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
     choice = rng.choice(list(base.values()))
-    choice.deleted = {rng.randrange(len(choice.rows))}
+    choice.deleted_positions = {rng.randrange(len(choice.rows))}
     if version == 3:
-        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted}, choice.part)
+        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted_positions}, choice.part)
         added_files = [choice.vector]
     else:
-        added_files = [lake.write_position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
+        added_files = [
+            lake.write_position_deletes([(choice.path, index) for index in choice.deleted_positions], choice.part)
+        ]
     answer = await lake.commit({"add": added_files, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id
@@ -240,44 +242,46 @@ def _compact(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
 
 def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return the request of a delete or update: copy-on-write, or position deletes."""
-    touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
+    touched_files = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
-    if change.how == "rewrite":
+    if change.effect == "rewrite":
         kept_rows = [
             change.update_row(row) if change.matches(row) else row
-            for item in touched
+            for item in touched_files
             for _, row in item.live
             if update or not change.matches(row)
         ]
         return {
             "add": [case.lake.write_data_file(kept_rows)] if kept_rows else [],
-            "remove": [{"file-path": item.path} for item in touched],
+            "remove": [{"file-path": item.path} for item in touched_files],
         }
-    hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}
+    hit_positions = {item.path: {index for index, row in item.live if change.matches(row)} for item in touched_files}
     new_rows = (
-        [change.update_row(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
+        [change.update_row(row) for item in touched_files for _, row in item.live if change.matches(row)]
+        if update
+        else []
     )
     added_files: list[Any] = [case.lake.write_data_file(new_rows)] if new_rows else []
     removed_files: list[Any] = []
-    if change.how == "vectors":
-        merged_positions = {item.path: hit[item.path] | item.deleted for item in touched}
+    if change.effect == "vectors":
+        merged_positions = {item.path: hit_positions[item.path] | item.deleted_positions for item in touched_files}
         added_files += case.lake.write_vectors(merged_positions, change.part)
-        for item in touched:
+        for item in touched_files:
             if item.vector is not None:
                 offset = item.vector["content-offset"]
                 removed_files.append({"file-path": item.vector["file-path"], "content-offset": offset})
-    elif change.how == "named":
+    elif change.effect == "named":
         added_files += [
-            case.lake.write_position_deletes([(path, at) for at in spots], change.part, has_path_bounds=True)
-            for path, spots in hit.items()
+            case.lake.write_position_deletes([(path, index) for index in spots], change.part, has_path_bounds=True)
+            for path, spots in hit_positions.items()
         ]
     else:
-        pairs = [(path, at) for path, spots in hit.items() for at in spots]
+        pairs = [(path, index) for path, spots in hit_positions.items() for index in spots]
         added_files.append(case.lake.write_position_deletes(pairs, change.part))
     return {"add": added_files, "remove": removed_files}
 
 
-_REALISED: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
+_BODY_FUNCTIONS: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
     "append": _append,
     "count": _append_counted_rows,
     "overwrite": _overwrite,

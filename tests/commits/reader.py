@@ -33,7 +33,7 @@ class PlannedFile:
     records: int
     size: int
     first_row_id: int | None
-    referenced: str | None
+    referenced_path: str | None
     offset: int | None
     length: int | None
     equality_ids: tuple[int, ...]
@@ -85,7 +85,7 @@ def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
                 records=file["record_count"],
                 size=file["file_size_in_bytes"],
                 first_row_id=row_id,
-                referenced=file.get("referenced_data_file"),
+                referenced_path=file.get("referenced_data_file"),
                 offset=file.get("content_offset"),
                 length=file.get("content_size_in_bytes"),
                 equality_ids=tuple(file.get("equality_ids") or ()),
@@ -113,11 +113,11 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
         table = pq.read_table(to_local_path(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         removed_ids: set[int] = set()
-        vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
+        vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced_path == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
             removed_ids |= _find_deleted(delete, file, file_rows, bool(vectors))
-        rows += [row for at, row in enumerate(file_rows) if at not in removed_ids]
+        rows += [row for index, row in enumerate(file_rows) if index not in removed_ids]
     return sorted(rows, key=repr)
 
 
@@ -126,7 +126,7 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
     has_same_partition = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:
-        if delete.referenced != file.path or delete.sequence < file.sequence:
+        if delete.referenced_path != file.path or delete.sequence < file.sequence:
             return set()
         assert delete.length is not None
         blob = path.read_bytes()[delete.offset : delete.offset + delete.length]
@@ -136,11 +136,11 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
             return set()
         table = pq.read_table(path)
         pairs = zip(table.column("file_path").to_pylist(), table.column("pos").to_pylist(), strict=True)
-        return {at for name, at in pairs if name == file.path}
+        return {index for name, index in pairs if name == file.path}
     if delete.sequence <= file.sequence or not (has_same_partition or not delete.partition):
         return set()
     keys = set(pq.read_table(path).column("id").to_pylist())
-    return {at for at, row in enumerate(file_rows) if row[0] in keys}
+    return {index for index, row in enumerate(file_rows) if row[0] in keys}
 
 
 def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
@@ -156,38 +156,38 @@ def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) ->
         actual = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
         assert actual == [counts[0], counts[1], counts[2]], manifest["manifest_path"]
         assert {entry.content != 0 for entry in entries} <= {manifest.get("content", 0) != 0}
-        live = [entry.sequence for entry in entries if entry.status != 2]
-        assert not live or manifest.get("min_sequence_number", 0) <= min(live)
+        live_sequences = [entry.sequence for entry in entries if entry.status != 2]
+        assert not live_sequences or manifest.get("min_sequence_number", 0) <= min(live_sequences)
         assert all(entry.snapshot_id == manifest["added_snapshot_id"] for entry in entries if entry.status == 1)
-    live_ones = [entry for _, entries in by_manifest for entry in entries if entry.status != 2]
-    assert len({(live_one.path, live_one.offset) for live_one in live_ones}) == len(live_ones)
-    _check_totals(snapshot["summary"], live_ones)
+    live_entries = [entry for _, entries in by_manifest for entry in entries if entry.status != 2]
+    assert len({(entry.path, entry.offset) for entry in live_entries}) == len(live_entries)
+    _check_totals(snapshot["summary"], live_entries)
     if metadata["format-version"] >= 3:
-        _check_row_ids(metadata, snapshot, live_ones)
+        _check_row_ids(metadata, snapshot, live_entries)
 
 
-def _check_totals(summary: dict[str, str], live: list[PlannedFile]) -> None:
-    data = [item for item in live if item.content == 0]
-    deletes = [item for item in live if item.content != 0]
+def _check_totals(summary: dict[str, str], live_files: list[PlannedFile]) -> None:
+    data = [item for item in live_files if item.content == 0]
+    deletes = [item for item in live_files if item.content != 0]
     expected = {
         "total-data-files": len(data),
         "total-records": sum(item.records for item in data),
         "total-delete-files": len(deletes),
         "total-position-deletes": sum(delete.records for delete in deletes if delete.content == 1),
         "total-equality-deletes": sum(delete.records for delete in deletes if delete.content == 2),
-        "total-files-size": sum(item.size if item.length is None else item.length for item in live),
+        "total-files-size": sum(item.size if item.length is None else item.length for item in live_files),
     }
     assert {name: summary.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
 
 
-def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: list[PlannedFile]) -> None:
+def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live_files: list[PlannedFile]) -> None:
     spans = []
-    for item in live:
+    for item in live_files:
         if item.content == 0:
             assert item.first_row_id is not None, item.path
             spans.append((item.first_row_id, item.first_row_id + item.records))
     spans.sort()
-    for previous, span in pairwise(spans):
-        assert previous[1] <= span[0], "two rows have the same id"
+    for previous_span, span in pairwise(spans):
+        assert previous_span[1] <= span[0], "two rows have the same id"
     assert all(end <= metadata["next-row-id"] for _, end in spans)
     assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]

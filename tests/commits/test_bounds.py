@@ -29,9 +29,9 @@ from tests.server.rig import run_server
 from tests.waits import until
 
 
-@pytest.mark.parametrize("needs", ["the history", "the files to remove"])
-async def test_change_holds_at_most_the_limit_of_decoded_manifests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
+@pytest.mark.parametrize("missing_part", ["the history", "the files to remove"])
+async def test_change_has_at_most_the_limit_of_decoded_manifests_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing_part: str
 ) -> None:
     async with run_server(tmp_path) as server:
         table = await ClaimedTable.create(Api(server), {"a": "long"})
@@ -44,7 +44,7 @@ async def test_change_holds_at_most_the_limit_of_decoded_manifests(
             "read_snapshot_id": first_answer["snapshot-id"],
             "scope": scope,
         }
-        if needs == "the files to remove":
+        if missing_part == "the files to remove":
             removed_files = [{"file-path": table.build_data_file(name)["file-path"]} for name in ("first", "f0")]
             body = {"read_snapshot_id": first_answer["snapshot-id"], "remove": removed_files}
         assert (await table.send(**body)).status == 409
@@ -70,11 +70,11 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
 
     In this test every manifest counts as large.
     """
-    threads, real = [], manifest_filter.make_file_key
+    threads, make_key = [], manifest_filter.make_file_key
 
     def record_thread(file: ContentFile) -> Remove:
         threads.append(threading.get_ident())
-        return real(file)
+        return make_key(file)
 
     monkeypatch.setattr(manifest_filter, "make_file_key", record_thread)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", 0)
@@ -119,11 +119,11 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     threads: dict[str, set[int]] = {}
 
     def record_threads_of(module: Any, name: str) -> None:
-        real, thread_ids = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
+        run_function, thread_ids = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
 
         def record_and_work(*args: Any, **options: Any) -> Any:
             thread_ids.add(threading.get_ident())
-            return real(*args, **options)
+            return run_function(*args, **options)
 
         monkeypatch.setattr(module, name, record_and_work)
 
@@ -151,7 +151,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             }
         )
         await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
-        narrow = {"type": "in", "term": "id", "values": [0, 1]}
+        in_filter = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second_snapshot_id})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
         star_table = {"add": [lake.write_data_file([(5, 5, "c")])]}
@@ -163,7 +163,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             "scope": {"filter": wide_filter},
         }
         for body, status in (
-            ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
+            ({"remove": [{"file-path": places[3]}], "scope": {"filter": in_filter}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
             ({"add": [lake.write_position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
@@ -184,14 +184,14 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Freeing 200,000 files took a tenth of a second of the event loop's time after the answer."""
-    freed: list[int] = []
+    freed_ids: list[int] = []
     threads: set[int] = set()
-    free = fair_lock._drop_contents
+    drop_contents = fair_lock._drop_contents
 
     def note_thread(contents: list[Any]) -> None:
         threads.add(threading.get_ident())
-        freed.extend(map(len, contents))
-        free(contents)
+        freed_ids.extend(map(len, contents))
+        drop_contents(contents)
         assert contents == []
 
     monkeypatch.setattr(fair_lock, "_drop_contents", note_thread)
@@ -200,8 +200,8 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         await lake.commit({"add": [lake.write_data_file([(number, 1, "a")]) for number in range(5)]})
-        await until(lambda: len(freed) == 3)
-    assert freed == [5, 5, 5], "three lists are freed: sent files, decoded files, and file names"
+        await until(lambda: len(freed_ids) == 3)
+    assert freed_ids == [5, 5, 5], "three lists are freed: sent files, decoded files, and file names"
     assert threading.get_ident() not in threads
 
 
@@ -237,8 +237,10 @@ async def test_encoded_bytes_that_wait_for_the_disk_are_limited(monkeypatch: pyt
             await asyncio.sleep(0.001)
             waiting_bytes -= len(data)
 
-    cached = manifests.Manifests.of(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
-    writer = snapshot_writer.SnapshotWriter(SlowDisk(), SimulatedClock(1), cached, "file:///w", 1, is_deferred=True)
+    manifests_cache = manifests.Manifests.of(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
+    writer = snapshot_writer.SnapshotWriter(
+        SlowDisk(), SimulatedClock(1), manifests_cache, "file:///w", 1, is_deferred=True
+    )
     metadata: Any = SimpleNamespace(format_version=2)
     await writer.write_manifest_list((), metadata, None, 1)
     await writer.settle()

@@ -1,5 +1,6 @@
-"""Tests of commit priority. A change that has often collided comes first for a short time, and no other change waits
-long.
+"""Tests of commit priority.
+
+A change that has often collided comes first for a short time, and no other change waits long.
 """
 
 from __future__ import annotations

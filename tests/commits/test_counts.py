@@ -1,5 +1,6 @@
-"""Tests of row counts up to the largest that Iceberg can represent. Larger counts are rejected, and the table stays
-writable.
+"""Tests of row counts up to the largest that Iceberg can represent.
+
+Larger counts are rejected, and the table stays writable.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, 
 
 async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api) -> None:
     table = await ClaimedTable.create(api, {"x": "long"})
-    keyed = {"content": "equality-deletes", "equality-ids": [1]}
+    equality_deletes = {"content": "equality-deletes", "equality-ids": [1]}
     response = await table.send(
-        add=[table.build_data_file("a", rows=LONG_MAX, **keyed), table.build_data_file("b", rows=1, **keyed)]
+        add=[
+            table.build_data_file("a", rows=LONG_MAX, **equality_deletes),
+            table.build_data_file("b", rows=1, **equality_deletes),
+        ]
     )
     assert response.error[:2] == (400, "BadRequestException")
     assert "add: the delete files" in response.error[2]

@@ -1,5 +1,6 @@
-"""Tests of producers. Each sequence is in the table once, even if requests are lost or repeated, servers are killed, or
-records expire.
+"""Tests of producers.
+
+Each sequence is in the table once, even if requests are lost or repeated, servers are killed, or records expire.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ async def test_sequence_is_committed_once_and_repeats_get_the_first_answer(api: 
     for body, answer in zip(bodies, answers, strict=True):
         second_answer = await lake.commit(body)
         assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
-    never = await lake.commit(make_numbered_change(lake, 7))
-    assert (never["duplicate"], never["snapshot-id"]) == (True, None)
+    never_answer = await lake.commit(make_numbered_change(lake, 7))
+    assert (never_answer["duplicate"], never_answer["snapshot-id"]) == (True, None)
     other_answer = await lake.commit(make_numbered_change(lake, 1, "q"))
     assert not other_answer["duplicate"]
     assert len(await read_rows(lake)) == 4
@@ -91,26 +92,26 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
         assert len(await read_rows(lake)) == 3
 
 
-async def _change_table_of_name(api: Api, how: str) -> None:
+async def _change_table_of_name(api: Api, change_kind: str) -> None:
     """Make `db.t` refer to another table, or to none."""
-    if how == "dropped":
+    if change_kind == "dropped":
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
         return
     names = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
     assert (await api("POST", "/v1/tables/rename", names)).status == 204
-    if how == "replaced":
+    if change_kind == "replaced":
         await api.table("t")
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
-async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api, how: str) -> None:
+@pytest.mark.parametrize("change_kind", ["renamed", "replaced", "dropped"])
+async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api, change_kind: str) -> None:
     """After a rejection, the client would delete files that are live."""
     lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
-    await _change_table_of_name(api, how)
-    refusal = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    await _change_table_of_name(api, change_kind)
+    refusal = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
     for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refusal)):
         repeated_body = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
         assert (await lake.send(repeated_body)).error[:2] == outcome
@@ -118,17 +119,17 @@ async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("how", ["renamed", "replaced"])
-async def test_change_that_another_server_has_committed_is_not_rejected(api: Api, how: str) -> None:
+@pytest.mark.parametrize("change_kind", ["renamed", "replaced"])
+async def test_change_that_another_server_has_committed_is_not_rejected(api: Api, change_kind: str) -> None:
     lake = await CommitTable.create(api)
     uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         tasks = [asyncio.create_task(lake.send(make_numbered_change(lake, sequence))) for sequence in (1, 2)]
         await lake.wait_for_changes(2)
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
-        await _change_table_of_name(api, how)
+        await _change_table_of_name(api, change_kind)
     answers = await asyncio.gather(*tasks)
-    refusal = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    refusal = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
     assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refusal]
 
 

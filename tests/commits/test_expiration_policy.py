@@ -25,7 +25,7 @@ def build_table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> Tabl
 
 def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     """Return the snapshots to keep, for tables whose references never expire."""
-    kept_ids, referenced = set(), set()
+    kept_ids, referenced_ids = set(), set()
     for ref in metadata.refs.values():
         snapshot, replaced_ms, chain = metadata.snapshot(ref.snapshot_id), None, list[int]()
         age_ms, minimum = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
@@ -36,15 +36,15 @@ def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
             young = replaced_ms is None or replaced_ms >= older_than_ms
             keeps = keeps and (len(chain) < minimum or young)
             chain.append(snapshot.snapshot_id)
-            referenced.add(snapshot.snapshot_id)
+            referenced_ids.add(snapshot.snapshot_id)
             if keeps:
                 kept_ids.add(snapshot.snapshot_id)
             replaced_ms = snapshot.timestamp_ms
             snapshot = metadata.snapshot(snapshot.parent_snapshot_id)
-    free = {
+    free_ids = {
         snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.timestamp_ms >= policy.older_than_ms
-    } - referenced
-    return kept_ids | free
+    } - referenced_ids
+    return kept_ids | free_ids
 
 
 def test_branches_that_share_snapshots_keep_the_union_of_what_each_keeps() -> None:

@@ -1,5 +1,6 @@
-"""Tests of a job whose server has lost the lease of the table services. It commits nothing, and blocks no
-other change.
+"""Tests of a job whose server has lost the lease of the table services.
+
+It commits nothing, and blocks no other change.
 """
 
 from __future__ import annotations

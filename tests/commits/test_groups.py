@@ -1,5 +1,6 @@
-"""Tests of changes that wait for one table. They are committed together, each with its own snapshot, answer, instant
-and conflict.
+"""Tests of changes that wait for one table.
+
+They are committed together, each with its own snapshot, answer, instant and conflict.
 """
 
 from __future__ import annotations
@@ -87,31 +88,37 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage of this replica is slow: whenever it has read the table, the other replica has committed again."""
-    shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
-    async with run_server(tmp_path / "a", **shared) as fast, run_server(tmp_path / "b", **shared) as slow:
-        lake = await CommitTable.create(Api(fast))
+    shared_settings: dict[str, Any] = {
+        "database": f"sqlite:///{tmp_path}/shared.db",
+        "warehouse": (tmp_path / "lake").as_uri(),
+    }
+    async with (
+        run_server(tmp_path / "a", **shared_settings) as fast_server,
+        run_server(tmp_path / "b", **shared_settings) as slow_server,
+    ):
+        lake = await CommitTable.create(Api(fast_server))
         late_lake = CommitTable(
-            Api(slow), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
+            Api(slow_server), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
         )
         await late_lake.append([(0, 0, "warm")])
-        prepare, is_over = slow.components.engine_commits.publisher.prepare, False
+        prepare, is_over = slow_server.components.engine_commits.publisher.prepare, False
         lost = 0
 
         async def read_pointer() -> Any:
-            return await fast.components.store.load_entry(EntryKind.TABLE, ("db",), "t")
+            return await fast_server.components.store.load_entry(EntryKind.TABLE, ("db",), "t")
 
         async def prepare_slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
-            prepared = await prepare(*args, **kwargs)
+            preparation = await prepare(*args, **kwargs)
             pointer_before = await read_pointer()
             lost += 1
             with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
                     while await read_pointer() == pointer_before:
                         await asyncio.sleep(0.005)
-            return prepared
+            return preparation
 
-        monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", prepare_slowly)
+        monkeypatch.setattr(slow_server.components.engine_commits.publisher, "prepare", prepare_slowly)
 
         async def append_until_over() -> None:
             number = 100
@@ -228,9 +235,9 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("registered", ["before", "by the group"])
+@pytest.mark.parametrize("registration_moment", ["before", "by the group"])
 async def test_index_file_of_another_index_fails_only_its_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registration_moment: str
 ) -> None:
     definitions = iter(["a", "b"])  # The file was overwritten between two changes.
 
@@ -244,8 +251,8 @@ async def test_index_file_of_another_index_fails_only_its_change(
         bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
         for body in bodies[1:3]:
             body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
-        order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
-        answers = [await lake.send(bodies[order.pop(0)])] if registered == "before" else []
+        order = [1, 0, 2, 3] if registration_moment == "before" else [0, 1, 2, 3]
+        answers = [await lake.send(bodies[order.pop(0)])] if registration_moment == "before" else []
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself. All changes that arrive while it waits form a second group.
             tasks = []
@@ -295,7 +302,7 @@ async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answ
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
-async def test_unused_files_of_a_group_are_deleted_and_used_files_stay(tmp_path: Path, action: str) -> None:
+async def test_group_deletes_its_unused_files_and_keeps_its_used_files(tmp_path: Path, action: str) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
@@ -332,9 +339,9 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 1, "a")])]}
-        with monkeypatch.context() as patched:
-            patched.setattr(server.components.commits, where, raise_zero_division)
-            patched.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))
+        with monkeypatch.context() as patches:
+            patches.setattr(server.components.commits, where, raise_zero_division)
+            patches.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))
             assert (await lake.send(body)).status == 500
         await lake.commit(body)
     gc.collect()  # asyncio reports the failed task here, and not during another test.

@@ -43,8 +43,8 @@ async def test_appends_continue_after_the_schema_of_a_partition_column_was_remov
             {"action": "set-current-schema", "schema-id": -1},
         )
         await table.update({"action": "remove-schemas", "schema-ids": [0]})
-        merging = {"commit.manifest.min-count-to-merge": "2"}
-        await table.update({"action": "set-properties", "updates": merging})
+        merge_properties = {"commit.manifest.min-count-to-merge": "2"}
+        await table.update({"action": "set-properties", "updates": merge_properties})
         for number in range(6):
             await table.commit(add=[table.build_data_file(f"new{number}", *([None] * len(fields)), spec_id=1)])
         assert await table.list_live_files() == [*(f"new{number}" for number in range(6)), "old0", "old1"]

@@ -89,31 +89,31 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     assert targets.contain(partitions.partition(1, (5,))), "a partition of the same spec is found by its value"
 
 
-def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
+def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
     seed = first_seed()
     print(f"overlap: seed {seed}")
     rng = random.Random(seed)
-    proved = 0
+    proved_count = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for round_number in itertools.count():
         # Some random cases prove little, so the test requires a minimum number of proofs in total.
-        if round_number >= 60 and proved > 500:
+        if round_number >= 60 and proved_count > 500:
             break
-        assert round_number < 600, (seed, proved)
+        assert round_number < 600, (seed, proved_count)
         spec, second_spec = _draw_spec(rng, 0), _draw_spec(rng, 1)
         partitions = PartitionOverlap(_build_table([spec, second_spec]))
         pairs = [(_compute_partition(spec, row), _compute_partition(second_spec, row)) for row in rows]
-        together = set(pairs)
+        all_pairs = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
             a, b = partitions.partition(0, left), Targets(partitions, [(1, right)])
-            meets = (left, right) in together
+            meets = (left, right) in all_pairs
             if not b.overlap(a):
-                proved += 1
+                proved_count += 1
                 assert not meets, (seed, spec, left, second_spec, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
-                proved += 1
+                proved_count += 1
                 assert all(right_value == right for left_value, right_value in pairs if left_value == left), (
                     seed,
                     spec,
@@ -121,7 +121,7 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
                     second_spec,
                     right,
                 )
-    assert proved > 500
+    assert proved_count > 500
 
 
 def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_comparison() -> None:
@@ -140,9 +140,9 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_
         for row in rng.sample(rows, 20):
             values = _compute_partition(specs[0], row)
             partition_value = partitions.partition(0, values)
-            other_targets = [Targets(partitions, [single]) for single in expected]
+            other_targets = [Targets(partitions, [target]) for target in expected]
             assert targets.overlap(partition_value) == any(
-                single.overlap(partition_value) for single in other_targets
+                target.overlap(partition_value) for target in other_targets
             ), (
                 seed,
                 specs,
@@ -150,7 +150,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_
                 values,
             )
             assert targets.contain(partition_value) == any(
-                single.contain(partition_value) for single in other_targets
+                target.contain(partition_value) for target in other_targets
             ), (
                 seed,
                 specs,
@@ -158,7 +158,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_
                 values,
             )
             assert targets.overlap(partition_value) or not any(
-                _compute_partition(specs[n], row) == said for n, said in expected
+                _compute_partition(specs[n], row) == partition for n, partition in expected
             )
             assert targets.contain(partition_value) or (0, values) not in expected
 
@@ -270,8 +270,8 @@ def _matches(expression: Expression, value: Any) -> bool:
     Comparisons match neither null nor NaN, and negated comparisons match both.
     """
     match expression:
-        case Always(said):
-            return said
+        case Always(partition_of_always):
+            return partition_of_always
         case And(children):
             return all(_matches(child, value) for child in children)
         case Or(children):

@@ -102,8 +102,10 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
         }
 
     assert (await table.send(**build_body("a", 0))).status == 400  # Three rows of the file do not match.
-    swapped = build_struct({1: ("b", "long"), 2: ("a", "long")}, 1)
-    await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
+    swapped_struct = build_struct({1: ("b", "long"), 2: ("a", "long")}, 1)
+    await table.update(
+        {"action": "add-schema", "schema": swapped_struct}, {"action": "set-current-schema", "schema-id": -1}
+    )
     for name, schema_id in (("a", 0), ("b", 1)):
         assert (await table.send(**build_body(name, schema_id))).status == 400
     assert await table.list_live_files() == ["partly"]

@@ -14,18 +14,18 @@ import pytest
 
 from tests.api.client import Api
 from tests.commits.claims import ClaimedTable
-from tests.seeds import EXPLORING, first_seed
+from tests.seeds import IS_EXPLORING, first_seed
 
 TABLES, ROUNDS = 6, 12
-OFFSET = 4
+VECTOR_OFFSET = 4
 DELETES = {"content": "position-deletes"}
 
 
 @dataclass
 class CountedFile:
     rows: int
-    deleted: set[int] = field(default_factory=set)
-    named: int = 0
+    deleted_positions: set[int] = field(default_factory=set)
+    named_positions: int = 0
     """The number of rows in delete files for only this data file. These delete files are removed with it."""
     vector: str | None = None
 
@@ -42,15 +42,15 @@ class RowCountModel:
     """The number of rows in delete files for several data files. They stay when the data files are removed."""
     by_value: bool = False
     count: int = 0
-    read: int | None = None
+    read_snapshot: int | None = None
 
     def build_file(self, rows: int, **fields: Any) -> dict[str, Any]:
         self.count += 1
         return self.table.build_data_file(f"{self.count}", rows=rows, **fields)
 
     async def commit(self, add: list[dict[str, Any]], remove: list[dict[str, Any]] | None = None) -> None:
-        answer = await self.table.commit(read_snapshot_id=self.read, add=add, remove=remove or [])
-        self.read = answer["snapshot-id"]
+        answer = await self.table.commit(read_snapshot_id=self.read_snapshot, add=add, remove=remove or [])
+        self.read_snapshot = answer["snapshot-id"]
 
     async def append(self) -> None:
         added_files = [self.build_file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
@@ -67,19 +67,19 @@ class RowCountModel:
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
             file = self.files[path]
             spots = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
-            file.deleted |= spots
+            file.deleted_positions |= spots
             if in_one_file:
                 loose_rows += len(spots)
                 continue
             delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
                 if file.vector is not None:
-                    remove.append({"file-path": file.vector, "content-offset": OFFSET})
-                delete_fields |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
-            data_file = self.build_file(len(file.deleted if self.version == 3 else spots), **delete_fields)
-            file.vector, file.named = (
+                    remove.append({"file-path": file.vector, "content-offset": VECTOR_OFFSET})
+                delete_fields |= {"file-format": "puffin", "content-offset": VECTOR_OFFSET, "content-size-in-bytes": 50}
+            data_file = self.build_file(len(file.deleted_positions if self.version == 3 else spots), **delete_fields)
+            file.vector, file.named_positions = (
                 data_file["file-path"],
-                data_file["record-count"] + (self.version == 2) * file.named,
+                data_file["record-count"] + (self.version == 2) * file.named_positions,
             )
             add.append(data_file)
         self.loose += loose_rows
@@ -95,20 +95,24 @@ class RowCountModel:
         chosen_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
-        live = rows - sum(len(file.deleted) for file in files)
-        minimum = rows - self.loose - sum(file.named for file in files)
-        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3])
+        live_row_count = rows - sum(len(file.deleted_positions) for file in files)
+        minimum = rows - self.loose - sum(file.named_positions for file in files)
+        stated_rows = self.rng.choice(
+            [live_row_count, live_row_count, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3]
+        )
         added_rows, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
         is_right = added_rows <= rows and not is_under
-        assert is_right or added_rows != live
+        assert is_right or added_rows != live_row_count
         new_file = [self.build_file(added_rows)] if added_rows else []
         remove = [{"file-path": path} for path in chosen_files]
-        answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new_file, remove=remove)
+        answer = await self.table.send(
+            operation="replace", read_snapshot_id=self.read_snapshot, add=new_file, remove=remove
+        )
         assert answer.status == (200 if is_right else 400), (answer.raw, added_rows, minimum, rows)
         if not is_right:
             assert "operation is replace" in answer.error[2]
             return "too few rows" if is_under else "too many rows"
-        self.read = answer.json["snapshot-id"]
+        self.read_snapshot = answer.json["snapshot-id"]
         for path in chosen_files:
             del self.files[path]
         self.files |= {item["file-path"]: CountedFile(added_rows) for item in new_file}
@@ -134,7 +138,7 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
                 await model.delete_by_value()
             else:
                 outcomes.add(await model.replace())
-    assert EXPLORING or outcomes == {"replaced", "too few rows", "too many rows"}
+    assert IS_EXPLORING or outcomes == {"replaced", "too few rows", "too many rows"}
 
 
 async def test_overwrite_may_change_the_number_of_rows(api: Api) -> None:

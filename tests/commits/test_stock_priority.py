@@ -24,8 +24,7 @@ from tests.seeds import examples
 from tests.waits import block_until
 
 TRIES_MAX = 8
-"""Three conflicts give priority. A group that commits at that time causes the fourth, and a busy machine
-causes more.
+"""Three conflicts give priority. A group that commits at that time causes the fourth, and a busy machine causes more.
 """
 PRIORITY_S = 100.0
 """The duration of priority. It is long enough for a client on a busy machine to read, compute and commit."""

@@ -20,28 +20,28 @@ class ServerThread:
     def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home
         self._settings = settings
-        self._ready = threading.Event()
-        self._ended: asyncio.Event | None = None
+        self._ready_event = threading.Event()
+        self._end_event: asyncio.Event | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="server")
-        self._running: RunningServer
+        self._running_server: RunningServer
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def url(self) -> str:
-        return self._running.url
+        return self._running_server.url
 
     @property
     def components(self) -> ServerComponents:
-        return self._running.components
+        return self._running_server.components
 
     @property
     def http(self) -> aiohttp.ClientSession:
         """An HTTP client that runs in the server's event loop."""
-        return self._running.http
+        return self._running_server.http
 
     @property
     def api(self) -> Api:
-        return Api(self._running)
+        return Api(self._running_server)
 
     def list_written_files(self) -> set[Path]:
         """Return the data, delete and index files in the home, whether or not a table names them."""
@@ -53,15 +53,15 @@ class ServerThread:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready_event.wait(60)
 
     def stop(self) -> None:
-        assert self._ended is not None
-        self._loop.call_soon_threadsafe(self._ended.set)
+        assert self._end_event is not None
+        self._loop.call_soon_threadsafe(self._end_event.set)
         self._thread.join(60)
 
     async def _serve(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        async with run_server(self.home, **self._settings) as self._running:
-            self._ready.set()
-            await self._ended.wait()
+        self._loop, self._end_event = asyncio.get_running_loop(), asyncio.Event()
+        async with run_server(self.home, **self._settings) as self._running_server:
+            self._ready_event.set()
+            await self._end_event.wait()

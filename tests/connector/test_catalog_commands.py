@@ -81,8 +81,8 @@ def test_each_change_command_prints_json(client: IndexClient) -> None:
     assert run_json(client, "run", "manifests", "a.u")["manifests-before"] == 0
     assert run_json(client, "run", "expire", "a.u")["snapshots"] == 0
     assert run_json(client, "index", "drop", "a.u", "id_bloom") == {"table": ["a", "u"], "dropped": "id_bloom"}
-    dropped = run_json(client, "table", "drop", "a.u", "--yes")
-    assert (dropped["dropped"], dropped["entry"]["name"]) == (["a", "u"], "u")
+    dropped_answer = run_json(client, "table", "drop", "a.u", "--yes")
+    assert (dropped_answer["dropped"], dropped_answer["entry"]["name"]) == (["a", "u"], "u")
     assert run_json(client, "namespace", "drop", "a") == {"dropped": ["a"]}
 
 
@@ -171,8 +171,8 @@ def _purge_with_foreign_file(client: IndexClient, name: str, *, is_view: bool = 
     foreign_file = Path(urlsplit(metadata["location"]).path, "foreign.parquet")
     foreign_file.parent.mkdir(parents=True, exist_ok=True)
     foreign_file.write_text("a")
-    dropped = run_json(client, kind, "drop", name, "--yes")
-    purge_dropped(client, dropped["entry"]["id"])
+    dropped_answer = run_json(client, kind, "drop", name, "--yes")
+    purge_dropped(client, dropped_answer["entry"]["id"])
     return foreign_file
 
 
@@ -208,15 +208,15 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
         f"2 dropped entries had the name shop.orders: choose one of them with --id: {first['id']}, {second['id']}"
         in refusal.output
     )
-    unknown = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
-    assert "No dropped table or view shop.orders with the id none reserves its location" in unknown.output
+    unknown_result = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
+    assert "No dropped table or view shop.orders with the id none reserves its location" in unknown_result.output
     folder = str(foreign_file.parent)
-    (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
-    (older_entry,) = (entry for entry in entries if entry is not latest)
+    (latest_entry,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
+    (older_entry,) = (entry for entry in entries if entry is not latest_entry)
     run_command(shop, "retained", "release", "shop.orders", "--id", older_entry["id"], "--yes")
     foreign_file.unlink()
-    purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
-    assert purged == {"purged": latest, "retained": False}
+    purged_answer = run_json(shop, "retained", "purge", "shop.orders", "--yes")
+    assert purged_answer == {"purged": latest_entry, "retained": False}
     assert run_json(shop, "retained", "list") == []
 
 
@@ -322,25 +322,27 @@ def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> Non
 def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     columns = ("--column", "id:long")
     run_command(shop, "table", "create", "shop.returns", *columns)
-    property_name, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
+    property_name, inherited_property = "seamark.compaction.enabled", "seamark.statistics.enabled"
     assert "No table" in run_command(shop, "policy", "list")
     assert run_json(shop, "policy", "list", "shop") == []
     run_command(shop, "policy", "set", "shop.orders", f"{property_name}=true")
-    assert "follow the new policy" in run_command(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
+    assert "follow the new policy" in run_command(
+        shop, "policy", "set", "shop", "--namespace", f"{inherited_property}=true"
+    )
     listing = {tuple(policy["table"]): policy["properties"] for policy in run_json(shop, "policy", "list")}
-    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
+    sources = {table: {entry["name"]: entry["source"] for entry in entries} for table, entries in listing.items()}
     assert sources == {
-        ("shop", "orders"): {property_name: "table", inherited: "namespace"},
-        ("shop", "returns"): {inherited: "namespace"},
+        ("shop", "orders"): {property_name: "table", inherited_property: "namespace"},
+        ("shop", "returns"): {inherited_property: "namespace"},
     }
     text = run_command(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(name["value"] for name in properties if name["name"] == property_name) == "true"
+    assert next(item["value"] for item in properties if item["name"] == property_name) == "true"
     run_command(shop, "policy", "drop", "shop.orders")
     assert [policy["table"] for policy in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
-    run_command(shop, "policy", "drop", "shop", inherited, "--namespace")
+    run_command(shop, "policy", "drop", "shop", inherited_property, "--namespace")
     assert run_json(shop, "policy", "list") == []
     assert run_json(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", (
         "other properties stay unchanged"
@@ -363,11 +365,11 @@ def test_invalid_policy_is_refused_before_a_request(
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
-def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
+def test_policy_commands_of_earlier_versions_are_accepted(shop: IndexClient) -> None:
     property_name = "seamark.compaction.enabled"
     run_command(shop, "policy", "shop.orders", "--set", f"{property_name}=true")
     run_command(shop, "policy", "--namespace", "shop", "--set", f"{property_name}=false")
     assert property_name in run_command(shop, "policy", "shop.orders")
     run_command(shop, "policy", "shop.orders", "--unset", property_name)
-    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == property_name)
+    (entry,) = (item for item in run_json(shop, "policy", "shop.orders")["properties"] if item["name"] == property_name)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

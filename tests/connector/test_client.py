@@ -75,12 +75,12 @@ def test_pages_with_different_dictionaries_are_joined_to_one_table(server: Serve
     lake = write_random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
-    with_client = SeamarkClient(server.url)
-    all_paths = with_client.files("db.lake")
-    pages = list(with_client.iter_files("db.lake", page_files=1))
+    rows_with_client = SeamarkClient(server.url)
+    all_paths = rows_with_client.files("db.lake")
+    pages = list(rows_with_client.iter_files("db.lake", page_files=1))
     assert len(pages) == all_paths.num_rows > 5
     assert [row for page in pages for row in page.to_pylist()] == all_paths.to_pylist()
-    with_client.close()
+    rows_with_client.close()
 
 
 def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: SeamarkClient) -> None:
@@ -117,16 +117,20 @@ def test_errors_are_raised_by_type_with_the_servers_message(client: SeamarkClien
         client.files("db.t", "nope=3")
     with pytest.raises(ValueError, match="namespace"):
         client.files("t")
-    copied = pickle.loads(pickle.dumps(error.value))
-    assert (type(copied), copied.message, copied.status) == (NoSuchResource, error.value.message, 404)
+    unpickled_error = pickle.loads(pickle.dumps(error.value))
+    assert (type(unpickled_error), unpickled_error.message, unpickled_error.status) == (
+        NoSuchResource,
+        error.value.message,
+        404,
+    )
 
 
 def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
     client.partitions("db.t")
-    copied = pickle.loads(pickle.dumps(client))
-    assert copied.files("db.t").equals(client.files("db.t"))
+    unpickled_client = pickle.loads(pickle.dumps(client))
+    assert unpickled_client.files("db.t").equals(client.files("db.t"))
     assert "token" not in repr(SeamarkClient("http://h", token="hunter2"))
-    copied.close()
+    unpickled_client.close()
 
 
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:

@@ -40,9 +40,9 @@ def test_files_of_the_table_are_read_and_written(warehouse: Path) -> None:
     ["t/link", "t/folder/f", "t/table/f", "../secret/f", "t/../../secret/f", "t/folder/../f"],
 )
 def test_links_and_files_outside_the_folder_are_refused(warehouse: Path, place: str) -> None:
-    secret = warehouse.parent / "secret"
-    (warehouse / "t" / "link").symlink_to(secret / "f")
-    (warehouse / "t" / "folder").symlink_to(secret)
+    secret_path = warehouse.parent / "secret"
+    (warehouse / "t" / "link").symlink_to(secret_path / "f")
+    (warehouse / "t" / "folder").symlink_to(secret_path)
     (warehouse / "t" / "table").symlink_to(warehouse / "t2")
     with pytest.raises(PermissionError, match="outside the warehouse"):
         Storage().read(f"file://{warehouse}/{place}")
@@ -54,7 +54,7 @@ def test_links_and_files_outside_the_folder_are_refused(warehouse: Path, place: 
     else:
         with pytest.raises(PermissionError, match="outside the warehouse"):
             Storage().delete(f"file://{warehouse}/{place}")
-    assert (secret / "f").read_text() == "secret"
+    assert (secret_path / "f").read_text() == "secret"
 
 
 def test_processes_without_confinement_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeyp
     for place in ("t/link/f", "t/../t/link/f"):
         with pytest.raises(PermissionError, match="symbolic link"):
             table_storage.read(f"file://{tmp_path}/warehouse/ns/{place}")
-    replaced = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
+    replaced_storage = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
     with pytest.raises(PermissionError, match="symbolic link"):
-        replaced.read(f"{tmp_path}/warehouse/ns/v/f")
+        replaced_storage.read(f"{tmp_path}/warehouse/ns/v/f")
     assert Storage.of_table({}, "s3://bucket/t").local_root == ""

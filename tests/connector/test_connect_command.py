@@ -37,7 +37,7 @@ def run_connect(url: str, engine: str, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["connect", engine, "--url", url, *arguments])
 
 
-def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
+def test_printed_pyiceberg_script_reads_a_table(client: IndexClient, tmp_path: Path) -> None:
     result = run_connect(client.url, "pyiceberg")
     assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
@@ -67,10 +67,10 @@ def test_printed_spark_configuration_equals_that_of_the_test_session() -> None:
     text = format_connection("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
     assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf("sea", URI)}
-    with_token = format_connection("spark", "sea", URI, has_token=True)
-    assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
+    text_with_token = format_connection("spark", "sea", URI, has_token=True)
+    assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in text_with_token
     output = subprocess.run(
-        ["sh", "-c", with_token.replace("spark-sql", "printf '%s\\n'", 1)],
+        ["sh", "-c", text_with_token.replace("spark-sql", "printf '%s\\n'", 1)],
         capture_output=True,
         text=True,
         env={**os.environ, "SEAMARK_TOKEN": "smk_x"},
@@ -87,8 +87,8 @@ def test_printed_trino_configuration_equals_that_of_the_how_to_guide() -> None:
     ]
     assert format_connection("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
     of_s3 = format_connection("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]
-    documented = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
-    assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
+    documented_names = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
+    assert {line.partition("=")[0] for line in of_s3} == documented_names - {"iceberg.metadata-cache.enabled"}
 
 
 def test_printed_duckdb_configuration_equals_that_of_the_how_to_guide() -> None:
@@ -103,7 +103,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
     assert "TOKEN" not in format_connection("duckdb", "sea", URI, has_token=False)
 
 
-def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
+def test_printed_duckdb_script_reads_a_table(server: ServerThread, tmp_path: Path) -> None:
     """PyPI's extensions are in the folder to which INSTALL would download them, so no download is needed."""
     version, platform = _read_duckdb_platform()
     folder = tmp_path / "extensions" / version / platform

@@ -109,8 +109,8 @@ def test_explain_prints_the_servers_answer_as_json(url: str) -> None:
 
 def test_explain_shows_the_results_of_joins(url: str) -> None:
     join = {"table": ["db", "t"], "on": {"id": "id"}, "predicate": "id > 15"}
-    nested = {"table": ["db", "t"], "on": {"id": "id"}, "joins": [join]}
-    code, text = run_explain("db.t", "--join", json.dumps(join), "--join", json.dumps(nested), "--url", url)
+    nested_join = {"table": ["db", "t"], "on": {"id": "id"}, "joins": [join]}
+    code, text = run_explain("db.t", "--join", json.dumps(join), "--join", json.dumps(nested_join), "--url", url)
     assert code == 0, text
     assert text.count("Join with db.t: left out, a data file cannot be read") == 3, text
     assert "To read: 4 files" in text
@@ -158,8 +158,8 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
         (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "use --sql QUERY, without a TABLE"),
         (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
-        ended, text = run_explain(*arguments, "--url", url)
-        assert ended == code, text
+        exit_code, text = run_explain(*arguments, "--url", url)
+        assert exit_code == code, text
         assert expected in text, text
 
 

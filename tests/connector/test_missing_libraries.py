@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BLOCKED = """
+BLOCKING_SCRIPT = """
 import sys
 sys.modules[{library!r}] = None
 for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
@@ -17,7 +17,7 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
 
 
 @pytest.mark.parametrize(
-    ("library", "statement", "extra"),
+    ("library", "statement", "extra_name"),
     [
         (
             "pyspark",
@@ -27,10 +27,10 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
         ("duckdb", "import seamark.duckdb; seamark.duckdb.connect", "pip install 'seamark[duckdb]'"),
     ],
 )
-def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra: str) -> None:
-    code = BLOCKED.format(library=library, statement=statement)
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert completed.returncode == 1
-    last_line = completed.stderr.strip().splitlines()[-1]
+def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra_name: str) -> None:
+    code = BLOCKING_SCRIPT.format(library=library, statement=statement)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    last_line = result.stderr.strip().splitlines()[-1]
     assert last_line.startswith("ModuleNotFoundError: ")
-    assert extra in last_line
+    assert extra_name in last_line

@@ -130,17 +130,17 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
     for name in ("uploads", "neighbour"):
         create_upsert_table(lake.client, name, version=2)
         append(lake.client, f"db.{name}", build_rows((1, "de", 1)))
-    folder, other = (
+    folder, second_folder = (
         lake.client.load_table(f"db.{name}").location.removeprefix(f"s3://{lake.bucket}/")
         for name in ("uploads", "neighbour")
     )
     s3 = lake.s3.client()
-    aborted = [f"{folder}/data/a/b=1/x.parquet", f"{folder}/metadata/y.avro"]
+    aborted_keys = [f"{folder}/data/a/b=1/x.parquet", f"{folder}/metadata/y.avro"]
     kept_keys = [
         f"{folder}/data/notes.txt",
         f"{folder}/_temporary/z.parquet",
         f"{folder}-2/x.parquet",
-        f"{other}/x.parquet",
+        f"{second_folder}/x.parquet",
     ]
     young = f"{folder}/data/young.parquet"
 
@@ -149,18 +149,18 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
         s3.upload_part(Bucket=lake.bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 1000)
 
     def list_unfinished_keys() -> set[str]:
-        return {key for key in lake.list_unfinished() if key.startswith((folder, other))}
+        return {key for key in lake.list_unfinished() if key.startswith((folder, second_folder))}
 
     with closing(s3):
-        for key in (*aborted, *kept_keys):
+        for key in (*aborted_keys, *kept_keys):
             begin(key)
         age_uploads(lake)
         begin(young)
         files_before = lake.list_files("")
         dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
-        assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
-        assert list_unfinished_keys() == {*aborted, *kept_keys, young}
-        assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
+        assert (dry_report.uploads, dry_report.files) == (len(aborted_keys), 0)
+        assert list_unfinished_keys() == {*aborted_keys, *kept_keys, young}
+        assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted_keys)
         assert list_unfinished_keys() == {*kept_keys, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
@@ -271,8 +271,10 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
     rows_before = read_table(lake.client)
-    dropped = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
-    assert (dropped.errors, dropped.commits) == ([], 1)
+    dropped_columns = drop_columns(
+        lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True
+    )
+    assert (dropped_columns.errors, dropped_columns.commits) == ([], 1)
     for row in rows_before.values():
         if row["part"] == 0:
             row["payload"] = None
@@ -293,17 +295,17 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) 
     rows_before = read_table(lake.client)
     files_before = lake.list_files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
-    killed, kill_at, answer = 0, random.Random(first_seed()).randint(2, step), None
+    killed_count, kill_step, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
-        answer = run_killed_at(kill_at, job)
-        killed += answer is None
-        assert read_table(lake.client) == rows_before, kill_at
+        answer = run_killed_at(kill_step, job)
+        killed_count += answer is None
+        assert read_table(lake.client) == rows_before, kill_step
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
         for location in lake.list_files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
                 assert source.footer.rows > 0
-        kill_at += step
-    assert killed > 1
+        kill_step += step
+    assert killed_count > 1
     assert (answer.error, answer.result is not None) == ("", True)
     for path in lake.s3.root.rglob("*.parquet"):
         os.utime(path, (1, 1))

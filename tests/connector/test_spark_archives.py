@@ -73,5 +73,5 @@ def test_finders_are_replaced_only_if_pyspark_comes_from_an_archive(zipped: bool
     )
     path = [str(tmp_path / "other.zip"), *([str(tmp_path / "pyspark.zip")] if zipped else [])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    completed = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == ("['ArchiveFinder']" if zipped else "['zipimporter']")
+    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ("['ArchiveFinder']" if zipped else "['zipimporter']")

@@ -69,13 +69,13 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
 
 
 def test_seamark_reader_is_chosen_if_it_skips_enough_pages() -> None:
-    large = 100 * BREAK_EVEN_ROWS
-    assert RemainingRows(planned=large, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
+    large_rows = 100 * BREAK_EVEN_ROWS
+    assert RemainingRows(planned=large_rows, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
     assert RemainingRows(
-        planned=large, touched=int(BREAK_EVEN_FRACTION * large) - BREAK_EVEN_ROWS - 1, chosen=1
+        planned=large_rows, touched=int(BREAK_EVEN_FRACTION * large_rows) - BREAK_EVEN_ROWS - 1, chosen=1
     ).suits_seamark
     assert not RemainingRows(
-        planned=large, touched=int(BREAK_EVEN_FRACTION * large) - BREAK_EVEN_ROWS, chosen=1
+        planned=large_rows, touched=int(BREAK_EVEN_FRACTION * large_rows) - BREAK_EVEN_ROWS, chosen=1
     ).suits_seamark
     assert not RemainingRows(planned=BREAK_EVEN_ROWS, touched=1, chosen=1).suits_seamark
     assert not RemainingRows().suits_seamark

@@ -43,8 +43,8 @@ def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
         values = pa.table(
             {"a": pa.array([a for a, _ in rows], pa.int64()), "b": pa.array([b for _, b in rows], pa.string())}
         )
-        fitting = select_fitting_rows(values, columns).combine_chunks()
-        keys = find_latest_rows(fitting.to_batches(), schema, ["b", "a"]).keys
+        matching_rows = select_fitting_rows(values, columns).combine_chunks()
+        keys = find_latest_rows(matching_rows.to_batches(), schema, ["b", "a"]).keys
         paths_before = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
         assert len(paths_before) == len(usable)

@@ -39,8 +39,9 @@ class RecordedPage:
     hosts: set[str] = field(default_factory=set)
 
     async def open(self, address: str) -> None:
-        """Show a page of the console, and wait until its data are shown. `address` is the part of the URL from
-        `#` on.
+        """Show a page of the console, and wait until its data are shown.
+
+        `address` is the part of the URL from `#` on.
         """
         await self.page.goto(f"{self.url}/{address}")
         await self.settle()

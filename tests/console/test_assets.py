@@ -21,12 +21,12 @@ async def test_page_and_assets_are_public_and_complete_and_have_the_content_secu
             assert (answer.status, answer.content_type) == (200, "text/html")
             assert answer.headers["Content-Security-Policy"] == POLICY
             assert answer.headers["Cache-Control"] == "no-cache"
-        linked = re.findall(r'(?:href|src)="([^"]+)"', page)
-        names = {link.partition("/")[2].partition("/")[2] for link in linked}
+        linked_files = re.findall(r'(?:href|src)="([^"]+)"', page)
+        names = {link.partition("/")[2].partition("/")[2] for link in linked_files}
         assert {f"{path.relative_to(FOLDER)}" for path in FOLDER.rglob("*.js")} <= names
         assert "unsafe" not in POLICY
         assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=", page)
-        for link in linked:
+        for link in linked_files:
             async with server.http.get(f"{server.url}/{link}") as answer:
                 assert answer.status == 200, link
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -77,8 +77,8 @@ def test_vendored_libraries_equal_the_npm_packages() -> None:
 
 
 def test_no_script_turns_text_into_markup() -> None:
-    unsafe = re.compile(
+    unsafe_pattern = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySet|\beval\(|new Function|https?://"
     )
     for path in FOLDER.rglob("*.js"):
-        assert not unsafe.search(path.read_text()), path
+        assert not unsafe_pattern.search(path.read_text()), path

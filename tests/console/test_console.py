@@ -27,7 +27,7 @@ from tests.server.rig import RunningServer, run_server
 from tests.warehouses.world import run_server_with_warehouses
 
 TABLE = "#/table/db/orders"
-WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
+WHERE_PARAMETER = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
 QUERY = quote(
     "SELECT sum(a.amount) FROM db.orders a JOIN db.orders b ON a.id = b.id "
     "WHERE a.customer_id BETWEEN 1000 AND 90000 AND a.day >= DATE '2024-01-01'",
@@ -37,7 +37,7 @@ PAGES = {
     "#/tables": "db.orders",
     TABLE: "Snapshots and branches",
     f"{TABLE}/layout": "Ranges of the files",
-    f"{TABLE}/explain?{WHERE}": "Terms by themselves",
+    f"{TABLE}/explain?{WHERE_PARAMETER}": "Terms by themselves",
     f"#/query?sql={QUERY}": "Tables",
     f"{TABLE}/explain?where={QUERY}": "34 (7.1 %)",
     f"{TABLE}/indexes": "bloom(customer_id, fpp=0.01)",
@@ -103,8 +103,8 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
         assert output == [show_size(size) for size in sizes], "the console shows sizes as the command line does"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
-        marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
-        input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
+        marks = [{"position": index / 4, "text": text} for index, text in enumerate(texts)]
+        input_text = f"{json.dumps(marks)}, {[index / 4 for index in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
         output = await recorded_page.run(
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
@@ -275,9 +275,9 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
         **{"oldest-ms": 1, "fresh-files": 3, "paused": None, "flush-error": None},
     }
-    paused = listing | {"table": "u", "paused": "a move of the table"}
-    failing = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
-    state = {"streams": [listing, paused, failing], "next-page-token": None}
+    paused_stream = listing | {"table": "u", "paused": "a move of the table"}
+    failing_stream = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
+    state = {"streams": [listing, paused_stream, failing_stream], "next-page-token": None}
     async with (
         run_server(tmp_path) as server,
         open_browser() as browser,
@@ -369,13 +369,13 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         await recorded_page.open("#/table/db/large/layout?column=customer_id")
         await wait_for_text(recorded_page, "about 100 files")
         assert await recorded_page.page.locator(".ranges rect.solid").count() == 1000
-        await recorded_page.open(f"#/table/db/large/explain?{WHERE}")
+        await recorded_page.open(f"#/table/db/large/explain?{WHERE_PARAMETER}")
         await wait_for_text(recorded_page, "of 100,000:")
         assert recorded_page.errors == []
 
 
 @pytest.mark.slow
-async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_path: Path) -> None:
+async def test_console_of_a_warehouse_shows_only_its_tables(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
         await world.create_table("/v1/sales", "db", "sold")
         await world.create_table("/v1", "db", "own")

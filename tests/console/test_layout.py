@@ -1,5 +1,6 @@
-"""Tests of the layout of a column. Loops over the files compute the expected layout, for random tables with all kinds
-of bounds.
+"""Tests of the layout of a column.
+
+Loops over the files compute the expected layout, for random tables with all kinds of bounds.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class ExpectedLayout:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def compute_mean_depth(self, number: int) -> float | None:
-        """Return the mean depth of a snapshot. The depths between neighbouring values are weighted by the values'
-        distance.
+        """Return the mean depth of a snapshot.
+
+        The depths between neighbouring values are weighted by the values' distance.
         """
         ranges = self.snapshots[number]
         total = 0.0
@@ -102,8 +104,8 @@ class ExpectedLayout:
             if width <= 0:
                 total += self.count_overlaps(number, low)
                 continue
-            inside = [value for value in self.values if low <= value <= high]
-            for start, end in pairwise(inside):
+            values_inside = [value for value in self.values if low <= value <= high]
+            for start, end in pairwise(values_inside):
                 depth = sum(value_range[0] <= start and value_range[1] >= end for value_range in ranges)
                 total += depth * (self.position[end] - self.position[start]) / width
         return total / len(ranges) if ranges else None
@@ -123,10 +125,10 @@ def check_layout(
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
         edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
         decoded_values = [encode_single_value(kind, decode_json(kind, value)) for value in edges]
-        plain = [
+        plain_values = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
-        assert decoded_values == [encode_single_value(kind, value) for value in plain]
+        assert decoded_values == [encode_single_value(kind, value) for value in plain_values]
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
@@ -163,25 +165,30 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     for size in sizes:
         expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": of, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
-        for of, file_sizes in sorted(expected.items())
+        {"size-in-bytes": size_in_bytes, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
+        for size_in_bytes, file_sizes in sorted(expected.items())
     ]
 
 
 async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
     """Create a table with two commits, and check the layout of each column at both snapshots."""
     location = await create_table(server, name)
-    empty = (await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
-    assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
+    empty_layout = (await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
+    assert (empty_layout["snapshot-id"], empty_layout["files"], empty_layout["depth-mean"], empty_layout["bars"]) == (
+        None,
+        0,
+        None,
+        [],
+    )
     first_files, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
     second_files, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
     ids = [await commit_change(server, name, first_files), await commit_change(server, name, second_files)]
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
-        later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
+        later_bounds, earlier_bounds = [*first_bounds, *second_bounds], first_bounds
         ranges = [
             [file_bounds[column] for file_bounds in bounds if column in file_bounds]
-            for bounds in (later_bounds, earlier)
+            for bounds in (later_bounds, earlier_bounds)
         ]
         has_comparison = rng.random() < 0.6
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
@@ -189,7 +196,7 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
             query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
         answer = await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
-        files = [len(later_bounds), len(earlier)]
+        files = [len(later_bounds), len(earlier_bounds)]
         check_layout(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first_files, *second_files])
         assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (

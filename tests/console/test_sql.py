@@ -1,5 +1,6 @@
-"""Tests of the console's SQL page. It runs, explains and cancels statements, and shows results, errors and that SQL is
-disabled.
+"""Tests of the console's SQL page.
+
+It runs, explains and cancels statements, and shows results, errors and that SQL is disabled.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         assert await rows.all_inner_texts() == [f"{number}\tc{number}\tnull\t{markup}" for number in range(2)]
         await wait_for_text(recorded_page, "duckdb, because")
         cells = page.get_by_role("region", name="Tables").locator("tbody td")
-        table, files, considered, _, columns, joins = await cells.all_inner_texts()
-        assert (table, files, considered, columns, joins) == ("db.t", "2 (66.7 %)", "3", "2", "")
+        table, files, considered_files, _, columns, joins = await cells.all_inner_texts()
+        assert (table, files, considered_files, columns, joins) == ("db.t", "2 (66.7 %)", "3", "2", "")
 
         await enter_statement(recorded_page, "SELECT * FROM db.t", "Control+Shift+Enter")
         await wait_for_text(recorded_page, "explained")
@@ -75,7 +76,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in recorded_page.errors)
 
         past_statements = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
-        assert [(await past_statements.nth(at).locator("td").nth(2).inner_text()) for at in range(5)] == [
+        assert [(await past_statements.nth(index).locator("td").nth(2).inner_text()) for index in range(5)] == [
             *("cancelled", "failed", "100 rows", "explained", "2 rows")
         ]
         await recorded_page.open("#/tables")
@@ -92,7 +93,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path) -> None:
+async def test_sql_page_of_a_server_without_sql_explains_how_to_enable_sql(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path, sql="off") as server,
         open_browser() as browser,

@@ -29,7 +29,7 @@ COUNTRIES = ("AT", "BR", "CH", "DE", "ES", "FR", "GB", "IN", "JP", "US")
 FIRST_DAY = 19_700
 """2023-12-09, in days since 1970."""
 Bounds = dict[str, tuple[Any, Any]]
-_ADDED_AT_ONCE = 1_000
+_FILES_PER_COMMIT = 1_000
 
 
 def build_content_file(
@@ -185,8 +185,8 @@ async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
     written_files = list(make_unclustered(location, files, rng))
     for file in written_files:
         file["partition"] = []
-    for start in range(0, files, _ADDED_AT_ONCE):
-        await commit_change(server, "large", written_files[start : start + _ADDED_AT_ONCE])
+    for start in range(0, files, _FILES_PER_COMMIT):
+        await commit_change(server, "large", written_files[start : start + _FILES_PER_COMMIT])
 
 
 async def make_many(server: RunningServer, tables: int) -> None:

@@ -78,8 +78,8 @@ def create_orders(seamark: Seamark) -> None:
         ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
         ["build", "shop.orders"],
     ):
-        completed = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
-        assert completed.returncode == 0, completed.stderr
+        result = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
+        assert result.returncode == 0, result.stderr
 
 
 def connect_to_trino(port: int, **options: Any) -> Any:
@@ -105,9 +105,9 @@ def query_rows(port: int, sql: str, parameters: Any = None, **options: Any) -> l
 
 def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     """Run a statement through the proxy and without it, and return the rows, which must be equal."""
-    direct = query_rows(shop.trino.port, sql, parameters, **options)
-    assert query_rows(shop.proxy.port, sql, parameters, **options) == direct
-    return direct
+    direct_answer = query_rows(shop.trino.port, sql, parameters, **options)
+    assert query_rows(shop.proxy.port, sql, parameters, **options) == direct_answer
+    return direct_answer
 
 
 def post_statement(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
@@ -145,8 +145,7 @@ def explain_with_plan_tables(shop: Shop, sql: str, **options: Any) -> str:
     """Return the answer to an EXPLAIN statement that the proxy has rewritten.
 
     On a busy machine, a plan can exceed its time budget. Then Trino gets the original statement, and the proxy makes
-    plans
-    again only after a pause, so the statement is repeated.
+    plans again only after a pause, so the statement is repeated.
     """
 
     def read_planned_explanation() -> str:

@@ -81,9 +81,9 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for inside, container_path in list_mounted_files(service).items():
+        for source_path, container_path in list_mounted_files(service).items():
             assert container_path.exists(), (
-                f"{service} mounts {container_path} at {inside}; run `make jars` if it is a jar folder"
+                f"{service} mounts {container_path} at {source_path}; run `make jars` if it is a jar folder"
             )
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
@@ -108,7 +108,7 @@ def test_images_have_the_tested_versions() -> None:
     assert read_image_version("trino") == read_pom_property(resolve / "server" / "pom.xml", "trino.version")
     assert read_image_version("trino") == read_pom_property(resolve / "plugin" / "pom.xml", "trino.version")
     assert read_image_version("trino") == read_pom_property(resolve / "clients" / "pom.xml", "trino.version")
-    assert f'start("{read_image_version("trino")}")' in trino.MAIN.read_text()
+    assert f'start("{read_image_version("trino")}")' in trino.MAIN_SOURCE.read_text()
     assert read_image_version("spark") == find_locked_version("pyspark")
     assert f"@v{read_image_version('s3')}\n" in (REPO / "Makefile").read_text()
 

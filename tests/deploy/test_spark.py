@@ -44,8 +44,6 @@ def test_spark_sql_uses_seamark_with_the_mounted_configuration(tmp_path: Path, s
         )
         argv = [str(Path(pyspark.__file__).parent / "bin" / "spark-sql")]
         argv += [part for key, value in environment.items() for part in ("--conf", f"{key}={value}")]
-        completed = subprocess.run(
-            [*argv, "-e", sql], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200
-        )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert "42" in completed.stdout.split()
+        result = subprocess.run([*argv, "-e", sql], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "42" in result.stdout.split()

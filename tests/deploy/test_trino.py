@@ -136,10 +136,10 @@ def test_trino_and_spark_change_one_table_alternately(lake: TrinoCatalog, spark:
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
-def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURRENT) -> str:
+def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, index: At = CURRENT) -> str:
     client = SeamarkClient(lake.seamark.base_url)
     try:
-        name = client.plan_table(table, predicate, at=at).name
+        name = client.plan_table(table, predicate, at=index).name
     finally:
         client.close()
     assert name is not None
@@ -184,7 +184,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
         assert {path for *_, path, _ in expected} <= live_paths
         join = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(join) == rows(f"SELECT count(*) FROM {plan}")
-    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=old_snapshot_id))
+    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", index=At(snapshot_id=old_snapshot_id))
     expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {old_snapshot_id} WHERE id = 21")
     assert rows(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
     assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {old_snapshot_id} WHERE id = 21') == expected
@@ -222,7 +222,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
 
 
 @pytest.mark.slow
-def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
+def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake: TrinoLake) -> None:
     lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA counted")

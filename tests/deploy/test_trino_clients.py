@@ -39,9 +39,9 @@ def run_java(*arguments: str) -> str:
     home = find_java_25_home()
     assert home is not None
     argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
-    completed = subprocess.run(argv, capture_output=True, text=True, timeout=300)
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    return completed.stdout
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def run_command_line(url: str, *statements: str) -> list[dict[str, Any]]:
@@ -64,11 +64,11 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
         "PREPARE p FROM SELECT note FROM orders WHERE id = ?",
         "EXECUTE p USING 77",
     )
-    direct = run_command_line(shop.trino.base_url, *statements)
-    assert {"id": 4711, "note": "n4711"} in direct
-    assert {"note": "n77"} in direct
+    direct_answer = run_command_line(shop.trino.base_url, *statements)
+    assert {"id": 4711, "note": "n4711"} in direct_answer
+    assert {"note": "n77"} in direct_answer
     count_before = shop.proxy.count_statements("rewritten")
-    assert run_command_line(shop.proxy.url, *statements) == direct
+    assert run_command_line(shop.proxy.url, *statements) == direct_answer
     assert shop.proxy.count_statements("rewritten") == count_before + 3
 
 
@@ -76,19 +76,29 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
 @pytest.mark.parametrize("options", ["", "?explicitPrepare=false"])
 def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: str) -> None:
     """The driver sends the texts of its prepared statements in headers, or in EXECUTE IMMEDIATE."""
-    prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
+    prepared_statement = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
-    request = [ONE_ROW_QUERY, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
-    request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
+    request = [ONE_ROW_QUERY, "0", prepared_statement, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
+    request += [
+        among,
+        "3",
+        "bigint:5",
+        "bigint:8",
+        "varchar:Z",
+        prepared_statement,
+        "2",
+        "bigint:4713",
+        "varchar:n4713",
+    ]
     driver = ["-cp", find_client_jar("trino-jdbc-*"), str(JDBC)]
     count_before = shop.proxy.count_statements("rewritten")
-    direct, proxied = (
+    direct_answer, proxied_answer = (
         run_java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
         for port in (shop.trino.port, shop.proxy.port)
     )
-    assert proxied == direct
+    assert proxied_answer == direct_answer
     assert shop.proxy.count_statements("rewritten") == count_before + 5
-    results = direct.split("\n\n")
+    results = direct_answer.split("\n\n")
     assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
     assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
     assert len(results[2].splitlines()) == 8001
@@ -181,11 +191,11 @@ def build_https_url(lake: TrinoLake) -> str:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("believing", ["--trino-ca", "--trino-insecure"])
+@pytest.mark.parametrize("trust_option", ["--trino-ca", "--trino-insecure"])
 def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
-    shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str
+    shop: Shop, trino_lake: TrinoLake, tmp_path: Path, trust_option: str
 ) -> None:
-    flags = [believing, str(trino_lake.ca_path)] if believing == "--trino-ca" else [believing]
+    flags = [trust_option, str(trino_lake.ca_path)] if trust_option == "--trino-ca" else [trust_option]
     with run_trino_proxy(
         tmp_path, "--trino", build_https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:

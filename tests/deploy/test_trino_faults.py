@@ -161,14 +161,14 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Br
         try:
             wait_for_result(lambda: are_running(lake, cursors, running_queries), within_s=200)
             count_before = lake.proxy.count_statements("rewritten")
-            waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
+            queued_query = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
             wait_for_result(lambda: lake.proxy.count_statements("rewritten") > count_before, within_s=200)
             with pytest.raises(TimeoutError):
-                waiting.result(3 * LEASE_S)
+                queued_query.result(3 * LEASE_S)
         finally:
             for cursor in cursors:
                 cursor.cancel()
-        assert waiting.result(120) == [["n4711"]]
+        assert queued_query.result(120) == [["n4711"]]
         for query in running_queries:
             query.result(120)
     for connection in blockers:

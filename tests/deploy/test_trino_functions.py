@@ -119,8 +119,8 @@ def lake(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
         connection.cursor().execute(text).fetchall()
 
     for table, transforms in PARTITIONS.items():
-        partitioning = "" if table == "plain" else f" WITH (partitioning = {transforms})"
-        run(f"CREATE TABLE {NAMESPACE}.{table} ({COLUMNS}){partitioning}")
+        partition_clause = "" if table == "plain" else f" WITH (partitioning = {transforms})"
+        run(f"CREATE TABLE {NAMESPACE}.{table} ({COLUMNS}){partition_clause}")
         for file in range(3):
             rows = ", ".join(draw_row(rng, number) for number in range(file * 12, file * 12 + 12))
             run(f"INSERT INTO {NAMESPACE}.{table} VALUES {rows}")
@@ -160,19 +160,19 @@ def count_rows(result: SqlResult) -> Counter[str]:
 @pytest.mark.parametrize("part", range(4))
 def test_functions_give_the_same_rows_on_duckdb_and_trino(lake: TrinoLake, proxy: TrinoProxy, part: int) -> None:
     tables = list(PARTITIONS)
-    table, other = (f"{NAMESPACE}.{tables[(part + shift) % 4]}" for shift in (0, 1))
+    table, other_table = (f"{NAMESPACE}.{tables[(part + shift) % 4]}" for shift in (0, 1))
     predicates = [f"SELECT id, k, name, ts FROM {table} p WHERE {predicate}" for predicate in PREDICATES[part::4]]
     statements = [*predicates, *(text.replace("FROM {t}", f"FROM {table}") for text in STATEMENTS[part::4])]
-    differences, translated = [], 0
+    differences, translated_count = [], 0
     with (
         open_session(lake, DUCKDB) as duckdb_session,
         open_session(lake, TRINO) as trino_session,
-        open_session(lake, TRINO, proxy.port) as proxied,
+        open_session(lake, TRINO, proxy.port) as proxied_session,
     ):
         for statement in statements:
-            text = statement.replace("{t}", table).replace("{o}", other)
+            text = statement.replace("{t}", table).replace("{o}", other_table)
             expected = count_rows(trino_session.sql(text))
-            if count_rows(proxied.sql(text)) != expected:
+            if count_rows(proxied_session.sql(text)) != expected:
                 differences.append(f"proxy: {text}")
             try:
                 actual = count_rows(duckdb_session.sql(text))
@@ -180,8 +180,8 @@ def test_functions_give_the_same_rows_on_duckdb_and_trino(lake: TrinoLake, proxy
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
-            translated += 1
+            translated_count += 1
             if actual != expected:
                 differences.append(f"{text}\n  besides {actual - expected}\n  without {expected - actual}")
     assert not differences, "\n".join(differences)
-    assert translated > 0.6 * len(statements)
+    assert translated_count > 0.6 * len(statements)

@@ -162,17 +162,17 @@ def test_statements_that_write_are_equal_through_the_proxy(
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
     count_before = trino_and_proxy.proxy.count_statements("rewritten")
-    for text in WRITING:
+    for text in WRITE_STATEMENTS:
         trino_and_proxy.ask(text, schemas=schemas)
         for table in ("t", "u", "copy", "view"):
             trino_and_proxy.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
     for table in ("t", "u"):
         trino_and_proxy.ask(f"SELECT * FROM {table}", schemas=schemas)
     assert trino_and_proxy.counts["failed"] > 0
-    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before > len(WRITING)
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before > len(WRITE_STATEMENTS)
 
 
-WRITING = [
+WRITE_STATEMENTS = [
     "CREATE TABLE t (id bigint, land varchar, day date, price decimal(9, 2)) "
     "WITH (partitioning = ARRAY['land'], sorted_by = ARRAY['id'], format_version = 2)",
     *[

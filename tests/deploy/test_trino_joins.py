@@ -261,12 +261,12 @@ def test_changing_dimension_is_read_at_its_planned_snapshot(star: Shop) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [3, 40])
 def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
-    rng, less = random.Random(7), 0
+    rng, smaller_count = random.Random(7), 0
     for _ in range(queries):
         sql = draw_statement(rng)
         check_same(star, sql)
-        less += "joins=star.sales." in read_outcome(star, sql)
-    assert less >= 0.5 * (queries - 1)
+        smaller_count += "joins=star.sales." in read_outcome(star, sql)
+    assert smaller_count >= 0.5 * (queries - 1)
 
 
 def draw_statement(rng: random.Random) -> str:
@@ -278,21 +278,21 @@ def draw_statement(rng: random.Random) -> str:
     }
     sql, where = "sales", [f"price > {rng.randrange(3000)}"] if rng.random() < 0.3 else []
     for name in rng.sample(sorted(arms), rng.randint(1, 3)):
-        equal, conditions = arms[name]
+        equal_condition, conditions = arms[name]
         condition = rng.choice(conditions)
         match rng.randrange(5):
             case 0:
-                sql += f" JOIN {name} ON {equal} AND {condition}"
+                sql += f" JOIN {name} ON {equal_condition} AND {condition}"
             case 1:
-                sql += f" LEFT JOIN {name} ON {equal}"
+                sql += f" LEFT JOIN {name} ON {equal_condition}"
                 where.append(condition)
             case 2:
                 sql += f" CROSS JOIN {name}"
-                where += [equal, condition]
+                where += [equal_condition, condition]
             case 3:
-                where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal} AND {condition})")
+                where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal_condition} AND {condition})")
             case 4:
-                own_column, other_column = equal.split(" = ")
+                own_column, other_column = equal_condition.split(" = ")
                 where.append(f"{own_column} IN (SELECT {other_column} FROM {name} WHERE {condition})")
     if "items" in sql and rng.random() < 0.4:
         where.append(

@@ -15,7 +15,7 @@ from tests.services.trino import ETC
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout with the launcher, with files named like Trino's jars, and with a `java` that prints its
+    """Return a checkout with the launcher, with files named like Trino's jars, and with a `java_path` that prints its
     arguments.
     """
     shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
@@ -23,10 +23,10 @@ def checkout(tmp_path: Path) -> Path:
         path = tmp_path / ".cache" / "trino" / jar
         path.parent.mkdir(parents=True)
         path.touch()
-    java = tmp_path / "jdk" / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "SEAMARK_URI=$SEAMARK_URI" "TRINO_PORT=$TRINO_PORT"\n')
-    java.chmod(0o755)
+    java_path = tmp_path / "jdk" / "bin" / "java"
+    java_path.parent.mkdir(parents=True)
+    java_path.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "SEAMARK_URI=$SEAMARK_URI" "TRINO_PORT=$TRINO_PORT"\n')
+    java_path.chmod(0o755)
     return tmp_path
 
 

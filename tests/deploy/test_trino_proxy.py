@@ -100,7 +100,7 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection.close()
 
 
-def test_transactions_pass_unchanged(shop: Shop) -> None:
+def test_statements_of_transactions_pass_the_proxy_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect_to_trino(shop.proxy.port, isolation_level=level)
     count_before = shop.proxy.count_statements("rewritten")
@@ -120,8 +120,8 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert count_splits(shop.trino.port, sql) >= FILES
     assert count_splits(shop.proxy.port, sql) <= 3
-    explained = explain_with_plan_tables(shop, f"EXPLAIN ANALYZE {sql}")
-    assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
+    explained_text = explain_with_plan_tables(shop, f"EXPLAIN ANALYZE {sql}")
+    assert f"Input: {ROWS} rows" in explained_text or "Input: 1 row" in explained_text
 
 
 @pytest.mark.few_cases(1)
@@ -190,10 +190,10 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
         query_rows(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
     query_rows(port, "INSERT INTO past VALUES (2, 98)")
-    for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
-        sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
+    for where, version_clause in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
+        sql = f"SELECT a, b FROM past{version_clause} WHERE {where} ORDER BY a"
         assert run_both_ways(shop, sql) != []
-        assert post_statement(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
+        assert post_statement(port, sql)[0].startswith("planned" if version_clause else "rewritten"), sql
     query_rows(port, "DROP TABLE past")
 
 

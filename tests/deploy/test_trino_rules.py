@@ -102,9 +102,9 @@ def answer_query(port: int, sql: str, user: str) -> list[list[Any]] | str:
 
 
 def run_both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
-    direct = answer_query(rig.trino.port, sql, user)
-    assert answer_query(rig.proxy.port, sql, user) == direct, f"{user}: {sql}"
-    return direct
+    direct_answer = answer_query(rig.trino.port, sql, user)
+    assert answer_query(rig.proxy.port, sql, user) == direct_answer, f"{user}: {sql}"
+    return direct_answer
 
 
 def read_outcome(rig: RulesRig, sql: str, user: str) -> str:

@@ -68,8 +68,8 @@ def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSe
 
 def to_dialect_type(trino_type: str) -> str:
     """Return the dialect's type for a type of Trino. The dialect has one text type, and times in microseconds."""
-    plain = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
-    return "varchar" if plain.startswith("varchar") else plain
+    plain_type = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
+    return "varchar" if plain_type.startswith("varchar") else plain_type
 
 
 def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
@@ -80,17 +80,17 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
     random_queries = RandomQueries(rng, NAMESPACE)
-    mixed = MixedPredicates(rng)
+    mixed_predicates = MixedPredicates(rng)
     count_before = proxy.count_statements("rewritten")
     with (
         open_session(lake, DUCKDB) as duckdb_session,
         open_session(lake, TRINO) as trino_session,
-        open_session(lake, TRINO, proxy.port) as proxied,
+        open_session(lake, TRINO, proxy.port) as proxied_session,
     ):
         for number in range(queries):
             text = random_queries.draw_query()
             if number % 3 == 0:
-                text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.draw_trino_predicate()}"
+                text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed_predicates.draw_trino_predicate()}"
             note = f"seed {seed}, query {number}: {text}"
             counts["queries"] += 1
             try:
@@ -99,16 +99,16 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {note}"
+            assert count_rows(proxied_session.sql(text)) == rows, f"the proxy, {note}"
             try:
                 actual = duckdb_session.sql(text)
-                rows_read = count_rows(actual)
+                row_count = count_rows(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
-            assert rows_read == rows, note
+            assert row_count == rows, note
             assert [to_dialect_type(kind) for kind in actual.types] == [
                 to_dialect_type(kind) for kind in expected.types
             ], note
@@ -118,7 +118,7 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
     return counts
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["translated"] > 0.6 * counts["queries"], counts
     assert counts["rewritten"] > 0.1 * counts["queries"], counts
     assert counts["files left out"] > 0.1 * counts["queries"], counts
@@ -135,7 +135,7 @@ def test_random_queries_give_the_same_rows_on_duckdb_and_trino(lake_with_tables:
 def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
     lake_with_tables: TrinoLake, proxy: TrinoProxy, part: int
 ) -> None:
-    check_worth(compare_engines(lake_with_tables, proxy, first_seed() + part, 1000))
+    check_campaign_counts(compare_engines(lake_with_tables, proxy, first_seed() + part, 1000))
 
 
 @pytest.mark.slow
@@ -230,12 +230,15 @@ def test_statements_that_are_large_or_not_supported_in_duckdb_run_on_trino(lake_
     engines = Engines(trino=url, large_bytes=10_000)
     with SqlSession(lake_with_tables.seamark.base_url, engines=engines) as entry:
         assert entry.explain(f"SELECT id FROM {NAMESPACE}.t1 WHERE id < -1000").engine == DUCKDB
-        large = entry.sql(f"SELECT count(*) AS n, max(d) AS last FROM sea.{NAMESPACE}.t1")
-        assert large.explanation.engine == TRINO
-        assert "bytes" in large.explanation.why
-        assert large.to_arrow().column_names == ["n", "last"]
-        unknown = entry.sql(f"SELECT approx_distinct(id) AS n FROM {NAMESPACE}.t1")
-        assert (unknown.explanation.engine, unknown.to_arrow().schema) == (TRINO, pa.schema([("n", pa.int64())]))
+        large_answer = entry.sql(f"SELECT count(*) AS n, max(d) AS last FROM sea.{NAMESPACE}.t1")
+        assert large_answer.explanation.engine == TRINO
+        assert "bytes" in large_answer.explanation.why
+        assert large_answer.to_arrow().column_names == ["n", "last"]
+        unknown_answer = entry.sql(f"SELECT approx_distinct(id) AS n FROM {NAMESPACE}.t1")
+        assert (unknown_answer.explanation.engine, unknown_answer.to_arrow().schema) == (
+            TRINO,
+            pa.schema([("n", pa.int64())]),
+        )
         with pytest.raises(InvalidRequest, match="Trino refuses"):
             entry.sql("SELECT no_such_function(1)")
     with (

@@ -63,17 +63,17 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
     with (
         run_trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
         open_session(trino_lake, trino_lake.trino.port) as trino,
-        open_session(trino_lake, proxy.port) as proxied,
+        open_session(trino_lake, proxy.port) as proxied_session,
     ):
         for number in range(FILES):
             text = f"SELECT id FROM text_functions.people WHERE lower(email) = 'person.number{number}@example.com'"
-            assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text))
+            assert count_rows(proxied_session.sql(text)) == count_rows(trino.sql(text))
         assert proxy.count_statements("rewritten") == FILES
         for _ in range(100):
             function = rng.choice(["lower", "upper"])
             substring = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
             text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{substring}'"
-            assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
+            assert count_rows(proxied_session.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
         assert proxy.count_statements("rewritten") > FILES + 50
     with open_catalog(lake) as catalog:
         catalog.drop_table("text_functions.people")

@@ -36,13 +36,13 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         folder, "--trino", coordinator.base_url, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         shop_with_proxy = replace(shop, proxy=proxy)
-        as_owner = {"user": "anna"}
-        query_rows(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
+        owner_options = {"user": "anna"}
+        query_rows(coordinator.port, "CREATE SCHEMA seamark.guarded", **owner_options)
         for name, security, text in VIEWS:
-            query_rows(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
+            query_rows(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **owner_options)
         yield shop_with_proxy
         for name, _, _ in VIEWS:
-            query_rows(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
+            query_rows(coordinator.port, f"DROP VIEW guarded.{name}", **owner_options)
 
 
 def read_both_answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
@@ -62,19 +62,19 @@ def read_outcome(shop: Shop, sql: str, user: str) -> str:
 
 def test_definer_view_runs_with_the_privileges_of_its_owner(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
-    direct, proxied = read_both_answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
-    assert direct == proxied == [[4711, "n4711"], [4713, "n4713"]]
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
+    assert direct_answer == proxied_answer == [[4711, "n4711"], [4713, "n4713"]]
     assert read_outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
 def test_invoker_view_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
     sql, count_before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
-    direct, proxied = read_both_answers(guarded_shop, sql, "rita")
-    assert direct == proxied
-    assert "Access Denied" in direct
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, sql, "rita")
+    assert direct_answer == proxied_answer
+    assert "Access Denied" in direct_answer
     assert guarded_shop.proxy.count_statements("original") == count_before + 1
-    direct, proxied = read_both_answers(guarded_shop, sql, "anna")
-    assert direct == proxied == [[4711, "n4711"]]
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, sql, "anna")
+    assert direct_answer == proxied_answer == [[4711, "n4711"]]
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
@@ -84,28 +84,28 @@ def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
     """An INVOKER view in a DEFINER view is read with the privileges of the owner of the DEFINER view."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     count_before = guarded_shop.proxy.count_statements("original")
-    direct, proxied = read_both_answers(guarded_shop, sql, "rita")
-    assert direct == proxied
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, sql, "rita")
+    assert direct_answer == proxied_answer
     if is_allowed:
-        assert proxied == [[4711, "n4711"], [4713, "n4713"]]
+        assert proxied_answer == [[4711, "n4711"], [4713, "n4713"]]
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
         assert "~plan~" in rewrite_view(guarded_shop, sql)
     else:
-        assert "Access Denied" in proxied
+        assert "Access Denied" in proxied_answer
         assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
     sql, count_before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
-    direct, proxied = read_both_answers(guarded_shop, sql, "rolf")
-    assert direct == proxied == [[4711, "n4711"]]
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, sql, "rolf")
+    assert direct_answer == proxied_answer == [[4711, "n4711"]]
     assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
-    direct, proxied = read_both_answers(guarded_shop, sql, "filip")
-    assert direct == proxied == [[4713, "n4713"]]
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, sql, "filip")
+    assert direct_answer == proxied_answer == [[4713, "n4713"]]
     outcome, _ = post_statement(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
     assert outcome == "planned"
 
@@ -127,9 +127,9 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
             return False
 
         wait_for_result(is_gone)
-    direct, proxied = read_both_answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
-    assert direct == proxied
-    assert "Access Denied" in direct
+    direct_answer, proxied_answer = read_both_answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
+    assert direct_answer == proxied_answer
+    assert "Access Denied" in direct_answer
 
 
 def rewrite_view(shop: Shop, sql: str) -> str:

@@ -90,7 +90,7 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("sql", "views_named"),
+    ("sql", "view_names"),
     [
         ("SELECT * FROM plain WHERE id = 4711", "plain"),
         ("SELECT * FROM named WHERE id = 4711", "named"),
@@ -120,10 +120,10 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
         ),
     ],
 )
-def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
+def test_view_is_read_over_plan_tables(views: Shop, sql: str, view_names: str) -> None:
     assert check_same(views, sql) is not None
     view_outcome = read_outcome(views, sql)
-    assert view_outcome.endswith(f"views.{views_named}"), view_outcome
+    assert view_outcome.endswith(f"views.{view_names}"), view_outcome
     assert "; views=" in view_outcome
     assert view_outcome.startswith("rewritten; ")
 
@@ -234,50 +234,50 @@ def draw_statement(rng: random.Random) -> str:
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
     # For some time, the proxy does not check again whether a name that was no view has become a view.
-    turning = f"turning_{request.node.callspec.params['views'].lower()}"
+    view_name = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
-        query_rows(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
+        query_rows(views.trino.port, f"CREATE OR REPLACE VIEW views.{view_name} AS {text}")
         for key in (4711, number):
-            sql = f"SELECT * FROM {turning} WHERE id = {key}"
+            sql = f"SELECT * FROM {view_name} WHERE id = {key}"
             assert len(check_same(views, sql)) == (key == 4711)
-    assert read_outcome(views, sql).endswith(f"views=views.{turning}")
-    query_rows(views.trino.port, f"DROP VIEW views.{turning}")
-    query_rows(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
-    assert check_same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
-    query_rows(views.trino.port, f"DROP TABLE views.{turning}")
+    assert read_outcome(views, sql).endswith(f"views=views.{view_name}")
+    query_rows(views.trino.port, f"DROP VIEW views.{view_name}")
+    query_rows(views.trino.port, f"CREATE TABLE views.{view_name} AS SELECT id, note FROM shop.orders WHERE id < 50")
+    assert check_same(views, f"SELECT * FROM {view_name} WHERE id = 3") == [[3, "n3"]]
+    query_rows(views.trino.port, f"DROP TABLE views.{view_name}")
     with pytest.raises(trino.exceptions.TrinoUserError, match=r"Table 'seamark\.views\.turning\w+' does not exist"):
-        query_rows(port, f"SELECT * FROM {turning} WHERE id = 3", schema="views")
+        query_rows(port, f"SELECT * FROM {view_name} WHERE id = 3", schema="views")
 
 
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
-    direct, port = views.trino.port, views.proxy.port
+    direct_port, port = views.trino.port, views.proxy.port
     # For some time, the proxy does not check again whether a name that was no view has become a view.
-    below = f"views.below_{request.node.callspec.params['views']}"
+    view_below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
-        query_rows(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
-        query_rows(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
+        query_rows(direct_port, f"CREATE OR REPLACE VIEW {view_below} AS {text}")
+        query_rows(direct_port, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {view_below} a")
         assert [row[0] - 4711 for row in check_same(views, sql)] == [id_ for id_ in range(3) if id_ != number]
         assert read_outcome(views, sql).endswith("; views=views.above")
-    query_rows(direct, f"DROP VIEW {below}")
-    assert answer_query(direct, sql) == answer_query(port, sql)
-    query_rows(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
+    query_rows(direct_port, f"DROP VIEW {view_below}")
+    assert answer_query(direct_port, sql) == answer_query(port, sql)
+    query_rows(direct_port, f"CREATE TABLE {view_below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
     assert check_same(views, sql) == [[4711, "n4711"]]
-    query_rows(direct, f"DROP TABLE {below}")
-    assert answer_query(direct, sql) == answer_query(port, sql)
-    query_rows(direct, "DROP VIEW views.above")
+    query_rows(direct_port, f"DROP TABLE {view_below}")
+    assert answer_query(direct_port, sql) == answer_query(port, sql)
+    query_rows(direct_port, "DROP VIEW views.above")
 
 
 @pytest.mark.slow  # It stops Trino for seconds, so its result depends on the speed of the machine.
 def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(views: Shop, tmp_path: Path) -> None:
     """The test pauses Trino while the view changes."""
     sql = "SELECT * FROM deep WHERE id = 4711"
-    commented = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
+    comment_commit = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
     change = urllib.request.Request(
-        f"{views.seamark.base_url}/v1/namespaces/views/views/plain", json.dumps(commented).encode(), method="POST"
+        f"{views.seamark.base_url}/v1/namespaces/views/views/plain", json.dumps(comment_commit).encode(), method="POST"
     )
     change.add_header("Content-Type", "application/json")
     flags = ("--trino", views.trino.base_url, "--budget-ms", "30000", "--hold", "60")
@@ -302,14 +302,16 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
 @pytest.mark.slow
 def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
     """After the creation of the view, its table has got different types or columns."""
-    direct, port = views.trino.port, views.proxy.port
+    direct_port, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
-        query_rows(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")
-        query_rows(direct, "INSERT INTO views.base VALUES (-1, 'x')")
-        query_rows(direct, "CREATE VIEW views.stale AS SELECT * FROM views.base")
+        query_rows(
+            direct_port, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders"
+        )
+        query_rows(direct_port, "INSERT INTO views.base VALUES (-1, 'x')")
+        query_rows(direct_port, "CREATE VIEW views.stale AS SELECT * FROM views.base")
         assert check_same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
-        query_rows(direct, f"ALTER TABLE views.base {change}")
+        query_rows(direct_port, f"ALTER TABLE views.base {change}")
         sql = "SELECT * FROM stale WHERE a = -1"
-        assert answer_query(direct, sql) == answer_query(port, sql)
-        query_rows(direct, "DROP VIEW views.stale")
-        query_rows(direct, "DROP TABLE views.base")
+        assert answer_query(direct_port, sql) == answer_query(port, sql)
+        query_rows(direct_port, "DROP VIEW views.stale")
+        query_rows(direct_port, "DROP TABLE views.base")

@@ -67,8 +67,8 @@ class Page:
             fence = _FENCE.match(line)
             if inside is not None:
                 if fence and not fence[2]:
-                    language, its_mark, begun = inside
-                    blocks.append(Block(language, its_mark, "\n".join(body) + "\n", begun))
+                    language, its_mark, first_line = inside
+                    blocks.append(Block(language, its_mark, "\n".join(body) + "\n", first_line))
                     inside, body = None, []
                 else:
                     body.append(line)

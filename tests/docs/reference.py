@@ -1,9 +1,9 @@
 """Write the reference pages that list parts of the code: `python -m tests.docs.reference` in the checkout.
 
-docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from
-Iceberg's specification and the router, and the list in docs/how-to/table-services.md from the declarations
-of services. A test compares them with the committed pages. The dictionaries below have the texts that a
-person must write; the test fails if an item has no text there.
+docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from Iceberg's
+specification and the router, and the list in docs/how-to/table-services.md from the declarations of services. A test
+compares them with the committed pages. The dictionaries below have the texts that a person must write; the test fails
+if an item has no text there.
 """
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ def list_served_operations() -> set[str]:
 
 def format_operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
-    known_operations, served = read_operations(), list_served_operations()
+    known_operations, served_operations = read_operations(), list_served_operations()
     lines = [
         "# Iceberg REST operations",
         "",
         "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/rest/spec/`)",
-        f"and the router. The server implements {len(served)} of its {len(known_operations)} operations.",
+        f"and the router. The server implements {len(served_operations)} of its {len(known_operations)} operations.",
         "Omit `{prefix}` in a URL, unless the server has the setting [`prefix`](settings.md#prefix).",
         "[openapi.json](openapi.json) describes Seamark's own API.",
         "",
@@ -205,8 +205,8 @@ def format_operations_page() -> str:
         "|---|---|---|---|---|",
     ]
     for item in known_operations:
-        yes = "yes" if item.endpoint in served else "not yet"
-        key = "yes" if item.keyed else ""
+        yes = "yes" if item.endpoint in served_operations else "not yet"
+        key = "yes" if item.has_idempotency_key else ""
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [
         "",

@@ -1,7 +1,7 @@
 """Run a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
 
-Before a block runs, some texts are replaced: the ports 8181 and 8182 by free ports, and the example's
-bucket, store and database by those of the test. The rest of a block stays unchanged.
+Before a block runs, some texts are replaced: the ports 8181 and 8182 by free ports, and the example's bucket, store and
+database by those of the test. The rest of a block stays unchanged.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Run:
     replace: Mapping[str, str]
     spark: Callable[[], Any]
     """Return the Spark session. Only pages that need Spark call this function."""
-    running: contextlib.ExitStack
+    exit_stack: contextlib.ExitStack
     port: int = field(default_factory=choose_free_port)
     gateway_port: int = field(default_factory=choose_free_port)
-    printed: str = ""
+    output: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     catalog: str = ""
 
     def __post_init__(self) -> None:
         bin_folder = self.folder / ".bin"
         bin_folder.mkdir()
-        self.running.enter_context(install_forking_command(bin_folder))
+        self.exit_stack.enter_context(install_forking_command(bin_folder))
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         # Pages that do not set the port use this port. Table services are off, because they would interfere with
         # the commands of the page.
@@ -92,13 +92,13 @@ class Run:
         text = self._adapt_text(block.read_text)
         try:
             if block.mark == "output":
-                check_output(self.printed, text)
+                check_output(self.output, text)
             elif block.mark.startswith("file: "):
                 target = self.folder / block.mark.removeprefix("file: ")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
             elif block.mark:
-                self.printed = self.steps[f"{block.mark} {block.language}"](text)
+                self.output = self.steps[f"{block.mark} {block.language}"](text)
         except Exception as error:
             raise AssertionError(f"{self.page}:{block.line}: {error}") from error
 
@@ -112,13 +112,13 @@ class Run:
     def _run_bash(self, text: str) -> str:
         environment_path = self.folder / ".environment"
         script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(environment_path))}\n"
-        completed = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
         )
-        if completed.returncode:
-            raise AssertionError(f"ended with {completed.returncode}\n{completed.stdout}{completed.stderr}")
+        if result.returncode:
+            raise AssertionError(f"ended with {result.returncode}\n{result.stdout}{result.stderr}")
         self.environment = dict(line.split("=", 1) for line in environment_path.read_text().split("\0") if "=" in line)
-        return completed.stdout
+        return result.stdout
 
     def _run_python(self, text: str) -> str:
         out = io.StringIO()
@@ -136,7 +136,7 @@ class Run:
         process = ManagedProcess(
             ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
         )
-        self.running.callback(process.stop)
+        self.exit_stack.callback(process.stop)
         process.start(lambda: is_http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
         return process.log.read_text()
 
@@ -165,7 +165,7 @@ class Run:
 def read_spark_conf(command: str) -> dict[str, str]:
     """Return the `--conf key=value` of a command."""
     words = shlex.split(command.replace("\\\n", " "))
-    arguments = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
+    arguments = [words[index + 1] for index, word in enumerate(words) if word == "--conf"]
     return dict(item.split("=", 1) for item in arguments)
 
 

@@ -29,9 +29,9 @@ def test_paths_of_the_page_exist(name: str, minimum: int) -> None:
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_decorators_of_the_page_exist(name: str) -> None:
     matches = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
-    defined = set(re.findall(r"^(?:class|def) (\w+)", _read_code(), flags=re.MULTILINE))
+    defined_names = set(re.findall(r"^(?:class|def) (\w+)", _read_code(), flags=re.MULTILINE))
     assert matches or name != "ARCHITECTURE.md"
-    assert matches - defined == set()
+    assert matches - defined_names == set()
 
 
 def test_architecture_page_names_every_package() -> None:

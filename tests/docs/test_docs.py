@@ -67,16 +67,16 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
     blocks = [(page, block) for page in PAGES for block in page.blocks if block.language == "python"]
     assert len(blocks) > 50
     for page, block in blocks:
-        pasted: list[str] = []
+        pasted_lines: list[str] = []
         compiler = CommandCompiler()
         for number, line in enumerate([*block.read_text.splitlines(), ""], block.line + 1):
-            pasted.append(line)
+            pasted_lines.append(line)
             try:
-                if compiler("\n".join(pasted), symbol="single") is not None:
-                    pasted = []
+                if compiler("\n".join(pasted_lines), symbol="single") is not None:
+                    pasted_lines = []
             except SyntaxError as error:
                 pytest.fail(f"{page}:{number}: {error.msg}; put an empty line before it")
-        assert not any(pasted), f"{page}:{block.line}: the last statement is incomplete"
+        assert not any(pasted_lines), f"{page}:{block.line}: the last statement is incomplete"
 
 
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
@@ -85,9 +85,9 @@ def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
         serves = any(block.mark == "run: server" and "./seamark-home" in block.read_text for block in page.blocks)
         creates = any("shop" in block.read_text for block in page.blocks if block.mark)
         if serves and creates and page.path.name != "README.md":
-            above, asks, _ = page.text.partition("Use a new folder for this page")
-            assert asks, page
-            assert above.count("\n") < min(block.line for block in page.blocks if block.mark), page
+            text_above, warning_text, _ = page.text.partition("Use a new folder for this page")
+            assert warning_text, page
+            assert text_above.count("\n") < min(block.line for block in page.blocks if block.mark), page
 
 
 def _find_wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _find_wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 def test_relative_links_lead_to_a_file_and_a_heading() -> None:
     pages = {page.path: page for page in PAGES}
-    assert [wrong for page in PAGES for wrong in _find_wrong_links(page, pages)] == []
+    assert [wrong_link for page in PAGES for wrong_link in _find_wrong_links(page, pages)] == []
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
@@ -144,7 +144,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
     assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 
 
-def test_names_that_look_like_settings_are_settings() -> None:
+def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
     known_names = FIELDS.keys() | kinds | NOT_SETTINGS
     words = {
@@ -209,7 +209,7 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
                 assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
 
 
-def test_spark_configuration_of_the_page_equals_those_of_the_tests_and_the_demo() -> None:
+def test_spark_configurations_of_the_page_the_tests_and_the_demo_are_equal() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # The option has no effect before Iceberg 1.12.
@@ -224,9 +224,9 @@ def test_spark_configuration_of_the_page_equals_those_of_the_tests_and_the_demo(
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None
     for page in PAGES:
-        for artifact, used in re.findall(r"org\.apache\.iceberg:([\w.-]+):([\w.]+)", page.text):
+        for artifact, runtime_version in re.findall(r"org\.apache\.iceberg:([\w.-]+):([\w.]+)", page.text):
             assert artifact in pom, f"{page}: {artifact}"
-            assert used == version[1], f"{page}: {artifact} {used}"
+            assert runtime_version == version[1], f"{page}: {artifact} {runtime_version}"
 
 
 def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
@@ -244,11 +244,11 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
                 )
 
 
-def test_trino_properties_of_the_page_equal_those_of_the_tests() -> None:
+def test_trino_properties_of_the_page_equal_the_properties_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
-    tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
-    known_values = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
-    documented = {
+    tested_text = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
+    known_values = {line.partition("=")[0] for line in tested_text.splitlines() if "=" in line}
+    documented_names = {
         line.partition("=")[0]
         for block in page.blocks
         if block.language == "properties"
@@ -256,16 +256,16 @@ def test_trino_properties_of_the_page_equal_those_of_the_tests() -> None:
         if line and not line.startswith("#")
     }
     gateway_properties = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py
-    assert documented - known_values - gateway_properties == {"iceberg.rest-catalog.oauth2.credential"}
+    assert documented_names - known_values - gateway_properties == {"iceberg.rest-catalog.oauth2.credential"}
 
 
 def test_operators_page_names_every_metric() -> None:
     text = (REPO / "docs" / "how-to" / "operate.md").read_text()
-    exposed = {
+    exposed_names = {
         family.name + ("_total" if family.type == "counter" else "") for family in ServerMetrics().registry.collect()
     }
-    assert {name for name in exposed if f"`{name}`" not in text} == set()
-    assert set(re.findall(r"`(seamark_\w+)`", text)) - exposed == set()
+    assert {name for name in exposed_names if f"`{name}`" not in text} == set()
+    assert set(re.findall(r"`(seamark_\w+)`", text)) - exposed_names == set()
 
 
 def test_check_output_detects_a_difference() -> None:

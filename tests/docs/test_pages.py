@@ -16,7 +16,7 @@ def test_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytes
     run_page(page, tmp_path, request)
 
 
-def test_slow_pages_exist() -> None:
+def test_slow_pages_are_pages_that_the_tests_execute() -> None:
     assert SLOW_PAGES - {str(page) for page in EXECUTED_PAGES} == set()
 
 

@@ -1,8 +1,8 @@
 """The production set-up of the README runs as printed: PostgreSQL, S3, TLS, a token, two servers.
 
-Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private
-authority and names no address, but the host of the clients: the workers of table services connect to a
-server whose name they cannot verify.
+Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private authority and
+names no address, but the host of the clients: the workers of table services connect to a server whose name they cannot
+verify.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Production:
 
     folder: Path
     replace: dict[str, str]
-    running: ExitStack
+    exit_stack: ExitStack
     environment: dict[str, str]
     variables: str = ""
     serve: str = ""
@@ -79,7 +79,7 @@ class Production:
             env={**self.environment, **server_environment},
             cwd=self.folder,
         )
-        self.running.callback(process.stop)
+        self.exit_stack.callback(process.stop)
         process.start(lambda: is_port_open(port) and (home / "server.json").exists(), timeout_s=90)
         self.servers.append(process)
         self.urls.append(f"https://{HOST}:{port}")
@@ -88,10 +88,10 @@ class Production:
     def run_seamark(self, *arguments: str, url: str) -> tuple[int, str]:
         """Run a client command, and return (exit code, output)."""
         environment = {**self.environment, "SEAMARK_URL": url}
-        completed = subprocess.run(
+        result = subprocess.run(
             ["seamark", *arguments], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=60
         )
-        return completed.returncode, completed.stdout + completed.stderr
+        return result.returncode, result.stdout + result.stderr
 
 
 @pytest.fixture
@@ -115,20 +115,18 @@ def production(
         commands = tmp_path / ".bin"
         commands.mkdir()
         stack.enter_context(install_forking_command(commands))
-        inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
+        inherited_env = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
-        environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
+        environment = {**inherited_env, "PATH": path, "SEAMARK_CA": str(authority.file)}
         new_production = Production(tmp_path, replace, stack, environment)
         new_production.variables, new_production.serve = (
             new_production.adapt_text(variables),
             new_production.adapt_text(server),
         )
         create = f"{new_production.variables}\n{new_production.adapt_text(token)}"
-        completed = subprocess.run(
-            ["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True
-        )
-        assert completed.returncode == 0, completed.stderr
-        new_production.environment["SEAMARK_TOKEN"] = completed.stdout.split()[-1]
+        result = subprocess.run(["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        new_production.environment["SEAMARK_TOKEN"] = result.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
             monkeypatch.setenv(name, new_production.environment[name])
         # docs/how-to/authentication.md recommends this setting for PyIceberg and s3fs.
@@ -143,8 +141,8 @@ def production(
 def append_numbers(production: Production, name: str, *numbers: int) -> None:
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
-    trusted: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
-    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **trusted)) as catalog:
+    trusted_options: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
+    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **trusted_options)) as catalog:
         if not catalog.namespace_exists("db"):
             catalog.create_namespace("db")
         if not catalog.table_exists(name):
@@ -164,13 +162,13 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
     token = production.environment["SEAMARK_TOKEN"]
     with closing(IndexClient(url, token=token)) as client:
 
-        def is_maintained(appended: int) -> bool:
+        def is_maintained(appended_rows: int) -> bool:
             """Return True if all files of one row are indexed, and some are compacted.
 
             Other files may be added in the meantime.
             """
             index, health = client.index("db.t", "by_name"), client.health("db.t")
-            is_compacted = health["records"] == appended and health["files"] < appended
+            is_compacted = health["records"] == appended_rows and health["files"] < appended_rows
             return (index.health, index.lag_files) == ("ok", 0) and is_compacted
 
         def list_runs() -> list[dict[str, Any]]:

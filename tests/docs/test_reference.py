@@ -46,8 +46,8 @@ def test_every_table_of_the_database_is_explained() -> None:
     statements = "\n".join(sql for step in MIGRATIONS for group in step.values() for sql in group)
     matches = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
     page = Page(REFERENCE / "database-schema.md")
-    explained = set(re.findall(r"^\| `(\w+)` \|", page.text, flags=re.MULTILINE))
-    assert explained == matches
+    explained_tables = set(re.findall(r"^\| `(\w+)` \|", page.text, flags=re.MULTILINE))
+    assert explained_tables == matches
 
 
 def test_timeline_page_shows_instants_and_events_in_their_format() -> None:

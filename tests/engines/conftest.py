@@ -60,7 +60,7 @@ TESTS_ON_LOCAL_FILES_ONLY = {
     "test_pyiceberg_evolves_schema_and_partitions",
     "test_pyiceberg_reads_earlier_snapshots_branches_and_tags",
     "test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries",
-    "test_pyiceberg_upserts_rows",
+    "test_pyiceberg_replaces_and_inserts_rows_by_upsert",
     "test_pyiceberg_lists_renames_and_drops_in_nested_namespaces",
 }
 SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}

@@ -111,12 +111,12 @@ class Queries:
             return f"SELECT * FROM ({inner}) o WHERE {self._draw_condition(columns, 'o')}"
         column, other, other_column = rng.choice(pairs)
         number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
-        source, below = f"{self._db}.{other} x", self._draw_pair({"x": other}, set())
-        if below is not None and rng.random() < 0.4:
-            (_, source_column), (table, away) = below
+        source, inner_pair = f"{self._db}.{other} x", self._draw_pair({"x": other}, set())
+        if inner_pair is not None and rng.random() < 0.4:
+            (_, source_column), (table, inner_column) = inner_pair
             join = rng.choice(["JOIN", "LEFT JOIN"])
             source += (
-                f" {join} {self._db}.{table} y ON x.{source_column} = y.{away} AND"
+                f" {join} {self._db}.{table} y ON x.{source_column} = y.{inner_column} AND"
                 f" {self._draw_table_condition(table, 'y')}"
             )
         where = f"x.{other_column} = o.{column}" + (
@@ -169,8 +169,8 @@ class Queries:
                 ]
             )
         if rng.random() < 0.6:
-            between = f"f.{column} BETWEEN {values[0]} AND {values[1]}"
-            return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between])}{where}"
+            between_condition = f"f.{column} BETWEEN {values[0]} AND {values[1]}"
+            return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between_condition])}{where}"
         kind = rng.choice(_KINDS)
         end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other}" if rng.random() < 0.5 else ""
         join_condition = f"f.{column} {op} q.{other}{end} AND {self._draw_table_condition(table, 'q')}"
@@ -295,20 +295,20 @@ class Queries:
         table = rng.choice(["sales", "sales", "sales", "items", "stores"])
         alias = self._create_alias()
         sources = {alias: table}
-        hidden: set[str] = set()
+        hidden_names: set[str] = set()
         text = f"FROM {self._draw_source(table, depth)} {alias}"
         for _ in range(rng.choice([0, 1, 1, 2])):
-            pair = self._draw_pair(sources, hidden)
+            pair = self._draw_pair(sources, hidden_names)
             if pair is None:
                 break
             (old_alias, column), (other, other_column) = pair
             new_alias, kind = self._create_alias(), rng.choice(_KINDS + ("JOIN",) * 5)
             condition = f" AND {self._draw_table_condition(other, new_alias)}" if rng.random() < 0.3 else ""
-            equal = "<=>" if rng.random() < 0.05 else "="
-            sides = f"{self._draw_side(old_alias, column)} {equal} {self._draw_side(new_alias, other_column)}"
+            equality = "<=>" if rng.random() < 0.05 else "="
+            sides = f"{self._draw_side(old_alias, column)} {equality} {self._draw_side(new_alias, other_column)}"
             text += f" {kind} {self._draw_source(other, depth)} {new_alias} ON {sides}{condition}"
             sources[new_alias] = other
-            hidden |= {new_alias} if kind in _KINDS[4:] else set()
+            hidden_names |= {new_alias} if kind in _KINDS[4:] else set()
         if table == "sales" and rng.random() < 0.2:
             text += rng.choice(
                 [
@@ -321,7 +321,7 @@ class Queries:
                     f"ON {alias}.item = l{alias}.low AND {alias}.day = l{alias}.high",
                 ]
             )
-        visible_sources = {name: source for name, source in sources.items() if name not in hidden}
+        visible_sources = {name: source for name, source in sources.items() if name not in hidden_names}
         where = [
             self._draw_table_condition(source, name) for name, source in visible_sources.items() if rng.random() < 0.7
         ]
@@ -360,10 +360,12 @@ class Queries:
             return f"{self._db}.{table}"
         return f"(SELECT * FROM {self._db}.{table} WHERE {self._draw_table_condition(table, table)})"
 
-    def _draw_pair(self, sources: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
+    def _draw_pair(
+        self, sources: dict[str, str], hidden_names: set[str]
+    ) -> tuple[tuple[str, str], tuple[str, str]] | None:
         results = []
         for alias, table in sources.items():
-            if alias in hidden:
+            if alias in hidden_names:
                 continue
             for (first, other), (column, other_key) in JOINS.items():
                 results += [((alias, column), (other, other_key))] if first == table else []
@@ -408,8 +410,8 @@ class Queries:
             return rng.choice([f"({first} AND {other})", f"({first} OR {other})", f"NOT ({first} OR {other})"])
         name, kind = rng.choice(list(columns.items()))
         if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
-            rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
-            pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
+            value_rows = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
+            pairs = [f"IN ({value_rows})", f"NOT IN ({value_rows})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
             return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
         function = self._draw_function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
         if function is not None:

@@ -32,11 +32,11 @@ class BucketLake:
     client: SeamarkClient
     spark: SparkSession
     db: str
-    old: str
+    old_session: str
     """The name of a catalog that caches loaded tables, as Iceberg does by default."""
 
     def run_sql(self, text: str) -> list[tuple[Any, ...]]:
-        return collect_rows(self.spark.sql(text.format(db=self.db, old=self.old)))
+        return collect_rows(self.spark.sql(text.format(db=self.db, old=self.old_session)))
 
     def read_rows(self, name: str) -> Model:
         actual = self.run_sql(f"SELECT id, v FROM {{db}}.{name}")

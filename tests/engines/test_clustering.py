@@ -72,7 +72,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "partitioned"),
+    ("version", "partition_clause"),
     [
         (2, ""),
         (3, "PARTITIONED BY (day, bucket(2, id))"),
@@ -81,11 +81,11 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ],
 )
 def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
-    rig: ClusteringTables, version: int, partitioned: str
+    rig: ClusteringTables, version: int, partition_clause: str
 ) -> None:
-    table = f"everything_{version}_{len(partitioned)}"
+    table = f"everything_{version}_{len(partition_clause)}"
     rig.run_sql(
-        f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partitioned} "
+        f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partition_clause} "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
     for part in range(2):
@@ -93,12 +93,12 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
         write(frame, f"db.{table}", client=rig.client, distribution="none")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     rows_before = rig.read_rows(table, columns)
-    partitions = rig.read_rows(f"{table}.files", "DISTINCT partition") if partitioned else []
+    partitions = rig.read_rows(f"{table}.files", "DISTINCT partition") if partition_clause else []
     all_columns = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
     report = rig.cluster(table, all_columns, files=5)
     assert report.rows == 300
     assert rig.read_rows(table, columns) == rows_before
-    if partitioned:
+    if partition_clause:
         assert rig.read_rows(f"{table}.files", "DISTINCT partition") == partitions
     else:
         assert report.files >= 5
@@ -154,8 +154,8 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
 @pytest.mark.slow
 def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringTables) -> None:
     rig.run_sql("CREATE TABLE {db}.shrunk (id bigint) USING iceberg")
-    loaded = WriteTarget.of(rig.client.load_table("db.shrunk"))
-    path = Path(urlsplit(loaded.location).path) / "data" / "a.parquet"
+    loaded_table = WriteTarget.of(rig.client.load_table("db.shrunk"))
+    path = Path(urlsplit(loaded_table.location).path) / "data" / "a.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     field = pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})
     rows = pa.table([pa.array(range(4000))], pa.schema([field]))
@@ -166,7 +166,7 @@ def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringT
     file = {"file-path": path.as_uri(), "file-format": "parquet", "content": "data", "spec-id": 0, "partition": []}
     file |= {"record-count": 4000, "file-size-in-bytes": size_bytes}
     file |= {"split-offsets": [offset for offset in offsets if offset < size_bytes]}
-    body = {"operation": "append", "table-uuid": loaded.table_uuid, "add": [file]}
+    body = {"operation": "append", "table-uuid": loaded_table.table_uuid, "add": [file]}
     CommitClient(rig.client).commit(("db", "shrunk"), body)
 
     def divide_and_lose(task: ScanTask, size_bytes: int) -> list[ScanTask]:
@@ -195,7 +195,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Cluste
 
 
 @pytest.mark.slow
-def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: ClusteringTables) -> None:
+def test_clustering_commits_a_replace_and_keeps_earlier_snapshots(rig: ClusteringTables) -> None:
     rig.create_sales("told")
     rows_before = rig.read_rows("told")
     (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
@@ -263,8 +263,8 @@ def test_clustering_builds_index_files_of_the_new_files(rig: ClusteringTables) -
     report = rig.cluster("indexed", CLUSTERING_COLUMNS, joins=JOINS, files=40)
     assert report.index_files > 0
     explanation = rig.client.explain("db.indexed", "customer = 17")
-    holding = rig.run_sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
-    assert explanation.files == len(holding) < report.files
+    matching_paths = rig.run_sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
+    assert explanation.files == len(matching_paths) < report.files
 
 
 @pytest.mark.slow
@@ -309,21 +309,23 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
         kept_files = rig.list_files("busy") - files
-        live = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
-        assert kept_files <= live, "files that no snapshot names must be deleted"
+        live_paths = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
+        assert kept_files <= live_paths, "files that no snapshot names must be deleted"
         assert rig.run_sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
 
 @pytest.mark.slow
-def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clustering_commits_nothing_if_the_written_files_lack_rows(
+    rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.create_sales("lossy")
     rows_before, files = rig.read_rows("lossy"), rig.list_files("lossy")
-    decoded, losing = decode_files, [True]
+    decode_rows, loses_commit = decode_files, [True]
 
     def decode_and_lose(data: bytes) -> Any:
-        result = decoded(data)
-        if losing and losing.pop():
+        result = decode_rows(data)
+        if loses_commit and loses_commit.pop():
             path = result.files[0]["file-path"]
             Path(urlsplit(path).path).unlink()
             return type(result)(result.files[1:], result.index_files, result.skipped)

@@ -62,7 +62,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
 ) -> None:
     table = CommitApiTable(server, spark, version)
     lake = table.lake
-    files = [lake.write_data_file([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
+    files = [lake.write_data_file([(n * 10 + index, n % 2, f"r{n}{index}") for index in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]
     check_snapshots(table.run(lake.read_metadata()))
     if version == 3:

@@ -57,9 +57,9 @@ def create_people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -
 
 def read_with_both_plans(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
     """Return the rows of the query, and check that DuckDB's own plan and Seamark's plan give the same rows."""
-    direct = sorted(con.sql(text).fetchall(), key=repr)
-    assert sorted(seamark.duckdb.sql(con, text).fetchall(), key=repr) == direct
-    return direct
+    direct_rows = sorted(con.sql(text).fetchall(), key=repr)
+    assert sorted(seamark.duckdb.sql(con, text).fetchall(), key=repr) == direct_rows
+    return direct_rows
 
 
 @pytest.mark.few_cases(1)
@@ -118,7 +118,9 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     )
 
 
-def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_duckdb_reads_rows_of_pyiceberg_and_pyiceberg_those_of_duckdb(
+    con: duckdb.DuckDBPyConnection, server: Seamark
+) -> None:
     with RestCatalog("sea", uri=server.base_url) as catalog:
         rows = pa.table({"id": pa.array([7, 8], pa.int64()), "seen": pa.array([1, None], pa.timestamp("us", "UTC"))})
         table = catalog.create_table("shop.shared", schema=rows.schema)
@@ -155,8 +157,8 @@ def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
 
 def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
-    completed = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
-    token = completed.stdout.strip()
+    result = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
+    token = result.stdout.strip()
     with Seamark(tmp_path, env={"SEAMARK_AUTH": "token"}) as server:
         with pytest.raises(duckdb.Error):
             seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")
@@ -349,10 +351,10 @@ def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):
         con.execute(f"INSERT INTO sea.{table} SELECT range FROM range({first}, {end})")
-    deleted = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
-    keys = pa.table({"id": sorted(deleted)})
+    deleted_ids = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
+    keys = pa.table({"id": sorted(deleted_ids)})
     seamark.delete(SeamarkClient(server.base_url), table, keys=keys, key=["id"], mode="merge-on-read")
     if caches_files:
         con.execute("SET GLOBAL enable_external_file_cache = true")
     rows = con.sql(f"SELECT id FROM sea.{table} ORDER BY id").fetchall()
-    assert rows == [(number,) for number in range(5_020) if number not in deleted]
+    assert rows == [(number,) for number in range(5_020) if number not in deleted_ids]

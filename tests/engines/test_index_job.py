@@ -56,7 +56,7 @@ class IndexedLakeTables:
     client: IndexClient
     before_rename: int
     """A snapshot with 4 files, from the time before `country` became `land` and `extra` was added."""
-    built: tuple[Any, ...]
+    build_reports: tuple[Any, ...]
 
     def explain(self, where: str, table: str = "wide") -> Explanation:
         return self.client.explain(f"db.{table}", where)
@@ -90,22 +90,22 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         client = IndexClient(server.base_url)
         with (
             plain_server,
-            RestCatalog("indexed", uri=server.base_url) as python,
+            RestCatalog("indexed", uri=server.base_url) as pyiceberg_catalog,
             RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
-            before_rename = _create_wide_table(engines)
-            defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
-            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
+            engines = PlanningEngines(server, spark, catalog, by_itself, pyiceberg_catalog, python_by_itself)
+            snapshot_before_rename = _create_wide_table(engines)
+            index_properties = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
+            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({index_properties})")
             jobs = SparkWorkers(spark)
             reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in SPARK_INDEXES)
             workers = InProcessWorkers()
             reports += tuple(
                 build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS_INDEXES
             )
-            yield IndexedLakeTables(engines, client, before_rename, reports)
+            yield IndexedLakeTables(engines, client, snapshot_before_rename, reports)
         client.close()
 
 
@@ -119,17 +119,17 @@ def _create_wide_table(engines: PlanningEngines) -> int:
         "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "
         "bin binary) USING iceberg PARTITIONED BY (p)"
     )
-    before_rename = 0
+    snapshot_before_rename = 0
     for part in range(3):
         if part == 2:
-            before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
+            snapshot_before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
             engines.run_sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
             engines.run_sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
         engines.run_sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
     engines.run_sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
     engines.run_sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
     assert engines.run_sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
-    return before_rename
+    return snapshot_before_rename
 
 
 def _build_rows_query(part: int) -> str:
@@ -146,7 +146,7 @@ def _build_rows_query(part: int) -> str:
 
 
 def test_job_builds_every_index_for_all_files(wide_lake: IndexedLakeTables) -> None:
-    for report in wide_lake.built:
+    for report in wide_lake.build_reports:
         assert report.json["state"] == "completed"
         assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
             FILES + BRANCH_FILES,
@@ -166,7 +166,7 @@ class IndexedFilter:
     sql: str
     build_json: dict[str, Any]
     files: int
-    python: str | None
+    pyiceberg_filter: str | None
 
 
 def _build_equality(name: str, value: Any) -> dict[str, Any]:
@@ -228,19 +228,23 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
     assert expected
-    explained = wide_lake.explain(case.sql)
-    files_left = {stage.name: stage.files_left for stage in explained.stages}
-    assert (files_left["column_stats"], explained.files) == (FILES, case.files)
-    assert case.index in {index["name"] for index in explained.indexes}
+    explanation = wide_lake.explain(case.sql)
+    files_left = {stage.name: stage.files_left for stage in explanation.stages}
+    assert (files_left["column_stats"], explanation.files) == (FILES, case.files)
+    assert case.index in {index["name"] for index in explanation.indexes}
     plan = engines.plan("wide", case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files >= FILES - case.files
         assert engines.run_sql(query) == expected
-        if case.python is not None:
-            rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
+        if case.pyiceberg_filter is not None:
+            rows = (
+                engines.pyiceberg_catalog.load_table("db.wide")
+                .scan(case.pyiceberg_filter, selected_fields=("id",))
+                .to_arrow()
+            )
             assert sorted(rows["id"].to_pylist()) == [row[0] for row in expected]
-    assert requests.count("planTableScan") == (1 if case.python is None else 2)
+    assert requests.count("planTableScan") == (1 if case.pyiceberg_filter is None else 2)
 
 
 @pytest.mark.slow
@@ -255,20 +259,24 @@ def test_filter_for_two_values_that_never_occur_in_one_row_reads_no_file(wide_la
     )
     with engines.hide_other_files("wide", plan):
         assert engines.run_sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
-        rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
+        rows = engines.pyiceberg_catalog.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
     assert (plan, len(rows)) == ([], 0)
 
 
 @pytest.mark.slow
 def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: IndexedLakeTables) -> None:
     engines = wide_lake.engines
-    older = {"snapshot-id": wide_lake.before_rename}
-    assert len(engines.plan("wide", _build_equality("country", "M3"), **older)) == 1
-    plan = engines.plan("wide", _build_equality("id", 151), **older)
+    old_options = {"snapshot-id": wide_lake.before_rename}
+    assert len(engines.plan("wide", _build_equality("country", "M3"), **old_options)) == 1
+    plan = engines.plan("wide", _build_equality("id", 151), **old_options)
     with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.run_sql(query) == [("M1",)]
-        rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
+        rows = (
+            engines.pyiceberg_catalog.load_table("db.wide")
+            .scan("id = 151", snapshot_id=wide_lake.before_rename)
+            .to_arrow()
+        )
     assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + BRANCH_FILES - 1, ["M1"])
     dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
@@ -300,12 +308,12 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(
         raise JobKilled
 
     _create_small_table(wide_lake, "cut")
-    one_each = GroupLimits(files=1)
+    one_file_groups = GroupLimits(files=1)
     with pytest.raises(JobKilled):
-        build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_each)
+        build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_file_groups)
     assert wide_lake.client.index("db.cut", "i").files == 4
     workers = InterruptedWorkers(spark, wave0=lambda: _append_part(wide_lake, "cut", 7))
-    report = build(wide_lake.client, "db.cut", "i", workers, limits=one_each)
+    report = build(wide_lake.client, "db.cut", "i", workers, limits=one_file_groups)
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3
     assert wide_lake.client.index("db.cut", "i").health == "ok"
@@ -372,7 +380,7 @@ def test_build_command_starts_its_own_spark(wide_lake: IndexedLakeTables) -> Non
     _create_small_table(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}
-    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
-    assert completed.returncode == 0, completed.stderr
-    assert "Index i: 6 data files, 120 rows" in completed.stdout
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert "Index i: 6 data files, 120 rows" in result.stdout
     assert wide_lake.client.index("db.own", "i").health == "ok"

@@ -20,7 +20,7 @@ from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+JAVA_HEADERS = {"X-Client-Version": "Apache Iceberg 1.12.0"}
 SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
 
 
@@ -69,36 +69,42 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
     """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,
-        RestCatalog("python", uri=server.base_url) as python,
+        RestCatalog("python", uri=server.base_url) as pyiceberg_catalog,
     ):
         catalog = new_catalog(spark, server.base_url)
         spark.sql(f"CREATE NAMESPACE {catalog}.db")
-        for table, partitioned in (("plain", ""), ("parts", "PARTITIONED BY (p)"), ("hashed", "PARTITIONED BY (s)")):
-            spark.sql(f"CREATE TABLE {catalog}.db.{table} (id bigint, s string, p int) USING iceberg {partitioned}")
+        for table, partition_clause in (
+            ("plain", ""),
+            ("parts", "PARTITIONED BY (p)"),
+            ("hashed", "PARTITIONED BY (s)"),
+        ):
+            spark.sql(
+                f"CREATE TABLE {catalog}.db.{table} (id bigint, s string, p int) USING iceberg {partition_clause}"
+            )
             spark.sql(
                 f"INSERT INTO {catalog}.db.{table} "
                 "SELECT id, concat('n', id % 4), int(id % 3) FROM range(0, 6000, 1, 2)"
             )
             expected = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": expected}
-            reported_residuals = list_residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
+            reported_residuals = list_residuals(server, table, where, {**JAVA_HEADERS, **SHORT_RESIDUALS})
             assert reported_residuals
             assert all(residual["type"] == "and" for residual in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
-            assert len(request_plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
+            assert len(request_plan(server, table, where, JAVA_HEADERS).get("plan-tasks", [])) > 1
             assert set(list_residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
-            read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [id_ for (id_,) in collect_rows(read)] == expected
+            read_ids = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
+            assert [id_ for (id_,) in collect_rows(read_ids)] == expected
             count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
             assert collect_rows(count_query) == [(len(expected),)]
-            narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
-            assert collect_rows(narrowed) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
-            scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
+            narrowed_count = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
+            assert collect_rows(narrowed_count) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
+            scan = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("id", expected))
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)
             names = [f"n{number}" for number in range(500) if number != 1]
-            texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
+            texts = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("s", names))
             assert texts.count() == 4500
             literals = ", ".join(f"'{name}'" for name in names)
             assert collect_rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [

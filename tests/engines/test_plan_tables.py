@@ -143,7 +143,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
     columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.list_files(name)
-    requested_predicates, pruned = list(draw_predicates(rng)), 0
+    requested_predicates, pruned_count = list(draw_predicates(rng)), 0
     conditions = ", ".join(f"({predicate})" for predicate in requested_predicates)
     all_rows = engines.run_sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
     for number, predicate in enumerate(requested_predicates):
@@ -153,7 +153,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
         planned_files = engines.list_files(plan.name)
         assert len(planned_files) == plan.files, note
         assert planned_files <= table_rows, note
-        pruned += len(table_rows - planned_files)
+        pruned_count += len(table_rows - planned_files)
         expected = [row[len(requested_predicates) :] for row in all_rows if row[number]]
         with engines.hide_files(table_rows - planned_files):
             actual = engines.run_sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
@@ -162,7 +162,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
             if not lineage and not is_changed:
                 actual_ids = engines.pyiceberg_catalog.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
                 assert {row[0] for row in expected} <= set(actual_ids), note
-    assert pruned > 30
+    assert pruned_count > 30
 
 
 @pytest.mark.slow
@@ -202,6 +202,6 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: StorageLake,
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    rows_read = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    read_ids = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
     expected = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
-    assert rows_read == expected
+    assert read_ids == expected

@@ -35,7 +35,7 @@ class PlanningEngines:
     spark: SparkSession
     catalog: str
     by_itself: str
-    python: Catalog
+    pyiceberg_catalog: Catalog
     python_by_itself: Catalog
 
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -165,7 +165,7 @@ class FilterForms:
     build_json: dict[str, Any]
     files: int
     """The number of files that the server keeps."""
-    python: str | None
+    pyiceberg_filter: str | None
 
 
 CASES = (
@@ -264,15 +264,17 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEng
 
 
 @pytest.mark.few_cases(6)
-@pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.pyiceberg_filter is not None], ids=lambda case: case.name
+)
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
-    assert case.python is not None
-    unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
+    assert case.pyiceberg_filter is not None
+    unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
     with engines.record_requests() as requests:
         expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
     plan = engines.plan(case.table, case.build_json)
-    scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
+    scan = engines.pyiceberg_catalog.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
     with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
         assert _sort_rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
@@ -311,7 +313,9 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
 
 
 @pytest.mark.slow
-def test_aggregates_that_spark_computes_from_file_metrics_are_right(engines: PlanningEngines) -> None:
+def test_aggregates_that_spark_computes_from_file_metrics_equal_aggregates_of_the_rows(
+    engines: PlanningEngines,
+) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:
@@ -344,9 +348,9 @@ def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
         assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
-    python = engines.python.load_table(f"db.{table}").scan()
-    assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
-    assert python.count() == len(expected)
+    pyiceberg_scan = engines.pyiceberg_catalog.load_table(f"db.{table}").scan()
+    assert {row["id"]: row["v"] for row in pyiceberg_scan.to_arrow().to_pylist()} == expected
+    assert pyiceberg_scan.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
     with engines.hide_other_files(table, plan):
         actual = engines.run_sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
@@ -371,7 +375,7 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
         assert engines.run_sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
         assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
     assert requests.count("planTableScan") == 4
-    table = engines.python.load_table("db.history")
+    table = engines.pyiceberg_catalog.load_table("db.history")
     with engines.record_requests() as requests:
         assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
         assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
@@ -398,7 +402,7 @@ def test_engines_read_partition_values_of_every_kind(engines: PlanningEngines) -
     for number in (1, 2, 3, 4):
         assert engines.run_sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
     assert engines.run_sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
-    planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
+    planned_rows = engines.pyiceberg_catalog.load_table("db.kinds").scan().to_arrow()
     assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
@@ -414,7 +418,7 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Plannin
     assert "loadTable" in requests
     assert "planTableScan" not in requests
     with engines.record_requests() as requests:
-        actual_rows = engines.python.load_table("db.v3").scan().to_arrow()
+        actual_rows = engines.pyiceberg_catalog.load_table("db.v3").scan().to_arrow()
     assert sorted(actual_rows["id"].to_pylist()) == list(range(1, 20, 2))
     assert "planTableScan" in requests
 
@@ -437,13 +441,13 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        rows_read = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
+        read_ids = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(read_ids) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
-    cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
-    with cold as server, RestCatalog("later", uri=server.base_url) as python:
-        assert python.load_table("db.ranges").scan("id > 55").count() == 4
+    cold_server = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
+    with cold_server as server, RestCatalog("later", uri=server.base_url) as pyiceberg_catalog:
+        assert pyiceberg_catalog.load_table("db.ranges").scan("id > 55").count() == 4
 
 
 @pytest.mark.slow
@@ -487,13 +491,13 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
     for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
         engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
-    by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
+    query_by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.run_sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
+        assert engines.run_sql(query_by_partition) == engines.run_unplanned_sql(query_by_partition) != []
     assert "planTableScan" not in requests, "a client that loads the table after the change must plan itself"
     engines.run_sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
-        engines.run_sql(by_partition)
+        engines.run_sql(query_by_partition)
     assert engines.run_sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
     engines.run_sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
@@ -591,7 +595,7 @@ def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engine
     engines.run_sql("ALTER TABLE {db}.again DROP COLUMN f")
     engines.run_sql("ALTER TABLE {db}.again ADD COLUMN f string")
     for where, count in (("f = 'x'", 0), ("f IS NULL", 8), ("id < 3", 3)):
-        assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
+        assert engines.pyiceberg_catalog.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
 @pytest.mark.slow

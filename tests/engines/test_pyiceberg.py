@@ -87,13 +87,13 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
     """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
     table = catalog.create_table("py.threads", schema=_build_people("a").schema)
     assert _write_and_read(table, "before") == "before"
-    has_started, go_on = Event(), Event()
+    has_started, go_event = Event(), Event()
     register_last = EventAliaser.register_last
 
     def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
             has_started.set()
-            go_on.wait(60)
+            go_event.wait(60)
         register_last(self, event, handler, **options)
 
     def append_in_thread() -> str:
@@ -109,11 +109,11 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
             assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
-            go_on.set()
+            go_event.set()
         assert begun_commit.result() == "theirs"
 
 
-def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
+def test_pyiceberg_replaces_and_inserts_rows_by_upsert(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.upserts", schema=_build_people("a").schema)
     table.append(_build_people("ann", "bob"))
     report = table.upsert(_build_people("bob2", "cy", start=1), join_cols=["id"])
@@ -187,8 +187,8 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     first_table.append(_build_people("second"))  # PyIceberg gets a 409, refreshes the table, and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
-    stubborn = {"commit.retry.num-retries": "0"}
-    catalog.create_table("py.stubborn", schema=_build_people("a").schema, properties=stubborn)
+    retry_properties = {"commit.retry.num-retries": "0"}
+    catalog.create_table("py.stubborn", schema=_build_people("a").schema, properties=retry_properties)
     first_table, second_table = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
     second_table.append(_build_people("first"))
     with pytest.raises(CommitFailedException, match="branch main"):
@@ -197,7 +197,7 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
 
 
 @pytest.mark.few_cases(1)
-def test_spark_and_pyiceberg_read_each_others_rows(
+def test_spark_reads_rows_of_pyiceberg_and_pyiceberg_those_of_spark(
     catalog: RestCatalog, lake: StorageLake, spark: SparkSession
 ) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}

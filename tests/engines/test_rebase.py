@@ -182,8 +182,8 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     expected = _append_at_once(writers, times=4)
     assert _check_files(_read_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
-    rows_read = collect_rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(rows_read) == expected
+    read_rows = collect_rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(read_rows) == expected
 
 
 @pytest.mark.slow
@@ -203,13 +203,13 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert _check_files(metadata, appends=24) > 3
     assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
-    rows_read = collect_rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(row[:2] for row in rows_read) == expected
-    ids = sorted(row[2] for row in rows_read)
+    row_ids = collect_rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(row[:2] for row in row_ids) == expected
+    ids = sorted(row[2] for row in row_ids)
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
         assert ids == list(range(len(ids))), "the row ids of each append follow the row ids of the previous append"
         assert metadata["next-row-id"] == len(ids)
     head = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
-    assert {row[3] for row in rows_read} == {file.sequence_number for file in read_snapshot(head).values()}
+    assert {row[3] for row in row_ids} == {file.sequence_number for file in read_snapshot(head).values()}

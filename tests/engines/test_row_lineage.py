@@ -36,23 +36,24 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "partitioned"),
+    ("mode", "partition_clause"),
     [
         pytest.param("copy-on-write", "", marks=pytest.mark.slow),
         ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
     ],
 )
-def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mode: str, partitioned: str) -> None:
+def test_spark_reads_row_lineage_of_seamark_and_seamark_that_of_spark(
+    lake: LineageTables, mode: str, partition_clause: str
+) -> None:
     """`mode` is the write mode of Spark.
 
     Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes the lineage of rows that are
-    only
-    copied.
+    only copied.
     """
-    rng = random.Random(len(partitioned))
-    name = f"t{len(partitioned)}"
+    rng = random.Random(len(partition_clause))
+    name = f"t{len(partition_clause)}"
     lake.run_sql(
-        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
+        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partition_clause} TBLPROPERTIES "
         f"('format-version' = '3', 'write.update.mode' = '{mode}', 'write.merge.mode' = '{mode}')"
     )
     lake.run_sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")

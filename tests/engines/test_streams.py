@@ -36,14 +36,14 @@ class SparkStreamTables:
         self.server = server
         self._spark = spark
         self._catalog = new_catalog(spark, server.base_url)
-        self._fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
+        self._fresh_catalog = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
 
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def run_fresh_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement in a catalog with the header for engines that plan themselves."""
-        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
+        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh_catalog}.db")))
 
     def run_planned_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement with `seamark.spark.sql`, which reads plan tables."""

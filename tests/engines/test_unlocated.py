@@ -26,7 +26,7 @@ def make_rows(ids: list[int], value: int) -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "partitioned", "steps"),
+    ("version", "partition_clause", "steps"),
     [
         (3, "", 2),
         (3, "", 4),
@@ -37,7 +37,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     version: int,
-    partitioned: str,
+    partition_clause: str,
     steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -47,7 +47,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
         client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
         spark.sql(f"CREATE NAMESPACE {db}")
         spark.sql(
-            f"CREATE TABLE {db}.t (id bigint, v bigint) USING iceberg {partitioned} TBLPROPERTIES "
+            f"CREATE TABLE {db}.t (id bigint, v bigint) USING iceberg {partition_clause} TBLPROPERTIES "
             f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
         )
         for step in range(steps):
@@ -63,10 +63,10 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model |= dict.fromkeys(new_ids, 10 * step + 1)
             removed_numbers = rng.sample(range(60), 5)
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), strategy=EQUALITY)
-            located = rng.sample(range(60), 5)
-            upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
+            moved_ids = rng.sample(range(60), 5)
+            upsert(client, "db.t", make_rows(moved_ids, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {id_: value for id_, value in model.items() if id_ not in removed_numbers}
-            model |= dict.fromkeys(located, 10 * step + 2)
+            model |= dict.fromkeys(moved_ids, 10 * step + 2)
             # Many tasks run, but none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(id_, 10 * step + 3) for id_ in spread], "id bigint, v bigint")
@@ -77,10 +77,10 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {id_: value for id_, value in model.items() if not (id_ in spread and id_ < 10)}
-            if partitioned and step == 1:
+            if partition_clause and step == 1:
                 resize(client, "db.t", buckets=8)
-            rows_read = collect_rows(spark.sql(f"SELECT id, v FROM {db}.t"))
-            assert sorted(rows_read) == sorted(model.items()), f"version {version}, step {step}"
+            read_ids = collect_rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(read_ids) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 
 

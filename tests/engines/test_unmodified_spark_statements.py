@@ -73,8 +73,8 @@ class ExpectedTable:
         self.rows += rows
 
     def index(self, *texts: str) -> None:
-        defined = ", ".join(f"'seamark.index.x{number}' = '{text}'" for number, text in enumerate(texts))
-        self.run(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({defined})")
+        index_properties = ", ".join(f"'seamark.index.x{number}' = '{text}'" for number, text in enumerate(texts))
+        self.run(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({index_properties})")
         self.build(len(texts))
 
     def build(self, count: int) -> None:
@@ -98,9 +98,9 @@ class ExpectedTable:
         assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], message
 
     def delete(self, condition: str) -> None:
-        removed_matching = self.find_matching_ids(condition)
+        matching_ids = self.find_matching_ids(condition)
         self.run(f"DELETE FROM {{t}} WHERE {condition}")
-        self.rows = [row for row in self.rows if row[0] not in removed_matching]
+        self.rows = [row for row in self.rows if row[0] not in matching_ids]
 
     def update(self, condition: str) -> None:
         changed_ids = self.find_matching_ids(condition)
@@ -165,10 +165,10 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         closing(IndexClient(server.base_url)) as client,
     ):
         no_cache = {"cache-enabled": "false"}
-        short = new_catalog(spark, server.base_url, extra=no_cache)
-        exact = new_catalog(spark, server.base_url, extra={**no_cache, "header.X-Seamark-Residuals": "exact"})
-        spark.sql(f"CREATE NAMESPACE {short}.db")
-        yield UnmodifiedSpark(spark, client, (short, exact))
+        short_catalog = new_catalog(spark, server.base_url, extra=no_cache)
+        exact_catalog = new_catalog(spark, server.base_url, extra={**no_cache, "header.X-Seamark-Residuals": "exact"})
+        spark.sql(f"CREATE NAMESPACE {short_catalog}.db")
+        yield UnmodifiedSpark(spark, client, (short_catalog, exact_catalog))
 
 
 def _build_rows(ids: range, p: int = 0) -> list[Row]:
@@ -287,7 +287,7 @@ class StatementCampaign:
         self.table = stock.table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
         self.next_id = 0
-        self.said: list[str] = []
+        self.outcomes: list[str] = []
 
     def play(self, statements: int) -> int:
         """Run random statements, and return their number."""
@@ -299,17 +299,17 @@ class StatementCampaign:
         self._insert()
         indexes = rng.sample(INDEXES, rng.randint(1, 3))
         table.index(*indexes)
-        self.said.append(f"seed {self.seed}: {modes}, partitioned by {spec!r}, indexes {indexes}")
+        self.outcomes.append(f"seed {self.seed}: {modes}, partitioned by {spec!r}, indexes {indexes}")
         for number in range(statements):
             if number == statements // 2 and rng.random() < 0.5:
                 part = "bucket(2, i)" if spec == "p" else "p"
                 table.run(f"ALTER TABLE {{t}} ADD PARTITION FIELD {part}")
-                self.said.append(f"added partition field {part}")
+                self.outcomes.append(f"added partition field {part}")
             if rng.random() < 0.3:
                 self._insert()
             if rng.random() < 0.3:
                 table.build(len(indexes))
-                self.said.append("built")
+                self.outcomes.append("built")
             self._step()
         return statements
 
@@ -318,14 +318,14 @@ class StatementCampaign:
         condition = self._draw_condition()
         kinds = ("delete", "update", "merge", "find", "rewrite", "overwrite")
         kind = rng.choices(kinds, (6, 4, 4, 5, 2, 1))[0]
-        self.said.append(f"{kind} {condition}")
-        text = "\n".join(self.said)
+        self.outcomes.append(f"{kind} {condition}")
+        text = "\n".join(self.outcomes)
         try:
             if kind == "find":
                 table.check_matching_rows(condition, text)
             elif kind == "merge":
                 ids = [row[0] for row in table.rows if row[0] >= 0]
-                keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.said)]
+                keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.outcomes)]
                 table.merge(condition, keys)
             else:
                 getattr(table, kind)(condition)
@@ -341,13 +341,13 @@ class StatementCampaign:
     def _insert(self) -> None:
         rng, rows = self.rng, []
         for _ in range(rng.randint(5, 45)):
-            double = rng.choice((0.0, -0.0, 1.5, -3.0, 7.0, NAN, None))
-            st = rng.choice((None, (rng.choice((1, 9)), double)))
+            double_value = rng.choice((0.0, -0.0, 1.5, -3.0, 7.0, NAN, None))
+            st = rng.choice((None, (rng.choice((1, 9)), double_value)))
             numbers = (rng.choice((1, 9, None, 40)), rng.choice(("s1", "s9", "t", None)))
-            rows.append((self.next_id, *numbers, double, rng.choice((1.5, NAN, -2.5)), st, rng.choice((0, 1, 2))))
+            rows.append((self.next_id, *numbers, double_value, rng.choice((1.5, NAN, -2.5)), st, rng.choice((0, 1, 2))))
             self.next_id += 1
         self.table.insert(rows)
-        self.said.append(f"inserted {len(rows)}")
+        self.outcomes.append(f"inserted {len(rows)}")
 
     def _draw_condition(self) -> str:
         rng = self.rng
@@ -359,7 +359,7 @@ class StatementCampaign:
 
     def _draw_predicate(self) -> str:
         rng = self.rng
-        number, double = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
+        number, double_text = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
         text = ", ".join(map(str, rng.sample(range(12), 3)))
         many_ids = ", ".join(map(str, range(12, 12 + rng.choice((5, 300)), 1)))
         order = rng.choice(("<", "<=", ">", ">="))
@@ -375,10 +375,10 @@ class StatementCampaign:
                 "i IS NULL",
                 f"s = 's{number}'",
                 "s LIKE 's1%'",
-                f"{column} {order} {double}",
-                f"{column} {order} {double}",
-                f"{column} = {double}",
-                f"{column} <> {double}",
+                f"{column} {order} {double_text}",
+                f"{column} {order} {double_text}",
+                f"{column} = {double_text}",
+                f"{column} <> {double_text}",
                 f"isnan({column})",
                 f"st.a = {number}",
                 f"p = {rng.randint(0, 3)}",

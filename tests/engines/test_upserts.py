@@ -26,7 +26,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "partitioned"),
+    ("version", "partition_clause"),
     [
         pytest.param(3, "", marks=pytest.mark.slow),
         pytest.param(3, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
@@ -34,12 +34,12 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pytest.param(2, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
     ],
 )
-def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: int, partitioned: str) -> None:
-    seed = 10 * version + len(partitioned)
+def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: int, partition_clause: str) -> None:
+    seed = 10 * version + len(partition_clause)
     rng = random.Random(seed)
     name = f"t{seed}"
     lake.run_sql(
-        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
+        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partition_clause} TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read')"
     )
     model: Model = {}

@@ -58,7 +58,7 @@ class WrittenFilesLake:
     client: SeamarkClient
     spark: SparkSession
     catalog: str
-    python: RestCatalog
+    pyiceberg_catalog: RestCatalog
 
     def run_sql(self, text: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
@@ -66,10 +66,13 @@ class WrittenFilesLake:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenFilesLake]:
-    with Seamark(tmp_path_factory.mktemp("written")) as server, RestCatalog("w", uri=server.base_url) as python:
-        python.create_namespace("db")
+    with (
+        Seamark(tmp_path_factory.mktemp("written")) as server,
+        RestCatalog("w", uri=server.base_url) as pyiceberg_catalog,
+    ):
+        pyiceberg_catalog.create_namespace("db")
         client = SeamarkClient(server.base_url)
-        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), python)
+        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), pyiceberg_catalog)
         client.close()
 
 
@@ -138,7 +141,7 @@ def written_rows(lake: WrittenFilesLake) -> pa.Table:
     """Write rows into `db.ours` with Seamark, copy them into `db.theirs` with Spark, and return them."""
     table = make_rows()
     for name in ("ours", "theirs"):
-        lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
+        lake.pyiceberg_catalog.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
     append(lake.client, "db.ours", table)
     lake.run_sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
     return table
@@ -147,7 +150,7 @@ def written_rows(lake: WrittenFilesLake) -> pa.Table:
 @pytest.mark.slow
 def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
-        actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
+        actual_table = lake.pyiceberg_catalog.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert actual_table["part"].to_pylist() == written_rows["part"].to_pylist()
         for kind, column in COLUMNS.items():
             assert typed.are_all_same(
@@ -171,7 +174,7 @@ def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[
 @pytest.mark.slow
 def test_metrics_equal_the_metrics_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     ids = {
-        column: lake.python.load_table("db.ours").schema().find_field(column)
+        column: lake.pyiceberg_catalog.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
     }
     kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
@@ -243,7 +246,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake,
         expected_ids -= {id_ for id_ in expected_ids if id_ % 13 == round_number}
         assert {id_ for (id_,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
         assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
-    actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow()
+    actual_table = lake.pyiceberg_catalog.load_table(f"db.{name}").scan().to_arrow()
     assert set(actual_table["id"].to_pylist()) == expected_ids
 
 

@@ -89,12 +89,12 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
             await read_timeline()
 
         monkeypatch.setattr(timeline, "_read_new_instants", fail_three_times)
-        watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
+        watch_task = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: failures > 2)
         instant = build_instant(CLOCK)
         await store.transact([RecordInstant(instant=instant)])
         async with asyncio.timeout(60):
-            assert [item.id for item in await watching] == [instant.id]
+            assert [item.id for item in await watch_task] == [instant.id]
 
 
 @pytest.mark.usefixtures("full_disk")

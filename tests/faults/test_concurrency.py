@@ -20,8 +20,9 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` commits have succeeded. Return each attempt, and the number of answers other than 200 and
-    409.
+    """Append until `commits` commits have succeeded.
+
+    Return each attempt, and the number of answers other than 200 and 409.
     """
     client = HttpClient(base_url)
     events: list[Event] = []
@@ -29,17 +30,17 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
     commit_count = 0
     attempt = 0
     while commit_count < commits:
-        began = time.monotonic()
+        began_s = time.monotonic()
         head, sequence = client.head()
-        events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
         snapshot_id = number * 1_000_000 + attempt
-        began = time.monotonic()
+        began_s = time.monotonic()
         status, _ = client.append(snapshot_id, head, sequence + 1)
         ended_s = time.monotonic()
         statuses[status] += 1
         outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
-        events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
+        events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
             break
@@ -57,7 +58,7 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
         ]
         results = [future.result(timeout=1200) for future in work]
     events = [event for events_of_client, _ in results for event in events_of_client]
-    statuses: Counter[int] = sum((counted for _, counted in results), Counter())
+    statuses: Counter[int] = sum((group_statuses for _, group_statuses in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
     chains = [HttpClient(url).read_chain() for url in base_urls]

@@ -48,7 +48,9 @@ def _list_metadata_files(server: Seamark) -> list[Path]:
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("place", PLACES)
-def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+def test_commits_on_a_full_disk_are_rejected_and_earlier_commits_remain(
+    tmp_path: Path, disk: SmallDisk, place: str
+) -> None:
     with _build_server(place, disk, tmp_path) as server:
         client = HttpClient(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
@@ -75,7 +77,7 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert client.read_chain() == list(range(1, commit_count + 1)), "the table is unchanged"
             # Files of rejected commits are removed. The current metadata file and those of its log exist.
             expected = {Path(location.removeprefix("file://")) for location in client.list_metadata_files()}
-            assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), place
+            assert becomes_true(lambda wanted_files=expected: set(_list_metadata_files(server)) == wanted_files), place
 
             disk.free_space()
             status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
@@ -119,10 +121,10 @@ def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(tmp_path: Path
     for _ in range(
         2 if place.startswith("home") else 1
     ):  # If the disk has only the database, its log may have free pages.
-        started = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
-        assert started.returncode == 2, started.stderr
-        assert "Traceback" not in started.stderr
-        line = started.stderr.strip().splitlines()[-1]
+        serve_result = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
+        assert serve_result.returncode == 2, serve_result.stderr
+        assert "Traceback" not in serve_result.stderr
+        line = serve_result.stderr.strip().splitlines()[-1]
         assert line.startswith("Error: "), line
         assert "full" in line, line
         assert "space" in line, line

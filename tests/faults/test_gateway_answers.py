@@ -25,7 +25,7 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.settings.settings import Settings
-from tests.gateway.test_cache import BLOCK, Worker, open_worker
+from tests.gateway.test_cache import BLOCK_BYTES, Worker, open_worker
 from tests.seeds import first_seed
 
 FAULTS = ("cut", "reset", "silent", "refused", "long", "other")
@@ -150,13 +150,13 @@ async def read_answer(
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     except (asyncio.IncompleteReadError, OSError) as error:
-        partial = getattr(error, "partial", b"")
-        assert not partial, partial
+        partial_body = getattr(error, "partial", b"")
+        assert not partial_body, partial_body
         return 0, 0, b"", True
     status = int(head.split()[1])
     assert "transfer-encoding" not in head, head
-    declared = [line for line in head.split("\r\n") if line.startswith("content-length:")]
-    length = int(declared[0].partition(":")[2]) if declared else 0
+    length_headers = [line for line in head.split("\r\n") if line.startswith("content-length:")]
+    length = int(length_headers[0].partition(":")[2]) if length_headers else 0
     if not has_body or status == 304:
         return status, length, b"", False
     body = bytearray()
@@ -173,22 +173,22 @@ async def read_answer(
 
 CASES = {
     "cached": {},
-    "without a budget for the cache": {"gateway_cache_fetch_bytes": BLOCK - 1},
-    "in short parts": {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_send_bytes": 64 << 10},
+    "without a budget for the cache": {"gateway_cache_fetch_bytes": BLOCK_BYTES - 1},
+    "in short parts": {"gateway_cache_fetch_bytes": BLOCK_BYTES - 1, "gateway_send_bytes": 64 << 10},
 }
 
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["data/00000-0-{}.parquet", "data/plain"])
-async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str, name: str) -> None:
+async def test_fault_of_the_store_causes_an_error_or_the_right_bytes(tmp_path: Path, case: str, name: str) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {case} {name}")
     store = BrokenStore(rng)
     paths = [
         f"/b/t/{name.format(uuid.UUID(bytes=rng.randbytes(16), version=4))}{'' if '{' in name else n}" for n in range(3)
     ]
-    store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
+    store.objects = {path: rng.randbytes(9 * BLOCK_BYTES + n) for n, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
     async with open_gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as gateway:
         for path in paths:  # After this read, the records of the objects are cached.
@@ -237,13 +237,13 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
     tmp_path: Path, name: str, is_replaced: bool
 ) -> None:
     rng = random.Random(3)
-    path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK)
+    path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK_BYTES)
     store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
-    async with open_gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
+    async with open_gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
         assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
         store.rate = 1.0
         if is_replaced:
-            store.replace = {path: rng.randbytes(20 * BLOCK)}
+            store.replace = {path: rng.randbytes(20 * BLOCK_BYTES)}
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -259,9 +259,9 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
 async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_path: Path) -> None:
     """When a store restarts, interrupted answers may hold all connections."""
     rng = random.Random(4)
-    path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK)
+    path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK_BYTES)
     store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
-    async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
+    async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         # The condition makes the store answer the request.

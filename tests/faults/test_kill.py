@@ -28,12 +28,12 @@ def _kill_and_retry(server: MortalServer, client: HttpClient, step: str, retry: 
     server.run_until_death(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
-    happened = step in STEPS_AFTER_COMMIT
-    assert client.read_chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
+    has_committed = step in STEPS_AFTER_COMMIT
+    assert client.read_chain(name) == ([1, 2, 3] if has_committed else [1, 2]), (step, retry)
     if retry.startswith("as another"):
         status, _ = client.append(900, 2, 3, name)
-        assert status == (409 if happened else 200), (step, retry)
-        assert client.read_chain(name) == [1, 2, 3 if happened else 900]
+        assert status == (409 if has_committed else 200), (step, retry)
+        assert client.read_chain(name) == [1, 2, 3 if has_committed else 900]
         return client
     for _ in range(2):
         status, body = client.append(3, 2, 3, name, key)
@@ -59,14 +59,14 @@ def _list_steps(*steps: str) -> list[ParameterSet]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps(*STEPS))
-def test_killed_server_leaves_a_complete_commit_or_nothing(tmp_path: Path, step: str) -> None:
+def test_killed_server_leaves_a_complete_commit_or_no_commit(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
             client = _kill_and_retry(server, client, step, retry, f"t{number}")
 
 
-def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_nothing(
+def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_no_commit(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     env = {**s3.build_seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}

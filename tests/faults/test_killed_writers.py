@@ -31,8 +31,8 @@ FIELDS = [
 ]
 
 
-def read_rows_at(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
-    rows = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
+def read_rows_at(client: SeamarkClient, index: At) -> list[tuple[int, int]]:
+    rows = scan(client, "db.t", ["id", "batch"], at=index).to_arrow().to_pylist()
     return sorted((row["id"], row["batch"]) for row in rows)
 
 

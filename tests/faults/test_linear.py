@@ -9,8 +9,8 @@ import pytest
 from tests.faults.rigs.linear import Event, find_violations
 
 
-def build_append_event(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:
-    return Event("append", began, ended, outcome, expected, value)
+def build_append_event(value: int, expected: int | None, began_s: float, end_s: float, outcome: str = "ok") -> Event:
+    return Event("append", began_s, end_s, outcome, expected, value)
 
 
 def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
@@ -22,9 +22,9 @@ def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
     heads: list[int | None] = [None]
     for number in range(1, 200):
         point = float(number)
-        began, ended = point - rng.random() * 5, point + rng.random() * 5
+        began_s, end_s = point - rng.random() * 5, point + rng.random() * 5
         if rng.random() < 0.3:
-            events.append(Event("read", began, ended, "ok", value=head))
+            events.append(Event("read", began_s, end_s, "ok", value=head))
             continue
         expected = rng.choice([head, rng.choice(heads)])
         if expected == head:
@@ -32,9 +32,9 @@ def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
             head = number
             heads.append(head)
             outcome = "unknown" if rng.random() < 0.1 else "ok"
-            events.append(build_append_event(number, expected, began, ended, outcome))
+            events.append(build_append_event(number, expected, began_s, end_s, outcome))
         else:
-            events.append(build_append_event(number, expected, began, ended, "conflict"))
+            events.append(build_append_event(number, expected, began_s, end_s, "conflict"))
     return chain, events
 
 

@@ -39,8 +39,8 @@ class RandomClient:
         self._random = random.Random(seed * 1000 + number)
         self._next_snapshot = number * 1_000_000
         self.answers: Counter[tuple[str, int]] = Counter()
-        self.unexplained: list[str] = []
-        self.registered: set[str] = set()
+        self.unexplained_answers: list[str] = []
+        self.registered_uuids: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
@@ -56,7 +56,7 @@ class RandomClient:
             status, body = answer
             self.answers[action.__name__.lstrip("_"), status] += 1
             if status not in EXPECTED_STATUSES and not (status == 400 and action == self._register):
-                self.unexplained.append(f"{action.__name__}: {status} {body}")
+                self.unexplained_answers.append(f"{action.__name__}: {status} {body}")
 
     def _commit(self, name: str) -> tuple[int, Any]:
         status, body = self._client.call("GET", f"{TABLES}/{name}")
@@ -111,7 +111,7 @@ class RandomClient:
         body = {"name": name, "metadata-location": location, "overwrite": self._random.random() < 0.3}
         status, answer = self._client.call("POST", "/v1/namespaces/db/register", body)
         if status == 200:
-            self.registered.add(answer["metadata"]["table-uuid"])
+            self.registered_uuids.add(answer["metadata"]["table-uuid"])
         return status, answer
 
 
@@ -156,7 +156,7 @@ def _build_record_schema(name: str, kind: Any) -> Any:
     return {"name": name, "type": kind}
 
 
-def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
+def _find_missing_files(server: Seamark, registered_uuids: set[str]) -> list[str]:
     """Return the missing files to which live tables refer, and tables that cannot be loaded.
 
     The log of a registered table is not checked. If an older file was registered, later commits may have correctly
@@ -171,7 +171,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
             continue
         metadata = body["metadata"]
         needed_files = [body["metadata-location"]]
-        if metadata["table-uuid"] not in registered:
+        if metadata["table-uuid"] not in registered_uuids:
             needed_files += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
             needed_files += _list_snapshot_files(metadata["location"], snapshot["snapshot-id"])
@@ -200,15 +200,15 @@ def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> No
             stop.set()
             for item in work:
                 item.result(timeout=60)
-        assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
-        registered = {uuid for client in clients for uuid in client.registered}
-        assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}"
+        assert [line for client in clients for line in client.unexplained_answers] == [], f"FAULT_SEED={seed}"
+        registered_uuids = {uuid for client in clients for uuid in client.registered_uuids}
+        assert _find_missing_files(server, registered_uuids) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
     for kind in expected:
         assert answers[kind, 200] + answers[kind, 204] > 0, f"FAULT_SEED={seed}: no {kind} succeeded, {answers}"
     server.restart()
-    assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
+    assert _find_missing_files(server, registered_uuids) == [], f"FAULT_SEED={seed}, after a restart"
 
 
 ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"}

@@ -61,8 +61,8 @@ def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed
         chosen_key = create_key() if key else None
         parent = snapshot_id - 1 or None
         status, body = _repeat_until_answered(
-            lambda number=snapshot_id, parent=parent, chosen=chosen_key: client.append(
-                number, parent, number, name, chosen
+            lambda number=snapshot_id, parent=parent, chosen_id=chosen_key: client.append(
+                number, parent, number, name, chosen_id
             )
         )
         assert status == 200, f"seed {seed}: {body}"
@@ -141,7 +141,7 @@ def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
 def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
     name = f"py{seed}"
     rows = pa.table({"id": pa.array([1], pa.int64())})
-    certain = unknown = 0
+    certain_count = unknown_count = 0
     with RestCatalog("lossy", uri=proxy.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(f"db.{name}", schema=rows.schema)
@@ -149,16 +149,16 @@ def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, pro
         for _ in range(12):
             try:
                 catalog.load_table(f"db.{name}").append(rows)
-                certain += 1
+                certain_count += 1
             except LOST:
-                unknown += 1
-    assert min(certain, unknown) > 0, f"seed {seed} did not test all outcomes"
+                unknown_count += 1
+    assert min(certain_count, unknown_count) > 0, f"seed {seed} did not test all outcomes"
     with RestCatalog("direct", uri=server.base_url) as catalog:
         table = catalog.load_table(f"db.{name}")
         assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _find_expected_rows(proxy, name), (
             f"seed {seed}"
         )
-    assert certain <= _find_expected_rows(proxy, name) <= certain + unknown
+    assert certain_count <= _find_expected_rows(proxy, name) <= certain_count + unknown_count
 
 
 @pytest.mark.slow
@@ -172,23 +172,23 @@ def test_spark_inserts_are_applied_once_and_can_be_read(
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
     spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
     proxy.fate = choose_fates(seed, 0.6, applies=_match_commits(name))
-    certain = unknown = 0
+    certain_count = unknown_count = 0
     for number in range(10):
         try:
             spark.sql(f"INSERT INTO {catalog}.db.{name} VALUES ({number})")
-            certain += 1
+            certain_count += 1
         except Exception as error:  # noqa: BLE001  Spark wraps Java's exception in a general class
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
-            unknown += 1
+            unknown_count += 1
     print([(fate, status) for fate, _, path, status in proxy.requests if path.endswith(name)])
     # Iceberg 1.11 gives up after a lost reply. Iceberg 1.12 repeats the commit with its idempotency key, and all
     # succeed.
     fates = {
         fate for fate, method, path, _ in proxy.requests if fate and method == "POST" and path.endswith(f"/{name}")
     }
-    assert certain, f"seed {seed} did not test all outcomes"
+    assert certain_count, f"seed {seed} did not test all outcomes"
     assert {"lost request", "lost reply"} <= fates, f"seed {seed} did not test all outcomes"
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
     assert len(ids) == len(set(ids)), f"seed {seed}: a row occurs twice: {sorted(ids)}"
-    assert certain <= len(ids) <= certain + unknown
+    assert certain_count <= len(ids) <= certain_count + unknown_count
     assert len(HttpClient(server.base_url).read_chain(name)) == len(ids)

@@ -39,8 +39,8 @@ def register_table(server: Seamark, name: str, manifests: int, per_manifest: int
     """Register a table `db.<name>`, and return it. Its files are numbered from 0."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed_manifests = [
-        table.write_manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at)
-        for at in range(manifests)
+        table.write_manifest(f"m{index}", range(index * per_manifest, (index + 1) * per_manifest), day=index)
+        for index in range(manifests)
     ]
     table.commit(1, listed_manifests)
     client = HttpClient(server.base_url)
@@ -148,8 +148,8 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_other_workers(start_se
     wait_for_workers(server, 3)
     decoded_before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
-        second_answers = list(pool.map(plan_from, range(10, 40)))
-    assert second_answers == [all_numbers[last_number - 900 + result_number :] for result_number in range(10, 40)]
+        answers_after_kill = list(pool.map(plan_from, range(10, 40)))
+    assert answers_after_kill == [all_numbers[last_number - 900 + result_number :] for result_number in range(10, 40)]
     time.sleep(1.5)
     assert count_decoded_manifests(server) - decoded_before <= count, (
         "the manifests that the killed worker has stored are used"

@@ -64,12 +64,12 @@ def _stop_postgres(postgres: Postgres) -> None:
 
 def _kill_postgres(postgres: Postgres) -> None:
     """Kill all processes of PostgreSQL at once, as in a power failure. Each process has its own process group."""
-    main = psutil.Process(postgres.process.pid)
-    everyone = [main, *main.children(recursive=True)]
-    for process in everyone:
+    main_process = psutil.Process(postgres.process.pid)
+    postgres_processes = [main_process, *main_process.children(recursive=True)]
+    for process in postgres_processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             os.kill(process.pid, signal.SIGKILL)
-    psutil.wait_procs(everyone[1:], timeout=60)
+    psutil.wait_procs(postgres_processes[1:], timeout=60)
     postgres.process.stop()
 
 
@@ -126,15 +126,15 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Server
 
 
 @pytest.mark.slow
-def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: ServerPair) -> None:
+def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair: ServerPair) -> None:
     """SIGSTOP to all processes of the database keeps connections open without answers, as when its disk hangs."""
     client = HttpClient(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
-    main = psutil.Process(pair.postgres.process.pid)
+    main_process = psutil.Process(pair.postgres.process.pid)
     with run_writers(pair.base_urls, "hung", seed=7) as notes:
         assert wait_for_commits(notes, 20, 60), notes
-        everyone = [main, *main.children(recursive=True)]
-        for process in everyone:
+        postgres_processes = [main_process, *main_process.children(recursive=True)]
+        for process in postgres_processes:
             process.suspend()
         try:
             time.sleep(1)
@@ -143,7 +143,7 @@ def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: S
                 assert HttpClient(url).call("GET", "/readyz")[0] == 503
             time.sleep(40)  # This is longer than every time limit of the store.
         finally:
-            for process in everyone:
+            for process in postgres_processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
         assert wait_for_commits(notes, 20, 120), notes

@@ -33,7 +33,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     assert HttpClient(first_server.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
-            assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained)
+            assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained_answers)
             time.sleep(source.random() * 0.3)
             victim = source.choice((first_server, second_server))
             victim.kill9()

@@ -88,8 +88,8 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
             files_before = _list_files(load_metadata(client, name))
             server.run_until_death(step, nth, partial(send_commit, client, name, request, key))
             client = server.start()
-            happened = step in STEPS_AFTER_COMMIT
-            assert _list_files(load_metadata(client, name)) == files_before | ({"late-2"} if happened else set())
+            has_committed = step in STEPS_AFTER_COMMIT
+            assert _list_files(load_metadata(client, name)) == files_before | ({"late-2"} if has_committed else set())
             for _ in range(2):
                 status, body = send_commit(client, name, request, key)
                 assert status == 200, body
@@ -116,13 +116,17 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:
-    client, direct, name = HttpClient(proxy.base_url), HttpClient(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
+    client, direct_client, name = (
+        HttpClient(proxy.base_url),
+        HttpClient(f"http://{proxy.upstream}"),
+        f"lossy-{seed}-{key}",
+    )
     source = random.Random(seed)
-    create_table(direct, name, 2 + seed % 2)
+    create_table(direct_client, name, 2 + seed % 2)
     proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for round_number in range(8):
-        metadata = load_metadata(direct, name)
+        metadata = load_metadata(direct_client, name)
         appenders = [EngineAppender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
             request, chosen_key = (
@@ -138,16 +142,18 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
             expected.add(f"{round_number}-{number}")
-        assert _list_files(load_metadata(direct, name)) == expected, f"seed {seed}, turn {round_number}"
+        assert _list_files(load_metadata(direct_client, name)) == expected, f"seed {seed}, turn {round_number}"
         # Engines delete the files that the snapshot does not name once they know the outcome.
         for appender in appenders:
-            _delete_unused_files(appender, load_metadata(direct, name))
-    assert _list_files(load_metadata(direct, name)) == expected, f"seed {seed}"
+            _delete_unused_files(appender, load_metadata(direct_client, name))
+    assert _list_files(load_metadata(direct_client, name)) == expected, f"seed {seed}"
     assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} did not test all fates"
 
 
 def _delete_unused_files(client: EngineAppender, metadata: Row) -> None:
-    saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
-    manifest_paths = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
+    saved_snapshot = next(
+        snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id
+    )
+    manifest_paths = {row["manifest_path"] for row in read_list(saved_snapshot)} | {saved_snapshot["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - manifest_paths:
         to_local_path(place).unlink()

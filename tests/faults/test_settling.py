@@ -95,8 +95,8 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
         for sequence in range(2, 6):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1, sequence))
         await rig.publisher.close()
-        dropped = (await rig.catalog.dropped.list(DB, None, None)).items
-        await rig.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
+        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        await rig.catalog.dropped.restore(CALLER, dropped_entries[0].id, None, "again")
         assert (await rig.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
 
 

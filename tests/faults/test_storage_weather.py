@@ -76,7 +76,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
                     _change_faults(misbehaviour, random.Random(seed), seconds), loop
                 ).result()
                 assert wait_for_commits(notes, 3, 60), (
-                    f"seed {seed}: no commit after the faults ended: {notes.unexplained}"
+                    f"seed {seed}: no commit after the faults ended: {notes.unexplained_answers}"
                 )
             notes.check(
                 HttpClient(server.base_url),

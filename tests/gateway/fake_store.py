@@ -1,5 +1,6 @@
-"""A store in memory behind the gateway's cache. It answers like S3, in pieces of random sizes, and sometimes
-incompletely.
+"""A store in memory behind the gateway's cache.
+
+It answers like S3, in pieces of random sizes, and sometimes incompletely.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class FakeStore:
         self.rng = rng
         self.objects: dict[str, StoredObject] = {}
         self.fails = 0.0
-        self.away = False
+        self.is_unavailable = False
         self.requests: list[tuple[str, str, str]] = []
         """(method, location, range) of each request for the cache."""
-        self._second = 1_700_000_000
+        self._time_s = 1_700_000_000
 
     def put(self, location: str, data: bytes) -> None:
-        self._second += 1
-        self.objects[location] = StoredObject(data, f'"{hashlib.md5(data).hexdigest()}"', self._second)
+        self._time_s += 1
+        self.objects[location] = StoredObject(data, f'"{hashlib.md5(data).hexdigest()}"', self._time_s)
 
     @asynccontextmanager
     async def request(
@@ -53,7 +54,7 @@ class FakeStore:
     ) -> AsyncIterator[StoreAnswer]:
         self.requests.append((method, f"s3://{bucket}/{key}", headers.get("range", "")))
         await self._pause()
-        if self.away or self.rng.random() < self.fails:
+        if self.is_unavailable or self.rng.random() < self.fails:
             raise RetryLater("The store did not answer")
         status, result, data = self._find(f"s3://{bucket}/{key}", headers, method)
         yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))

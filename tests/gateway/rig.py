@@ -121,7 +121,7 @@ class GatewayRig:
 
     seamark: Seamark
     gateway: str
-    direct: S3 | None
+    direct_store: S3 | None
     """The store behind the gateway, or None if it is a folder."""
     folder: Path
     """The folder that has the objects as files. Each bucket is a subfolder."""
@@ -183,3 +183,13 @@ def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[GatewayRig]:
         settings |= s3.build_seamark_env()
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=settings | env) as seamark:
         yield GatewayRig(seamark, f"http://127.0.0.1:{port}", s3, root)
+
+
+@contextmanager
+def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
+    """Open a server whose gateway is in front of a cloud, with `settings` that name the cloud."""
+    port = choose_free_port()
+    settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
+    env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
+    with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
+        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", None, folder)

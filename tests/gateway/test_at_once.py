@@ -37,13 +37,13 @@ from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 
 _numbers = itertools.count()
-SIZE = 9 << 20
+SIZE_BYTES = 9 << 20
 
 
 class CachedObject:
     """An object that was read once through the cache, so that all of its bytes are in memory."""
 
-    def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
+    def __init__(self, keys: Keys, client: Any, size: int = SIZE_BYTES) -> None:
         self.key, self.data = f"{keys.prefix}data/00000-0-{uuid.uuid4()}.parquet", os.urandom(size)
         object_key = {"Bucket": keys.bucket, "Key": self.key}
         client.put_object(**object_key, Body=self.data, ContentType="x/y", Metadata={"m": "1"})
@@ -62,8 +62,10 @@ class CachedObject:
     ) -> bytes:
         url: SplitResult = self.urls[method]
         query = url.query if not signature else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature}")
-        ranged = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
-        return f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{ranged}{extra_headers}\r\n".encode()
+        range_header = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
+        return (
+            f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{range_header}{extra_headers}\r\n".encode()
+        )
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
@@ -97,7 +99,7 @@ def cached_rig(keys: Keys) -> Iterator[CachedObject]:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObject, method: str) -> None:
     with socket.create_connection(cached_rig.address) as connection:
-        for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
+        for start, end in ((0, 1), (5, 300_000), (SIZE_BYTES - 10, SIZE_BYTES + 100), (SIZE_BYTES, SIZE_BYTES + 1)):
             connection.sendall(cached_rig.request(start, end, method=method))
             response = receive(connection, has_body=method == "GET")
             with socket.create_connection(cached_rig.address) as other_socket:
@@ -127,7 +129,7 @@ def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: CachedObjec
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(cached_rig.address)
-        for start, end in ((0, SIZE), (1, SIZE - 1), (7, 8)):
+        for start, end in ((0, SIZE_BYTES), (1, SIZE_BYTES - 1), (7, 8)):
             connection.sendall(cached_rig.request(start, end))
             assert receive(connection)[::2] == (206, cached_rig.data[start:end])
 
@@ -148,7 +150,7 @@ def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: C
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(cached_rig.address)
-            connection.sendall(cached_rig.request(0, SIZE))
+            connection.sendall(cached_rig.request(0, SIZE_BYTES))
     with socket.create_connection(cached_rig.address) as connection:
         connection.sendall(cached_rig.request(3, 9))
         assert receive(connection)[::2] == (206, cached_rig.data[3:9])
@@ -229,10 +231,10 @@ def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)
-    used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
-    used -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
-    assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
-    missing_names = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
+    used_names = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
+    used_names -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
+    assert used_names >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
+    missing_names = [name for name in sorted(used_names) if not re.search(rf"self\.{name}\b", handler)]
     assert missing_names == [], f"aiohttp {aiohttp.__version__} has no {missing_names} in RequestHandler"
     for description, step in {
         "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",

@@ -35,15 +35,15 @@ from tests.seeds import first_seed
 
 AFTER_RECHECK_MS = 301_000
 """A second longer than the default of `gateway_cache_recheck_s`, in milliseconds."""
-BLOCK = 64 << 10
+BLOCK_BYTES = 64 << 10
 PREFIX = "/b/t/data/"
 
 
 def build_settings(folder: Path, **changes: object) -> Settings:
     defaults = Settings(
         home=folder,
-        gateway_cache_block_bytes=BLOCK,
-        gateway_cache_request_bytes=4 * BLOCK,
+        gateway_cache_block_bytes=BLOCK_BYTES,
+        gateway_cache_request_bytes=4 * BLOCK_BYTES,
         gateway_cache_fetch_bytes=2 << 20,
         gateway_cache_memory_bytes=1 << 20,
         gateway_cache_disk_bytes=8 << 20,
@@ -154,12 +154,18 @@ def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind
 async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
-    data = rng.randbytes(5 * BLOCK + 100)
+    data = rng.randbytes(5 * BLOCK_BYTES + 100)
     store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as first_worker:
-        assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+        assert (
+            await first_worker.get(path, Range=f"bytes={BLOCK_BYTES}-{2 * BLOCK_BYTES}")
+            == data[BLOCK_BYTES : 2 * BLOCK_BYTES + 1]
+        )
         assert len(store.requests) == 1
-        assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+        assert (
+            await first_worker.get(path, Range=f"bytes={BLOCK_BYTES}-{2 * BLOCK_BYTES}")
+            == data[BLOCK_BYTES : 2 * BLOCK_BYTES + 1]
+        )
         assert await first_worker.get(path, Range="bytes=-10") == data[-10:]
         assert len(store.requests) == 2
         assert await first_worker.get(path) == data
@@ -172,7 +178,7 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
             "yes",
         )
         count = len(store.requests)
-        assert first_worker.count_served()["memory"] >= BLOCK
+        assert first_worker.count_served()["memory"] >= BLOCK_BYTES
     async with open_worker(store, tmp_path, clock) as second_worker:
         assert await second_worker.get(path) == data
         assert second_worker.count_served() == {"disk": len(data)}
@@ -185,7 +191,7 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
 async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
-    data = rng.randbytes(3 * BLOCK)
+    data = rng.randbytes(3 * BLOCK_BYTES)
     store.put(to_location(path), data)
     async with open_worker(store, tmp_path, SimulatedClock(1)) as worker:
         answers = await asyncio.gather(*(worker.get(path) for _ in range(30)))
@@ -193,15 +199,18 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
     assert len(store.requests) == 1
 
 
-async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
+async def test_gateway_prefetches_the_next_blocks_of_sequential_reads(tmp_path: Path) -> None:
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
-    data = rng.randbytes(40 * BLOCK)
+    data = rng.randbytes(40 * BLOCK_BYTES)
     store.put(to_location(path), data)
-    changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
+    changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK_BYTES}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as worker:
-        for start in range(0, len(data), BLOCK):
-            assert await worker.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
+        for start in range(0, len(data), BLOCK_BYTES):
+            assert (
+                await worker.get(path, Range=f"bytes={start}-{start + BLOCK_BYTES - 1}")
+                == data[start : start + BLOCK_BYTES]
+            )
     assert len(store.requests) < 20, store.requests
 
 
@@ -209,11 +218,11 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     rng = random.Random(1)
     store = FakeStore(rng)
     path = draw_name(rng, "avro").replace("/data/", "/metadata/")
-    data = rng.randbytes(3 * BLOCK)
+    data = rng.randbytes(3 * BLOCK_BYTES)
     store.put(to_location(path), data)
     other_names = [draw_name(rng) for _ in range(60)]
     for other_name in other_names:
-        store.put(to_location(other_name), rng.randbytes(2 * BLOCK))
+        store.put(to_location(other_name), rng.randbytes(2 * BLOCK_BYTES))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
@@ -228,9 +237,9 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
-    data = rng.randbytes(12 * BLOCK)
+    data = rng.randbytes(12 * BLOCK_BYTES)
     store.put(to_location(path), data)
-    changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
+    changes = {"gateway_cache_fetch_bytes": BLOCK_BYTES - 1, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), **changes) as worker:
         assert await worker.get(path) == data
         assert await worker.get(path, Range="bytes=5-9") == data[5:10]
@@ -242,43 +251,44 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
 async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_and_pins_much(
     tmp_path: Path, disk_bytes: int
 ) -> None:
-    """A principal has shares of data, pinned data, metadata files and records of objects. It evicts only its own
-    entries.
+    """A principal has shares of data, pinned data, metadata files and records of objects.
+
+    It evicts only its own entries.
     """
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot, pinned, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
-    for name in (hot, pinned, metadata):
-        store.put(to_location(name), rng.randbytes(BLOCK))
+    hot_name, pinned_name, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
+    for name in (hot_name, pinned_name, metadata):
+        store.put(to_location(name), rng.randbytes(BLOCK_BYTES))
     loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
     for number, name in enumerate(loud):
-        store.put(to_location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
+        store.put(to_location(name), rng.randbytes(2 * BLOCK_BYTES if number % 4 else 100))
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
     async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
-            await worker.get(hot)
-            await worker.get(pinned, test_pinned="yes")
+            await worker.get(hot_name)
+            await worker.get(pinned_name, test_pinned="yes")
             await worker.get(metadata)
         for number, name in enumerate(loud):
             pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
             await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
-        served = worker.count_served()
-        for name, pin_metadata in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+        served_count = worker.count_served()
+        for name, pin_metadata in ((hot_name, {}), (pinned_name, {"test_pinned": "yes"}), (metadata, {})):
             assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
-        assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
+        assert worker.count_served()["memory"] == served_count["memory"] + 3 * BLOCK_BYTES
 
 
 async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
-    data = rng.randbytes(2 * BLOCK)
+    data = rng.randbytes(2 * BLOCK_BYTES)
     store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as worker:
         await worker.get(path)
-        store.away = True
+        store.is_unavailable = True
         assert await worker.get(path) == data
         clock.advance(10 * AFTER_RECHECK_MS)
         assert await worker.get(path) == data, "an immutable object is served although its record is old"
@@ -289,19 +299,19 @@ async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: 
 async def test_object_replaced_behind_the_gateway_is_detected_within_the_recheck_time(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
-    store.put(to_location(path), b"old" * BLOCK)
+    store.put(to_location(path), b"old" * BLOCK_BYTES)
     async with open_worker(store, tmp_path, clock) as worker:
-        assert await worker.get(path) == b"old" * BLOCK
-        store.put(to_location(path), b"new" * BLOCK)
+        assert await worker.get(path) == b"old" * BLOCK_BYTES
+        store.put(to_location(path), b"new" * BLOCK_BYTES)
         clock.advance(AFTER_RECHECK_MS)
-        assert await worker.get(path) == b"new" * BLOCK
+        assert await worker.get(path) == b"new" * BLOCK_BYTES
         del store.objects[to_location(path)]
         clock.advance(AFTER_RECHECK_MS)
         status, _, _ = await worker.send("GET", path)
         assert status == 404
 
 
-async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
+async def test_write_through_one_worker_is_visible_to_all_workers_after_its_answer(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
     async with (
@@ -309,7 +319,7 @@ async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path
         open_worker(store, tmp_path, clock) as second_worker,
     ):
         for round_number in range(6):
-            data = rng.randbytes(2 * BLOCK + round_number)
+            data = rng.randbytes(2 * BLOCK_BYTES + round_number)
             writer = (first_worker, second_worker)[round_number % 2]
             await writer.send("PUT", path, data)
             assert await first_worker.get(path) == data
@@ -336,7 +346,7 @@ def _damage_blocks(folder: Path, rng: random.Random) -> None:
 async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
     rng, clock = random.Random(first_seed()), SimulatedClock(1)
     store = FakeStore(rng)
-    objects = {draw_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
+    objects = {draw_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK_BYTES)) for _ in range(12)}
     for path, data in objects.items():
         store.put(to_location(path), data)
     for _ in range(4):
@@ -350,8 +360,9 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
 
 
 class _Model:
-    """All contents of each object with their times. An answer must equal a content that was current during the
-    request.
+    """All contents of each object with their times.
+
+    An answer must equal a content that was current during the request.
     """
 
     def __init__(self) -> None:
@@ -364,16 +375,16 @@ class _Model:
         return self.tick
 
     def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
-        """Return the contents that a read from the tick `begun` until now may return."""
+        """Return the contents that a read from `begin_tick` until now may return."""
         history = self.history.get(path, [])
-        settled: bytes | None = None
+        settled_content: bytes | None = None
         results: list[bytes | None] = []
         for _, end, content in history:
             if end < begin_tick:
-                settled = content
+                settled_content = content
             else:
                 results.append(content)
-        return [settled, *results]
+        return [settled_content, *results]
 
 
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
@@ -383,16 +394,20 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     paths = [draw_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
     locks = {path: asyncio.Lock() for path in paths}
     changes = {
-        "gateway_cache_memory_bytes": rng.choice((0, BLOCK * 6, 4 << 20)),
+        "gateway_cache_memory_bytes": rng.choice((0, BLOCK_BYTES * 6, 4 << 20)),
         "gateway_cache_disk_bytes": rng.choice((0, 3 << 20, 16 << 20)),
-        "gateway_cache_fetch_bytes": rng.choice((BLOCK * 2, 2 << 20)),
-        "gateway_cache_request_bytes": rng.choice((BLOCK, BLOCK * 8)),
+        "gateway_cache_fetch_bytes": rng.choice((BLOCK_BYTES * 2, 2 << 20)),
+        "gateway_cache_request_bytes": rng.choice((BLOCK_BYTES, BLOCK_BYTES * 8)),
     }
     store.fails = rng.choice((0.0, 0.0, 0.1))
 
     async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
-            content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
+            content = (
+                None
+                if rng.random() < 0.2
+                else rng.randbytes(rng.choice((0, 1, BLOCK_BYTES, rng.randrange(9 * BLOCK_BYTES))))
+            )
             now = model.get_tick()
             entry = (now, 1 << 60, content)
             model.history.setdefault(path, []).append(entry)
@@ -402,12 +417,12 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
 
     async def read(worker: Worker, path: str) -> None:
         begin_tick, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
-        start = rng.randrange(8 * BLOCK)
+        start = rng.randrange(8 * BLOCK_BYTES)
         text = rng.choice(
             (
                 None,
                 f"bytes={start}-",
-                f"bytes={start}-{start + rng.randrange(4 * BLOCK)}",
+                f"bytes={start}-{start + rng.randrange(4 * BLOCK_BYTES)}",
                 f"bytes=-{start}",
                 "bytes=9-3",
             )

@@ -60,12 +60,12 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
 def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, extension: str) -> None:
     """Send the same requests for a cached object, for an uncached object, and to the store itself."""
     keys = store_rig.create_table(f"same_{extension}")
-    cached, plain = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
+    cached_key, plain_key = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
     with closing(keys.make_client()) as client:
-        for key in (cached, plain):
+        for key in (cached_key, plain_key):
             client.put_object(Bucket=keys.bucket, Key=key, Body=data, ContentType="a/b", Metadata={"m": "1"})
-        tag = client.head_object(Bucket=keys.bucket, Key=plain)["ETag"]
+        tag = client.head_object(Bucket=keys.bucket, Key=plain_key)["ETag"]
 
         def call_and_describe(key: str, call: str, **arguments: Any) -> Any:
             try:
@@ -86,25 +86,25 @@ def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, ext
                 {},
             ):
                 for call in ("get_object", "head_object"):
-                    cached_outcome = call_and_describe(cached, call, **arguments)
-                    assert cached_outcome == call_and_describe(plain, call, **arguments), (call, arguments)
+                    cached_outcome = call_and_describe(cached_key, call, **arguments)
+                    assert cached_outcome == call_and_describe(plain_key, call, **arguments), (call, arguments)
 
 
-async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
-    trusted = Authority(tmp_path)
-    trusted.issue("server")
+async def test_boto3_reads_through_the_gateway_over_tls(tmp_path: Path, s3: S3) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("server")
     settings: dict[str, Any] = {
         "warehouse": f"s3://{s3.create_bucket()}/wh",
         "s3_client_access": "gateway",
         "gateway_port": choose_free_port(),
-        "tls_cert": str(trusted.certificate),
-        "tls_key": str(trusted.key),
+        "tls_cert": str(authority.certificate),
+        "tls_key": str(authority.key),
         "s3_endpoint": s3.endpoint,
         "s3_region": s3.region,
         "s3_access_key_id": s3.access_key,
         "s3_secret_access_key": s3.secret_key,
     }
-    context = ssl.create_default_context(cafile=str(trusted.file))
+    context = ssl.create_default_context(cafile=str(authority.file))
     async with run_server(tmp_path / "home", **settings) as server, serve_gateway(server.components):
         url = server.url.replace("http://", "https://")
         await server.http.post(f"{url}/v1/namespaces", json={"namespace": ["db"]}, ssl=context)
@@ -117,7 +117,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         def read_and_write() -> None:
             data = bytes(range(256)) * 4000
             object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
-            with closing(keys.make_client(verify=str(trusted.file))) as client:
+            with closing(keys.make_client(verify=str(authority.file))) as client:
                 client.put_object(**object_key, Body=data)
                 for _ in range(2):
                     assert client.get_object(**object_key)["Body"].read() == data

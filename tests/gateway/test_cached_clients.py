@@ -34,14 +34,14 @@ def _create_name(extension: str = "parquet") -> str:
 
 
 def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> None:
-    assert store_rig.direct is not None
+    assert store_rig.direct_store is not None
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
-    with closing(keys.make_client()) as client, closing(store_rig.direct.client()) as direct:
+    with closing(keys.make_client()) as client, closing(store_rig.direct_store.client()) as direct_client:
 
         def read_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return the answer of the gateway. Check that a second answer and the answer of the store are equal."""
             results = []
-            for item in (client, client, direct):
+            for item in (client, client, direct_client):
                 try:
                     answer = item.get_object(**object_address, **options)
                     header_names = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
@@ -80,9 +80,9 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
         )
         listing = [item["Key"] for page in pages for item in page.get("Contents", []) if "/data/" in item["Key"]]
         assert listing == sorted((source["Key"], target["Key"]))
-        objects = [{"Key": at["Key"]} for at in (source, target)]
-        deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
-        assert len(deleted["Deleted"]) == 2
+        objects = [{"Key": index["Key"]} for index in (source, target)]
+        delete_answer = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
+        assert len(delete_answer["Deleted"]) == 2
         assert read_twice(source) == read_twice(target, Range="bytes=0-9") == "NoSuchKey"
 
 

@@ -7,8 +7,6 @@ import hashlib
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,20 +33,9 @@ from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import resolve_settings
-from tests.gateway.rig import GatewayRig
-from tests.services.process import choose_free_port
-from tests.services.seamark import Seamark
+from tests.gateway.rig import GatewayRig, open_cloud_rig
 
 PART_BYTES = 5 << 20
-
-
-@contextmanager
-def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
-    port = choose_free_port()
-    settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
-    env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
-    with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
-        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
 @pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])
@@ -109,14 +96,19 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=keys.prefix, MaxKeys=2)
     listed_keys = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
     assert sorted(name for name in listed_keys if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
-    grouped = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
-    assert {"Prefix": f"{keys.prefix}a/"} in grouped["CommonPrefixes"]
-    assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped["Contents"]] == ["b ü+%20", "c", "d", "e"]
+    grouped_listing = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
+    assert {"Prefix": f"{keys.prefix}a/"} in grouped_listing["CommonPrefixes"]
+    assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped_listing["Contents"]] == [
+        "b ü+%20",
+        "c",
+        "d",
+        "e",
+    ]
 
-    deleted = client.delete_objects(
+    delete_answer = client.delete_objects(
         Bucket=bucket, Delete={"Objects": [{"Key": keys.prefix + name} for name in ("c", "d", "never")]}
     )
-    assert len(deleted["Deleted"]) == 3
+    assert len(delete_answer["Deleted"]) == 3
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}e")
     assert read_error_code(client.head_object, Key=f"{keys.prefix}e") == "404"
 
@@ -265,9 +257,9 @@ def test_backend_of_s3_locations_is_checked() -> None:
     ):
         with pytest.raises(ConfigError, match="s3_backend must be gs:// or abfss://account"):
             Backing(Settings(s3_backend=backend))
-    for further in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
+    for further_settings in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
         with pytest.raises(ConfigError, match="s3_backend"):
-            resolve_settings({"s3_backend": "gs://", **further}, {})
+            resolve_settings({"s3_backend": "gs://", **further_settings}, {})
     for root in ("s3://bucket", "s3://bucket/.seamark-uploads"):
         with pytest.raises(ConfigError, match="a warehouse is a folder of a bucket"):
             check_roots([parse_location(root)])

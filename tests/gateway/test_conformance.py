@@ -68,9 +68,9 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
             outcomes[rig.gateway] = _read_ranges(client, keys)
-        if rig.direct is not None:
-            with closing(rig.direct.client()) as direct:
-                outcomes["direct"] = _read_ranges(direct, keys)
+        if rig.direct_store is not None:
+            with closing(rig.direct_store.client()) as direct_client:
+                outcomes["direct"] = _read_ranges(direct_client, keys)
     assert outcomes[store_rig.gateway] == outcomes["direct"]
     assert outcomes[folder_rig.gateway] == outcomes["direct"]
     assert outcomes["direct"]["o", "bytes=5-9"] == (206, 5, "bytes 5-9/1000", data[5:10])
@@ -90,16 +90,19 @@ def _read_ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[
 def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     etag = client.put_object(**object_key, Body=b"one")["ETag"]
-    modified = client.head_object(**object_key)["LastModified"]
+    last_modified = client.head_object(**object_key)["LastModified"]
     read_object = lambda **conditions: _get_outcome(client.get_object, **object_key, **conditions)  # noqa: E731
     assert read_object(IfMatch=etag)[0] == 200
     assert read_object(IfMatch='"other"') == ("PreconditionFailed", 412)
     assert read_object(IfNoneMatch=etag)[1] == 304
     assert read_object(IfNoneMatch='"other"')[0] == 200
-    assert read_object(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
-    assert read_object(IfModifiedSince=modified.replace(year=2001))[0] == 200
-    assert read_object(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
-    assert read_object(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
+    assert (
+        read_object(IfModifiedSince=last_modified.replace(year=last_modified.year + 1))[1] == 304
+        or rig.direct_store is not None
+    )
+    assert read_object(IfModifiedSince=last_modified.replace(year=2001))[0] == 200
+    assert read_object(IfUnmodifiedSince=last_modified.replace(year=last_modified.year + 1))[0] == 200
+    assert read_object(IfUnmodifiedSince=last_modified.replace(year=2001)) == ("PreconditionFailed", 412)
     write = lambda **conditions: _get_outcome(client.put_object, **object_key, Body=b"two", **conditions)  # noqa: E731
     assert write(IfNoneMatch="*") == ("PreconditionFailed", 412)
     assert write(IfMatch='"other"') == ("PreconditionFailed", 412)
@@ -272,8 +275,8 @@ def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: s
 
 def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/o ü"}
-    put = client.generate_presigned_url("put_object", Params=object_key, ExpiresIn=60)
-    with urllib.request.urlopen(urllib.request.Request(put, method="PUT", data=b"presigned")) as answer:
+    put_url = client.generate_presigned_url("put_object", Params=object_key, ExpiresIn=60)
+    with urllib.request.urlopen(urllib.request.Request(put_url, method="PUT", data=b"presigned")) as answer:
         assert answer.status == 200
     url = client.generate_presigned_url("get_object", Params=object_key, ExpiresIn=60)
     with urllib.request.urlopen(url) as answer:

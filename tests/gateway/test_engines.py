@@ -60,12 +60,12 @@ def test_spark_writes_and_reads_tables(
 def test_trino_writes_and_reads_tables(tmp_path: Path, store_rig: GatewayRig, folder_rig: GatewayRig) -> None:
     from tests.services.trino import CATALOG, trino_server
 
-    gateway: Any = store_rig.direct
+    gateway: Any = store_rig.direct_store
     for rig in (store_rig, folder_rig):
-        at_gateway = S3(rig.gateway, "unused", "unused", gateway.region, rig.folder, gateway.process)
-        vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
+        gateway_s3 = S3(rig.gateway, "unused", "unused", gateway.region, rig.folder, gateway.process)
+        vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
         folder = tmp_path / rig.gateway.rpartition(":")[2]
-        with trino_server(folder, uri=rig.seamark.base_url, s3=at_gateway, catalog=vended) as trino:
+        with trino_server(folder, uri=rig.seamark.base_url, s3=gateway_s3, catalog=vended_properties) as trino:
             trino.rows(f"CREATE SCHEMA {CATALOG}.trino")
             trino.rows(
                 f"CREATE TABLE {CATALOG}.trino.t WITH (partitioning = ARRAY['p']) AS "

@@ -18,20 +18,20 @@ from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
+from tests.gateway.test_cache import BLOCK_BYTES, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
 
 @dataclass
 class ScriptedAnswer:
-    """The behaviour of the store for one request. It waits until `released` is set, then answers or fails."""
+    """The behaviour of the store for one request. It waits until `release_event` is set, then answers or fails."""
 
     status: int = 206
     fails: bool = False
     breaks: bool = False
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: str = ""
+    release_event: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: str = ""
 
 
 class ScriptedStore:
@@ -39,25 +39,25 @@ class ScriptedStore:
 
     def __init__(self, *answers: ScriptedAnswer) -> None:
         self.answers = list(answers)
-        self.sent = 0
+        self.sent_count = 0
 
     @asynccontextmanager
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        answer = self.answers[self.sent]
-        self.sent += 1
+        answer = self.answers[self.sent_count]
+        self.sent_count += 1
         try:
-            await answer.released.wait()
+            await answer.release_event.wait()
             if answer.fails:
                 raise RetryLater("no answer")
             yield StoreAnswer(answer.status, {"turn": str(self.answers.index(answer))}, self._yield_pieces(answer))
-            answer.ended = "read"
+            answer.outcome = "read"
         except asyncio.CancelledError:
-            answer.ended = "cancelled"
+            answer.outcome = "cancelled"
             raise
         except ConnectionError:
-            answer.ended = "broken"
+            answer.outcome = "broken"
             raise RetryLater("the answer ended early") from None
 
     async def _yield_pieces(self, answer: ScriptedAnswer) -> AsyncIterator[bytes]:
@@ -80,74 +80,76 @@ async def read_object(store: HedgedStore) -> tuple[str, bytes]:
 
 
 async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
-    for faster in (0, 1):
+    for faster_answer in (0, 1):
         answers = ScriptedAnswer(), ScriptedAnswer()
-        scripted = ScriptedStore(*answers)
-        reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-        await until(lambda scripted=scripted: scripted.sent == 2)
-        answers[faster].released.set()
-        assert await reading == (str(faster), b"a")
-        assert (answers[faster].ended, answers[1 - faster].ended) == ("read", "cancelled")
+        scripted_store = ScriptedStore(*answers)
+        reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+        await until(lambda scripted_store=scripted_store: scripted_store.sent_count == 2)
+        answers[faster_answer].release_event.set()
+        assert await reading == (str(faster_answer), b"a")
+        assert (answers[faster_answer].outcome, answers[1 - faster_answer].outcome) == ("read", "cancelled")
 
 
-@pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
-async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
+@pytest.mark.parametrize(
+    "refused_answer", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"]
+)
+async def test_failure_is_used_only_if_no_answer_arrives(refused_answer: ScriptedAnswer) -> None:
     last_answer = ScriptedAnswer()
-    scripted = ScriptedStore(refused, last_answer)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
-    refused.released.set()
+    scripted_store = ScriptedStore(refused_answer, last_answer)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent_count == 2)
+    refused_answer.release_event.set()
     await asyncio.sleep(0)
-    last_answer.released.set()
+    last_answer.release_event.set()
     assert await reading == ("1", b"a")
 
 
 async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
     answers = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
-    scripted = ScriptedStore(*answers)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
+    scripted_store = ScriptedStore(*answers)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent_count == 2)
     for answer in answers:
-        answer.released.set()
+        answer.release_event.set()
     with pytest.raises(RetryLater, match="no answer"):
         await reading
 
 
 async def test_interrupted_answer_has_the_error_of_its_request() -> None:
     answer = ScriptedAnswer(breaks=True)
-    answer.released.set()
+    answer.release_event.set()
     with pytest.raises(RetryLater, match="ended early"):
         await read_object(HedgedStore(ScriptedStore(answer, ScriptedAnswer()), SystemClock(), percent=100))
-    assert answer.ended == "broken"
+    assert answer.outcome == "broken"
 
 
 async def test_reader_that_disconnects_cancels_both_requests() -> None:
     answers = ScriptedAnswer(), ScriptedAnswer()
-    scripted = ScriptedStore(*answers)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
+    scripted_store = ScriptedStore(*answers)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent_count == 2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert [answer.ended for answer in answers] == ["cancelled", "cancelled"]
+    assert [answer.outcome for answer in answers] == ["cancelled", "cancelled"]
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50])
 async def test_hedged_requests_stay_within_their_percentage_of_all_requests(percent: int) -> None:
     count = 400
-    scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
-    store = HedgedStore(scripted, SystemClock(), percent=percent)
+    scripted_store = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
+    store = HedgedStore(scripted_store, SystemClock(), percent=percent)
     for number in range(count):
-        sent_requests = scripted.sent
+        sent_requests = scripted_store.sent_count
         reading = asyncio.create_task(read_object(store))
-        while scripted.sent == sent_requests:
+        while scripted_store.sent_count == sent_requests:
             await asyncio.sleep(0)
         for _ in range(20):  # These turns of the event loop suffice for a second request.
             await asyncio.sleep(0)
-        scripted.answers[sent_requests].released.set()
+        scripted_store.answers[sent_requests].release_event.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
-    assert scripted.sent == count + store.hedged
+    assert scripted_store.sent_count == count + store.hedged
     assert store.hedged >= count * percent // 200, "fewer requests were hedged than the percentage allows"
 
 
@@ -157,9 +159,9 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     store = FakeStore(rng)
     paths = [draw_name(rng) for _ in range(6)]
     for path in paths:
-        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
-    nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
-    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
+        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK_BYTES)))
+    no_cache = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
+    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **no_cache) as worker:
         for round_number in range(150):
             store.fails = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)

@@ -51,10 +51,10 @@ def test_xml_entities_are_rejected_in_every_encoding(folder_rig: GatewayRig) -> 
 
 
 def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[str] = []
+    parsed_elements: list[str] = []
 
     def parse(text: str) -> Element:
-        parsed.append(text)
+        parsed_elements.append(text)
         return Element("other")
 
     monkeypatch.setattr(ElementTree, "fromstring", parse)
@@ -63,7 +63,7 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
             read_complete(document.encode())
         with pytest.raises(BadRequest, match="elements"):
             parse_delete_body(document)
-    assert not parsed
+    assert not parsed_elements
     checksums = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumSHA256>A</ChecksumSHA256>"
     part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
     monkeypatch.undo()
@@ -277,9 +277,9 @@ def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Gatewa
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
         list_arguments = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
         objects = client.list_objects_v2(**list_arguments)["Contents"]
-        grouped = client.list_objects_v2(**list_arguments, Delimiter="/")["CommonPrefixes"]
+        grouped_listing = client.list_objects_v2(**list_arguments, Delimiter="/")["CommonPrefixes"]
     assert [item["Key"].removeprefix(keys.prefix) for item in objects] == names
-    assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped] == ["data/b/"]
+    assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped_listing] == ["data/b/"]
 
 
 @pytest.mark.parametrize("value", ["\xff" * 8, "AA\nBBBB="])

@@ -79,8 +79,8 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]
-    with_victim = victim_keys.make_client()
-    foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
+    victim_client = victim_keys.make_client()
+    foreign = victim_client.create_multipart_upload(**victim_object)["UploadId"]
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
     refused_paths = {
@@ -110,14 +110,14 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
         _call_for_code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     )
     assert _call_for_code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
-    assert with_victim.get_object(**victim_object)["Body"].read() == SECRET
-    with_victim.close()
+    assert victim_client.get_object(**victim_object)["Body"].read() == SECRET
+    victim_client.close()
 
 
 def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
     """Return encoded keys that a reader might decode to the victim's key."""
-    up = "../" * own_keys.count("/")
-    name = f"{up}{victim_keys}data/secret"
+    parent_path = "../" * own_keys.count("/")
+    name = f"{parent_path}{victim_keys}data/secret"
     return [
         own_keys + name,
         own_keys + quote(name, safe=""),
@@ -160,14 +160,14 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
         source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
         status, body = send_raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
-    with_victim = victim_keys.make_client()
-    objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
+    victim_client = victim_keys.make_client()
+    objects = victim_client.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
     assert [item["Key"] for item in objects["Contents"]] == [victim_keys.prefix + "data/secret"]
     assert (
-        with_victim.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
+        victim_client.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
         == SECRET
     )
-    with_victim.close()
+    victim_client.close()
 
 
 def test_very_long_key_is_rejected(own_keys: Keys) -> None:
@@ -188,11 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged_headers.items():
-        with_forged = keys.make_client()
-        assert _call_for_code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), (
-            name
-        )
-        with_forged.close()
+        client_with_forged_keys = keys.make_client()
+        assert _call_for_code(client_with_forged_keys.get_object, **victim_object) in (
+            "AccessDenied",
+            "SignatureDoesNotMatch",
+        ), name
+        client_with_forged_keys.close()
     tokenless_client = replace(victim_keys, token="").make_client()
     assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()
@@ -208,7 +209,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         request
     )
     signed_headers = dict(request.headers.items())
-    other_second = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
+    second_suffix = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
     changed_names = {
         "method": ("DELETE", target, signed_headers, b""),
         "path": ("PUT", target + "2", signed_headers, b"signed"),
@@ -217,7 +218,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         "date": (
             "PUT",
             target,
-            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + other_second},
+            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + second_suffix},
             b"signed",
         ),
         "payload": ("PUT", target, signed_headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),

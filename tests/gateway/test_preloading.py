@@ -23,7 +23,7 @@ from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.services.s3 import S3
 from tests.waits import block_until
 
-PARTITIONED = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", StringType()))
+PARTITIONED_SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", StringType()))
 SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
 
 
@@ -65,7 +65,7 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
         "seamark.cache.preload-filter": hot_filter,
         "seamark.cache.pinned": "true",
     }
-    table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
+    table = catalog.create_table(f"pre.{kind}", PARTITIONED_SCHEMA, partition_spec=SPEC, properties=properties)
     table.io = load_file_io(s3.build_client_properties())  # PyIceberg does not read its own writes through the cache.
     preloaded_before = count_events(counting_rig, "preloaded_file")
     for number in range(2):

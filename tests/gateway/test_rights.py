@@ -112,8 +112,8 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
         assert (await load("reader", tag))[0] == 200
-        staged = await create(name="new", **{"stage-create": True})
-        assert (await asyncio.to_thread(_collect_codes, read_keys(staged)))["put"] == "OK"
+        staged_answer = await create(name="new", **{"stage-create": True})
+        assert (await asyncio.to_thread(_collect_codes, read_keys(staged_answer)))["put"] == "OK"
         clock.ahead_ms = 61_000
         late_answer = await load("writer", tag)
         assert late_answer[0] == 200
@@ -125,7 +125,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         assert set((await asyncio.to_thread(_collect_codes, read_keys(late_answer[1]))).values()) == {"OK"}
 
 
-async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
+async def test_credentials_are_refused_what_their_principal_may_no_longer_do(tmp_path: Path) -> None:
     """The test revokes a grant, the token, or a part of the role. The remaining rights stay usable."""
     home = tmp_path / "home"
     tokens = await _read_tokens(home)
@@ -284,15 +284,17 @@ class _Claims:
 
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0
-        self.dropped: set[str] = set()
+        self.dropped_uuids: set[str] = set()
         self.namespace = ("db",)
 
     async def count_names(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
-        return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
+        return int(
+            uuid != "staged" and (dropped or uuid not in self.dropped_uuids) and namespace in (None, self.namespace)
+        )
 
     async def list_entries_by_uuid(self, uuid: str) -> list[Entry]:
-        live = uuid != "staged" and uuid not in self.dropped
-        return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if live else []
+        is_live = uuid != "staged" and uuid not in self.dropped_uuids
+        return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if is_live else []
 
     async def claims(self, uuid: str) -> list[Claim]:
         self.calls += 1
@@ -320,24 +322,24 @@ async def test_credentials_become_invalid_when_their_table_loses_its_location() 
     await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True))
     with pytest.raises(Forbidden, match="dropped"):
         await ownership.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", 1 << 60))
-    for inside in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
+    for inside_location in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
         with pytest.raises(Forbidden):
-            await ownership.check(ObjectGrant("staged", inside, True, "w", 1 << 60, staged=True))
-    claims.dropped = {"t"}
+            await ownership.check(ObjectGrant("staged", inside_location, True, "w", 1 << 60, staged=True))
+    claims.dropped_uuids = {"t"}
     await ownership.check(grant)
     clock.advance(6000)
-    for staged in (True, False):
+    for is_staged in (True, False):
         with pytest.raises(Forbidden, match="dropped"):
-            await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=staged))
-    claims.dropped = set()
+            await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged))
+    claims.dropped_uuids = set()
     await ownership.check(grant)
-    in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
-    await ownership.check(in_db)
+    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
+    await ownership.check(grant_in_db)
     await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True, namespace=("db",)))
-    for staged in (True, False):
+    for is_staged in (True, False):
         with pytest.raises(Forbidden, match="moved"):
             await ownership.check(
-                ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=staged, namespace=("other",))
+                ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged, namespace=("other",))
             )
     claims.by_uuid = {"u": ["s3://bkt/t"]}
     await ownership.check(grant)
@@ -384,15 +386,15 @@ async def test_role_claims_of_an_issuer_do_not_invalidate_credentials(claim: str
     assert await is_allowed("table t", ())
 
 
-@pytest.mark.parametrize(("auth", "accepted"), [("token", "ann"), ("oidc", "oidc:eve")])
-async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
+@pytest.mark.parametrize(("auth", "accepted_principal"), [("token", "ann"), ("oidc", "oidc:eve")])
+async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted_principal: str) -> None:
     """The setting may have changed after the credentials were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
         check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))
-        if principal == accepted:
+        if principal == accepted_principal:
             await check
         else:
             with pytest.raises(Forbidden, match="no longer accepts"):

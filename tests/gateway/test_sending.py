@@ -1,5 +1,6 @@
-"""Tests of the limited memory for answers that clients read slowly. The more slow readers there are, the less each
-gets.
+"""Tests of the limited memory for answers that clients read slowly.
+
+The more slow readers there are, the less each gets.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_MIN_BYTES, AnswerBudget, SendBudget
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
+from tests.gateway.test_cache import BLOCK_BYTES, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
-BUDGET = 8 << 20
+BUDGET_BYTES = 8 << 20
 
 
 def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> None:
-    rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
+    rng, budget = random.Random(first_seed()), SendBudget(BUDGET_BYTES, BUDGET_BYTES // 2)
     budgets: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
         if budgets and rng.random() < 0.45:
@@ -42,13 +43,14 @@ def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> No
             budgets[id_] = (principal, size)
         budget.check_invariants()
         total = sum(size for _, size in budgets.values())
-        assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(budgets)
+        assert budget.taken_bytes == total <= BUDGET_BYTES + STEP_MIN_BYTES * len(budgets)
         held_counts: Counter[str] = Counter()
         for principal, size in budgets.values():
             held_counts[principal] += size
         counts = Counter(principal for principal, _ in budgets.values())
         assert all(
-            held_counts[held_count] <= BUDGET // 2 + STEP_MIN_BYTES * counts[held_count] for held_count in held_counts
+            held_counts[held_count] <= BUDGET_BYTES // 2 + STEP_MIN_BYTES * counts[held_count]
+            for held_count in held_counts
         )
     assert len(budgets) > 100
 
@@ -75,7 +77,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
     rng = random.Random(1)
     store, paths = FakeStore(rng), [draw_name(rng) for _ in range(2)]
     for path in paths:
-        store.put(to_location(path), rng.randbytes(128 * BLOCK))
+        store.put(to_location(path), rng.randbytes(128 * BLOCK_BYTES))
     limits = {
         "gateway_cache_memory_bytes": 0,
         "gateway_send_bytes": 1 << 20,
@@ -120,12 +122,13 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
 async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are 40 readers that read nothing, and a budget of 1 MiB. Connections hold the counted bytes, and
-    headers.
+    """There are 40 readers that read nothing, and a budget of 1 MiB.
+
+    Connections hold the counted bytes, and headers.
     """
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
-    store.put(to_location(path), rng.randbytes(16 * BLOCK))
+    store.put(to_location(path), rng.randbytes(16 * BLOCK_BYTES))
     transports: list[asyncio.Transport] = []
     limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # Every block stays in memory.
     async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:

@@ -40,10 +40,10 @@ text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
 
 def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
     parts = urlsplit(url)
-    lower = {name.lower(): value for name, value in headers.items()}
-    target = RequestTarget(method, parts.path, parts.query, lower)
-    _, presigned = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
-    return read_claim(target, presigned, now_ms=SystemClock().now_ms()), target
+    lower_headers = {name.lower(): value for name, value in headers.items()}
+    target = RequestTarget(method, parts.path, parts.query, lower_headers)
+    _, presigned_parameters = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
+    return read_claim(target, presigned_parameters, now_ms=SystemClock().now_ms()), target
 
 
 @given(key=text, names=st.dictionaries(text.filter(bool), text, max_size=3), meta=st.from_regex(r"[!-~]( ?[!-~]){0,9}"))
@@ -155,17 +155,17 @@ def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> Non
 def test_body_with_a_changed_byte_is_never_completed(position: int, byte: int) -> None:
     body = bytearray(_build_example())
     body[position] ^= byte
-    decoder, received = _build_decoder(), 0
+    decoder, received_bytes = _build_decoder(), 0
     try:
         for start in range(0, len(body), 5000):
-            received += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
+            received_bytes += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
         decoder.finish()
     except S3Error:
         # The decoder withholds the last piece of a changed chunk, unless only bytes after the data were changed.
-        assert received < 66560 or position > 65536 + 1024
+        assert received_bytes < 66560 or position > 65536 + 1024
     else:
         # The signature covers neither the case of a size's digits nor the last line end.
-        assert received == 66560
+        assert received_bytes == 66560
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
     decoder = _build_decoder(UNSIGNED_TRAILER, 3)
     assert decoder.feed(b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n") == [b"abc"]
     assert decoder.finish() == {"x-amz-checksum-crc32": "NSRBwg=="}
-    signed = _build_decoder(SIGNED_TRAILER)
+    signed_decoder = _build_decoder(SIGNED_TRAILER)
     trailers = b"x-amz-checksum-crc32:NSRBwg==\r\nx-amz-trailer-signature:" + b"0" * 64
-    signed.feed(_build_example()[:-2] + trailers + b"\r\n\r\n")
+    signed_decoder.feed(_build_example()[:-2] + trailers + b"\r\n\r\n")
     with pytest.raises(S3Error, match="signature"):
-        signed.finish()
+        signed_decoder.finish()
 
 
 def test_credentials_are_the_same_on_every_replica_and_expire() -> None:

@@ -54,19 +54,19 @@ def _is_absent(keys: Keys, client: Any, name: str) -> bool:
     return False
 
 
-def _build_chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
+def _build_chunks(signed_headers: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
     """Return a body of signed chunks. Their signatures continue the signature of the header."""
     claim = SignatureClaim(
-        keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
+        keys.access_key, "", signed_headers["x-amz-date"], keys.region, (), signed_headers["authorization"][-64:], ""
     )
-    key, previous, body = derive_signing_key(keys.secret, claim.scope), claim.signature, b""
-    empty = hashlib.sha256(b"").hexdigest()
+    key, previous_signature, body = derive_signing_key(keys.secret, claim.scope), claim.signature, b""
+    empty_digest = hashlib.sha256(b"").hexdigest()
     import hmac
 
     for piece in (*data, b""):
-        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{claim.timestamp}\n{claim.scope}\n{previous}\n{empty}\n"
-        previous = hmac.digest(key, f"{text}{hashlib.sha256(piece).hexdigest()}".encode(), "sha256").hex()
-        body += b"%x;chunk-signature=%s\r\n%s\r\n" % (len(piece), previous.encode(), piece)
+        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{claim.timestamp}\n{claim.scope}\n{previous_signature}\n{empty_digest}\n"
+        previous_signature = hmac.digest(key, f"{text}{hashlib.sha256(piece).hexdigest()}".encode(), "sha256").hex()
+        body += b"%x;chunk-signature=%s\r\n%s\r\n" % (len(piece), previous_signature.encode(), piece)
     return body
 
 
@@ -199,9 +199,9 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
                     client.get_object(**object_address)["Body"].read()
                 proxy.cut_after = 0
-                with pytest.raises(ClientError) as away:
+                with pytest.raises(ClientError) as raised_error:
                     client.get_object(**object_address)
-                assert away.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+                assert raised_error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
                 proxy.dies, proxy.cut_after = False, 1 << 40
                 assert len(client.get_object(**object_address)["Body"].read()) == 4 * MEBIBYTE
 
@@ -215,7 +215,7 @@ class _CuttingProxy:
         self.cut_after = 1 << 40
         self.dies = False
         """If True, the proxy forwards nothing after the next cut."""
-        self._to = urlsplit(s3.endpoint)
+        self._store_address = urlsplit(s3.endpoint)
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -228,7 +228,7 @@ class _CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            store = socket.create_connection((self._to.hostname, self._to.port))
+            store = socket.create_connection((self._store_address.hostname, self._store_address.port))
             threading.Thread(target=self._forward, args=(client, store, False), daemon=True).start()
             threading.Thread(target=self._forward, args=(store, client, True), daemon=True).start()
 

@@ -1,6 +1,4 @@
-"""Tests of multipart uploads to a folder: limited for each principal, deleted when they are abandoned,
-rejected early.
-"""
+"""Tests of multipart uploads to a folder: limits per principal, removal of abandoned uploads, and early refusals."""
 
 from __future__ import annotations
 

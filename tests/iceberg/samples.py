@@ -10,7 +10,7 @@ from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 
 UUID = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
-NOW = 1_700_000_000_000
+NOW_MS = 1_700_000_000_000
 
 Json = dict[str, Any]
 
@@ -31,12 +31,14 @@ EVENTS = build_schema(
 
 def build_table(version: int = 2, **fields: Any) -> TableMetadata:
     properties = {"format-version": str(version), **fields.pop("properties", {})}
-    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **fields}
+    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW_MS, **fields}
     return build_table_metadata(properties=properties, **options)
 
 
 def build_spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
-    results: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
+    results: list[Json] = [
+        {"source-id": source, "transform": transform, "name": name} for source, transform, name in fields
+    ]
     for entry, field_id in zip(results, ids, strict=False):
         entry["field-id"] = field_id
     return {"spec-id": spec_id, "fields": results}
@@ -46,8 +48,8 @@ def build_order(*fields: tuple[int, str], order_id: int = 1) -> Json:
     return {
         "order-id": order_id,
         "fields": [
-            {"source-id": source, "transform": how, "direction": "asc", "null-order": "nulls-first"}
-            for source, how in fields
+            {"source-id": source, "transform": transform, "direction": "asc", "null-order": "nulls-first"}
+            for source, transform in fields
         ],
     }
 
@@ -56,7 +58,7 @@ def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **f
     document: Json = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
-        "timestamp-ms": NOW + 1000 * sequence,
+        "timestamp-ms": NOW_MS + 1000 * sequence,
         "manifest-list": f"s3://lake/events/metadata/snap-{snapshot_id}.avro",
         "summary": {"operation": "append", "added-records": "7"},
         "schema-id": 0,
@@ -72,25 +74,29 @@ def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **fields
 
 
 def apply_json(
-    m: TableMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
+    metadata: TableMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> TableMetadata:
-    return apply_updates(m, read_updates(updates), now_ms=now_ms, new_uuid=new_uuid)
+    return apply_updates(metadata, read_updates(updates), now_ms=now_ms, new_uuid=new_uuid)
 
 
-def apply_json_updates(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
-    return apply_json(m, updates, now_ms=now_ms)
+def apply_json_updates(
+    metadata: TableMetadata | None, *updates: Json, now_ms: int = NOW_MS + 1_000_000
+) -> TableMetadata:
+    return apply_json(metadata, updates, now_ms=now_ms)
 
 
-def add_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
+def add_snapshots(metadata: TableMetadata, *ids: int) -> TableMetadata:
     """Commit one snapshot to main for each id, in order, and return the metadata."""
     for snapshot_id in ids:
-        number = m.last_sequence_number + 1
-        lineage = {"first-row-id": m.next_row_id, "added-rows": 7} if m.format_version >= 3 else {}
-        sequence = number if m.format_version > 1 else 0
-        update = add_snapshot(snapshot_id, sequence, m.current_snapshot_id, **lineage)
-        update["snapshot"]["timestamp-ms"] = NOW + 1000 * (len(m.snapshots) + 1)
-        m = apply_json_updates(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
-    return m
+        number = metadata.last_sequence_number + 1
+        lineage = {"first-row-id": metadata.next_row_id, "added-rows": 7} if metadata.format_version >= 3 else {}
+        sequence = number if metadata.format_version > 1 else 0
+        update = add_snapshot(snapshot_id, sequence, metadata.current_snapshot_id, **lineage)
+        update["snapshot"]["timestamp-ms"] = NOW_MS + 1000 * (len(metadata.snapshots) + 1)
+        metadata = apply_json_updates(
+            metadata, update, set_ref(snapshot_id), now_ms=NOW_MS + 1000 * (len(metadata.snapshots) + 1)
+        )
+    return metadata
 
 
 def build_statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:

@@ -56,8 +56,8 @@ print("done")
 
 
 def test_threads_that_first_use_a_struct_at_once_all_decode_it() -> None:
-    completed = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
-    assert (completed.returncode, completed.stdout) == (0, "done\n"), completed.stderr
+    result = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
 
 
 class Point(msgspec.Struct):

@@ -25,7 +25,7 @@ from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     add_snapshot,
     add_snapshots,
@@ -131,17 +131,17 @@ BASES: list[TableMetadata | None] = [None, *(add_snapshots(build_table(number), 
 
 def check_round_trip(base: TableMetadata | None, updates: list[Any]) -> None:
     try:
-        m = apply_json(base, updates, now_ms=NOW + 10**6, new_uuid=UUID)
+        metadata = apply_json(base, updates, now_ms=NOW_MS + 10**6, new_uuid=UUID)
     except (BadRequest, CommitConflict):
         return
-    assert decode_table(encode_table(m), "f") == m
+    assert decode_table(encode_table(metadata), "f") == metadata
 
 
 def test_valid_updates_of_the_fuzzer_are_accepted() -> None:
     assert {update["action"] for update in VALID_UPDATES} == TABLE_ACTIONS.keys() - {"x"}
     for update in VALID_UPDATES:
         if update["action"] not in ("set-current-schema", "set-default-spec", "set-default-sort-order"):
-            apply_json(BASES[3], [update], now_ms=NOW + 10**6)
+            apply_json(BASES[3], [update], now_ms=NOW_MS + 10**6)
 
 
 @FUZZ
@@ -156,7 +156,7 @@ def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, upd
 def test_any_json_as_updates_is_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     check_round_trip(base, updates)
     try:
-        apply_view_updates(build_view(), updates, now_ms=NOW)
+        apply_view_updates(build_view(), updates, now_ms=NOW_MS)
     except BadRequest:
         pass
 
@@ -173,7 +173,7 @@ def test_any_fields_of_a_known_action_are_applied_or_rejected(name: str, fields:
         BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}]
     )
     try:
-        apply_view_updates(build_view(), [update, {"action": name, "view-version": other}], now_ms=NOW)
+        apply_view_updates(build_view(), [update, {"action": name, "view-version": other}], now_ms=NOW_MS)
     except BadRequest:
         pass
     for base in BASES:
@@ -200,7 +200,7 @@ VIEW_UPDATES: list[dict[str, Any]] = [
 @given(st.lists(mutate_documents(VIEW_UPDATES), min_size=1, max_size=4))
 def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> None:
     try:
-        v = apply_view_updates(build_view(), updates, now_ms=NOW)
+        v = apply_view_updates(build_view(), updates, now_ms=NOW_MS)
     except BadRequest:
         return
     assert decode_view(encode_view(v), "f") == v
@@ -218,22 +218,22 @@ def test_mutated_create_requests_are_served_or_rejected(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
 ) -> None:
     try:
-        m = build_table_metadata(
+        metadata = build_table_metadata(
             uuid=UUID,
             location="s3://x",
             schema=schema,
             partition_spec=partition,
             sort_order=sort,
             properties={"format-version": format_version},
-            now_ms=NOW,
+            now_ms=NOW_MS,
         )
     except BadRequest:
         pass
     else:
-        assert decode_table(encode_table(m), "f") == m
+        assert decode_table(encode_table(metadata), "f") == metadata
     try:
         v = build_view_metadata(
-            uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW
+            uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW_MS
         )
     except BadRequest:
         pass
@@ -249,9 +249,9 @@ def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
     except ValueError:
         reject()
     try:
-        m = decode_table(data, "f")
+        metadata = decode_table(data, "f")
     except Corrupt:
         return
-    assert decode_table(encode_table(m), "f") == m
+    assert decode_table(encode_table(metadata), "f") == metadata
     # Readable metadata can also be changed by a commit, or the commit is rejected with a clear error.
-    check_round_trip(m, VALID_UPDATES[10:12])
+    check_round_trip(metadata, VALID_UPDATES[10:12])

@@ -43,23 +43,23 @@ def test_only_results_of_short_texts_are_cached(function: Callable[..., str], ca
     count_call.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
     count_call.__doc__ = function.__doc__
     call = memoize(2)(count_call)
-    short = ("a",) * cached_count
-    longest = ("x" * (CHARACTERS_MAX - cached_count + 1), *short[1:])
-    too_long = (longest[0] + "x", *short[1:])
+    cached_names = ("a",) * cached_count
+    longest = ("x" * (CHARACTERS_MAX - cached_count + 1), *cached_names[1:])
+    long_names = (longest[0] + "x", *cached_names[1:])
     for _ in range(2):
-        assert call(*short) == function(*short)
+        assert call(*cached_names) == function(*cached_names)
         assert call(*longest) == function(*longest)
-    assert calls == [short, longest]
+    assert calls == [cached_names, longest]
     assert call.__doc__ == function.__doc__
     for _ in range(2):
-        assert call(*too_long) == function(*too_long)
-    assert calls == [short, longest, too_long, too_long]
-    assert call(*short) == function(*short)
-    assert calls == [short, longest, too_long, too_long]
+        assert call(*long_names) == function(*long_names)
+    assert calls == [cached_names, longest, long_names, long_names]
+    assert call(*cached_names) == function(*cached_names)
+    assert calls == [cached_names, longest, long_names, long_names]
 
 
 def test_cached_property_is_computed_once_for_each_instance() -> None:
-    computed: list[str] = []
+    computed_names: list[str] = []
 
     class NamedObject:
         def __init__(self, name: str) -> None:
@@ -67,9 +67,9 @@ def test_cached_property_is_computed_once_for_each_instance() -> None:
 
         @computed_once
         def length(self) -> int:
-            computed.append(self.name)
+            computed_names.append(self.name)
             return len(self.name)
 
     first, other = NamedObject("one"), NamedObject("other")
     assert [first.length, other.length, first.length, other.length] == [3, 5, 3, 5]
-    assert computed == ["one", "other"]
+    assert computed_names == ["one", "other"]

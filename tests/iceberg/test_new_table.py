@@ -12,7 +12,7 @@ from pyiceberg.table.sorting import SortOrder
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import NOW, UUID, build_field, build_order, build_schema, build_spec, build_table
+from tests.iceberg.samples import NOW_MS, UUID, build_field, build_order, build_schema, build_spec, build_table
 
 NESTED_SCHEMA = build_schema(
     build_field(10, "id", "int", True),
@@ -47,7 +47,7 @@ SPEC = build_spec((40, "day", "ts_day"), (10, "bucket[8]", "id_bucket"), (21, "i
 ORDER = build_order((22, "identity"), (10, "identity"), order_id=9)
 
 
-def test_new_ids_equal_those_of_pyiceberg() -> None:
+def test_new_ids_equal_the_ids_of_pyiceberg() -> None:
     actual_table = build_table(schema=NESTED_SCHEMA, partition_spec=SPEC, sort_order=ORDER)
     expected_metadata = new_table_metadata(
         Schema.model_validate(NESTED_SCHEMA),
@@ -56,26 +56,26 @@ def test_new_ids_equal_those_of_pyiceberg() -> None:
         "s3://lake/events",
         {},
     )
-    read_back = TableMetadataUtil.parse_raw(encode_table(actual_table).decode())
+    read_metadata = TableMetadataUtil.parse_raw(encode_table(actual_table).decode())
     for name in ("schemas", "partition_specs", "sort_orders", "last_column_id", "last_partition_id", "format_version"):
-        assert getattr(read_back, name) == getattr(expected_metadata, name), name
+        assert getattr(read_metadata, name) == getattr(expected_metadata, name), name
     assert actual_table.last_column_id == 10
     assert actual_table.last_partition_id == 1002
     assert actual_table.current_schema.identifier_field_ids == (1,)
 
 
 def test_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
-    m = build_table(partition_spec=build_spec(), sort_order=build_order(order_id=0))
-    assert (m.default_spec_id, m.last_partition_id, m.default_sort_order_id) == (0, 999, 0)
-    assert m.default_spec.fields == ()
-    assert m.last_updated_ms == NOW
-    assert m.table_uuid == UUID
+    metadata = build_table(partition_spec=build_spec(), sort_order=build_order(order_id=0))
+    assert (metadata.default_spec_id, metadata.last_partition_id, metadata.default_sort_order_id) == (0, 999, 0)
+    assert metadata.default_spec.fields == ()
+    assert metadata.last_updated_ms == NOW_MS
+    assert metadata.table_uuid == UUID
 
 
 def test_format_version_property_sets_the_version_and_is_not_stored() -> None:
-    m = build_table(3, properties={"owner": "ada", "uuid": "x", "current-schema": "{}"})
-    assert m.format_version == 3
-    assert m.properties == {"owner": "ada", "write.parquet.compression-codec": "zstd"}
+    metadata = build_table(3, properties={"owner": "ada", "uuid": "x", "current-schema": "{}"})
+    assert metadata.format_version == 3
+    assert metadata.properties == {"owner": "ada", "write.parquet.compression-codec": "zstd"}
     assert build_table(1).format_version == 1
 
 
@@ -134,7 +134,7 @@ def test_impossible_create_request_is_rejected_with_its_reason(extra_fields: dic
 
 
 def test_version_3_accepts_its_types_and_defaults() -> None:
-    m = build_table(
+    metadata = build_table(
         3,
         schema=build_schema(
             build_field(1, "v", "variant"),
@@ -144,7 +144,7 @@ def test_version_3_accepts_its_types_and_defaults() -> None:
             build_field(5, "d", "decimal(5,1)", **{"initial-default": "1.5", "write-default": "2.5"}),
         ),
     )
-    assert [f.type for f in m.current_schema.fields] == [
+    assert [f.type for f in metadata.current_schema.fields] == [
         "variant",
         "geography(OGC:CRS84, vincenty)",
         "timestamp_ns",

@@ -24,7 +24,7 @@ def test_columns_are_found_in_structs_and_not_in_lists() -> None:
     }
 
 
-def test_columns_that_share_an_id_are_ignored_and_others_are_found() -> None:
+def test_columns_with_a_shared_id_are_ignored_and_columns_with_a_unique_id_are_found() -> None:
     schema_fields = [build_field("x", pa.int64(), 1), build_field("y", pa.int64(), 3), DEEP_STRUCT]
     with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
         find_columns(schema_fields, [1, 3])

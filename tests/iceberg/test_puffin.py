@@ -34,7 +34,7 @@ from tests.services.process import CACHE
 TEXT = "words that repeat, and repeat, and repeat — " * 50
 
 
-INFLATED: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
+DECOMPRESSORS: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
 
 
 def write_sample() -> bytes:
@@ -50,7 +50,7 @@ def read_puffin(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
     raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
     contents = [
-        INFLATED[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
+        DECOMPRESSORS[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
     ]
     return footer, contents
 
@@ -82,7 +82,7 @@ def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
 
 def test_uncompressed_blob_is_not_copied() -> None:
     part = memoryview(bytearray(1000))
-    assert any(written is part for written in write_puffin([Blob("t", [part])], {}))
+    assert any(written_part is part for written_part in write_puffin([Blob("t", [part])], {}))
 
 
 def test_pyiceberg_reads_our_puffin_files() -> None:
@@ -100,9 +100,9 @@ def run_java(*args: str) -> list[str]:
     ]
     peer = Path(__file__).with_name("PuffinPeer.java")
     argv = [find_java_17(), *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(peer), *args]
-    completed = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout.splitlines()
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -130,9 +130,9 @@ def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
 def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
     lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
     blobs = [
-        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": at, "length": size}
+        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": index, "length": size}
         | {"compression-codec": codec}
-        for at, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
+        for index, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
     _, contents = read_puffin(build_puffin(lz4_frame + zstd_frame, payload, flags=1))

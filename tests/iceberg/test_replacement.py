@@ -72,8 +72,8 @@ def test_replace_snapshot_with_fewer_rows_is_reported_as_a_possible_error_of_its
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
     assert "10 rows were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
-    by_value = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
-    for parent in (None, by_value, _build_snapshot({}), _build_snapshot({"total-position-deletes": "10"})):
+    snapshot_by_value = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
+    for parent in (None, snapshot_by_value, _build_snapshot({}), _build_snapshot({"total-position-deletes": "10"})):
         assert find_row_count_mismatch(change, parent) is None
 
 

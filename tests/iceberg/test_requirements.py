@@ -34,7 +34,7 @@ def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:
         {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
     ],
 )
-def test_satisfied_requirement_passes(requirement: Json) -> None:
+def test_satisfied_requirement_raises_no_error(requirement: Json) -> None:
     check_json(M, [requirement])
 
 
@@ -76,9 +76,9 @@ def test_satisfied_requirement_passes(requirement: Json) -> None:
     ],
 )
 def test_failed_requirement_is_a_conflict_with_javas_message(requirement: Json, message: str) -> None:
-    with pytest.raises(CommitConflict) as raised:
+    with pytest.raises(CommitConflict) as raised_error:
         check_json(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
-    assert raised.value.message == f"Requirement failed: {message}"
+    assert raised_error.value.message == f"Requirement failed: {message}"
 
 
 def test_only_creation_can_be_required_when_there_is_no_table() -> None:
@@ -104,9 +104,9 @@ def test_only_creation_can_be_required_when_there_is_no_table() -> None:
     ],
 )
 def test_invalid_requirement_is_named_in_the_error(requirements: list[Any], message: str) -> None:
-    for m in (M, None):
+    for metadata in (M, None):
         with pytest.raises(BadRequest, match=message):
-            check_json(m, requirements)
+            check_json(metadata, requirements)
 
 
 def test_view_requirement_compares_the_uuid() -> None:

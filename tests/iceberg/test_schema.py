@@ -51,8 +51,8 @@ def test_unknown_type_is_rejected(text: str) -> None:
 
 def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
     assert canonicalize_transform("BUCKET[03]") == "bucket[3]"
-    for other in ("bucket[٣]", "buc\u212aet[3]"):
-        assert canonicalize_transform(other) == other
+    for transform in ("bucket[٣]", "buc\u212aet[3]"):
+        assert canonicalize_transform(transform) == transform
 
 
 def test_schemas_with_different_ids_and_spellings_are_equal() -> None:
@@ -125,8 +125,8 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
-    normalized = normalize_schema(parse_schema(build_field(1, "a", kind, **{"initial-default": value})))
-    assert normalized.fields[0].initial_default == value
+    normalized_schema = normalize_schema(parse_schema(build_field(1, "a", kind, **{"initial-default": value})))
+    assert normalized_schema.fields[0].initial_default == value
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table, encode_ref
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     add_snapshot,
     add_snapshots,
@@ -34,8 +34,8 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
 def build_rich_table(version: int) -> TableMetadata:
     """Return a table that uses every feature of its format version."""
-    m = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
-    m = add_snapshots(m, 11, 12, 13)
+    metadata = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
+    metadata = add_snapshots(metadata, 11, 12, 13)
     updates: list[dict[str, Any]] = [
         set_ref(11, "v1", "tag", **{"max-ref-age-ms": 5}),
         set_ref(12, "dev", **{"min-snapshots-to-keep": 2}),
@@ -65,31 +65,31 @@ def build_rich_table(version: int) -> TableMetadata:
         updates.append(
             {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
         )
-    m, _ = add_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
-    return m
+    metadata, _ = add_previous_file(apply_json_updates(metadata, *updates), SOURCE, NOW_MS)
+    return metadata
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_metadata_is_equal_after_a_round_trip(version: int) -> None:
-    m = build_rich_table(version)
-    data = encode_table(m)
-    assert decode_table(data, SOURCE) == m
+    metadata = build_rich_table(version)
+    data = encode_table(metadata)
+    assert decode_table(data, SOURCE) == metadata
     assert encode_table(decode_table(data, SOURCE)) == data
-    assert decode_table(gzip.compress(data), SOURCE) == m
+    assert decode_table(gzip.compress(data), SOURCE) == metadata
 
 
 def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_json, "UNPACKED_BYTES_MAX", 1000)
     assert table_json.decompress_if_gzip(gzip.compress(b" " * 1000)) == b" " * 1000
-    for bad in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
+    for bad_bytes in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
         with pytest.raises(Corrupt, match=r"table metadata: .* 1000 bytes"):
-            decode_table(bad, SOURCE)
+            decode_table(bad_bytes, SOURCE)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_pyiceberg_reads_our_metadata(version: int) -> None:
-    m = build_rich_table(version)
-    pyiceberg_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
+    metadata = build_rich_table(version)
+    pyiceberg_metadata = TableMetadataUtil.parse_raw(encode_table(metadata).decode())
     assert pyiceberg_metadata.format_version == version
     assert [s.snapshot_id for s in pyiceberg_metadata.snapshots] == [11, 12, 13]
     assert pyiceberg_metadata.current_snapshot_id == 13
@@ -102,21 +102,21 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
 
 
 def test_each_format_version_has_exactly_the_fields_that_its_readers_need() -> None:
-    empty = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
-    assert "last-sequence-number" not in empty[1]
-    assert empty[1]["schema"] == empty[1]["schemas"][0]
-    assert empty[1]["partition-spec"] == []
+    empty_tables = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
+    assert "last-sequence-number" not in empty_tables[1]
+    assert empty_tables[1]["schema"] == empty_tables[1]["schemas"][0]
+    assert empty_tables[1]["partition-spec"] == []
     for version in (2, 3):
-        assert empty[version]["last-sequence-number"] == 0
-        assert not {"schema", "partition-spec"} & empty[version].keys()
-    assert [empty[version]["current-snapshot-id"] for version in (1, 2, 3)] == [-1, -1, None]
-    assert ["next-row-id" in empty[version] for version in (1, 2, 3)] == [False, False, True]
-    required = {
+        assert empty_tables[version]["last-sequence-number"] == 0
+        assert not {"schema", "partition-spec"} & empty_tables[version].keys()
+    assert [empty_tables[version]["current-snapshot-id"] for version in (1, 2, 3)] == [-1, -1, None]
+    assert ["next-row-id" in empty_tables[version] for version in (1, 2, 3)] == [False, False, True]
+    required_names = {
         "format-version", "table-uuid", "location", "last-updated-ms", "last-column-id", "schemas", "current-schema-id",
         "partition-specs", "default-spec-id", "last-partition-id", "sort-orders", "default-sort-order-id",
     }  # fmt: skip
     for version in (1, 2, 3):
-        assert required <= empty[version].keys()
+        assert required_names <= empty_tables[version].keys()
 
 
 def test_version_1_snapshots_have_no_sequence_number() -> None:
@@ -127,32 +127,32 @@ def test_version_1_snapshots_have_no_sequence_number() -> None:
 OLD_V1: dict[str, Any] = {
     "format-version": 1,
     "location": "s3://lake/old",
-    "last-updated-ms": NOW,
+    "last-updated-ms": NOW_MS,
     "last-column-id": 3,
     "schema": {"type": "struct", "fields": EVENTS["fields"]},
     "partition-spec": [{"name": "d", "transform": "day", "source-id": 2}],
     "properties": {"a": "b"},
     "current-snapshot-id": 7,
-    "snapshots": [{"snapshot-id": 7, "timestamp-ms": NOW, "manifests": ["s3://lake/m1.avro"]}],
+    "snapshots": [{"snapshot-id": 7, "timestamp-ms": NOW_MS, "manifests": ["s3://lake/m1.avro"]}],
 }
 
 
 def test_old_version_1_metadata_is_completed() -> None:
-    m = decode_table(json.dumps(OLD_V1).encode(), SOURCE)
-    assert m.table_uuid is None
-    assert m.current_schema.id == 0
-    assert m.default_spec.fields[0].field_id == 1000
-    assert m.last_partition_id == 1000
-    assert [o.order_id for o in m.sort_orders] == [0]
-    assert m.refs["main"].snapshot_id == 7
-    document = json.loads(encode_table(m))
+    metadata = decode_table(json.dumps(OLD_V1).encode(), SOURCE)
+    assert metadata.table_uuid is None
+    assert metadata.current_schema.id == 0
+    assert metadata.default_spec.fields[0].field_id == 1000
+    assert metadata.last_partition_id == 1000
+    assert [o.order_id for o in metadata.sort_orders] == [0]
+    assert metadata.refs["main"].snapshot_id == 7
+    document = json.loads(encode_table(metadata))
     assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
     assert "table-uuid" not in document
     TableMetadataUtil.parse_raw(json.dumps({**document, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
-    upgraded = apply_json_updates(
-        m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
+    upgraded_metadata = apply_json_updates(
+        metadata, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
     )
-    assert decode_table(encode_table(upgraded), SOURCE) == upgraded
+    assert decode_table(encode_table(upgraded_metadata), SOURCE) == upgraded_metadata
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -199,9 +199,9 @@ def make_broken(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_table(data, SOURCE)
-    assert SOURCE in raised.value.message
+    assert SOURCE in raised_error.value.message
 
 
 DATA = encode_table(build_rich_table(2))
@@ -212,49 +212,53 @@ DATA = encode_table(build_rich_table(2))
 def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, byte: int) -> None:
     damaged_data = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
     try:
-        m = decode_table(damaged_data, SOURCE)
+        metadata = decode_table(damaged_data, SOURCE)
     except Corrupt as error:
         assert SOURCE in error.message  # noqa: PT017  either outcome is right
         return
-    assert m.current_snapshot is not None
-    assert decode_table(encode_table(m), SOURCE) == m
+    assert metadata.current_snapshot is not None
+    assert decode_table(encode_table(metadata), SOURCE) == metadata
 
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
-    m = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
-    view = json.loads(encode_refs_view(m))
+    metadata = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    view = json.loads(encode_refs_view(metadata))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
-    full = json.loads(encode_table(m))
-    assert {**view, "snapshots": None} == {**full, "snapshots": None}
-    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(m).decode()).snapshots] == [2, 4]
+    full_json = json.loads(encode_table(metadata))
+    assert {**view, "snapshots": None} == {**full_json, "snapshots": None}
+    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(metadata).decode()).snapshots] == [2, 4]
 
 
 def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> None:
-    m = build_table(properties={"write.metadata.previous-versions-max": "3"})
+    metadata = build_table(properties={"write.metadata.previous-versions-max": "3"})
     removed_names: list[str] = []
     for number in range(5):
-        m, expired_files = add_previous_file(m, f"f{number}", NOW + number)
+        metadata, expired_files = add_previous_file(metadata, f"f{number}", NOW_MS + number)
         removed_names += expired_files
-    assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
+    assert [(e.metadata_file, e.timestamp_ms - NOW_MS) for e in metadata.metadata_log] == [
+        ("f2", 2),
+        ("f3", 3),
+        ("f4", 4),
+    ]
     assert removed_names == ["f0", "f1"]
-    assert add_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(add_previous_file(build_table(), "f", NOW)[0].metadata_log) == 1
+    assert add_previous_file(metadata, "f5", NOW_MS, max_entries=0)[1] == ["f2", "f3", "f4"]
+    assert len(add_previous_file(build_table(), "f", NOW_MS)[0].metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
-        add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
+        add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW_MS)
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
-    m = add_snapshots(build_table(), 1)
-    data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
+    metadata = add_snapshots(build_table(), 1)
+    data = encode_table(metadata).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
     decoded_table = decode_table(data, SOURCE)
     assert decoded_table.snapshots[0].build_summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
     assert encode_table(decoded_table) == data
 
 
 def test_snapshots_are_found_by_id() -> None:
-    m = add_snapshots(build_table(), 5, 6)
-    assert m.snapshot(5) is m.snapshots[0]
-    assert m.snapshot(7) is None
-    assert m.current_snapshot is m.snapshots[1]
-    assert add_snapshot(5, 1)["snapshot"]["manifest-list"] == m.snapshots[0].manifest_list
+    metadata = add_snapshots(build_table(), 5, 6)
+    assert metadata.snapshot(5) is metadata.snapshots[0]
+    assert metadata.snapshot(7) is None
+    assert metadata.current_snapshot is metadata.snapshots[1]
+    assert add_snapshot(5, 1)["snapshot"]["manifest-list"] == metadata.snapshots[0].manifest_list

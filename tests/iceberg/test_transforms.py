@@ -74,22 +74,22 @@ PYICEBERG_TYPES: dict[str, tuple[IcebergType, st.SearchStrategy[Any]]] = {
 TRUNCATED_KINDS = ["int", "long", "decimal(38, 5)", "string", "binary"]
 
 
-@pytest.mark.parametrize(("kind", "value", "hashed"), HASHES)
-def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object, hashed: int) -> None:
-    assert compute_transform(f"bucket[{BUCKETS_MAX}]", kind, value) == (hashed & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
+@pytest.mark.parametrize(("kind", "value", "expected_hash"), HASHES)
+def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object, expected_hash: int) -> None:
+    assert compute_transform(f"bucket[{BUCKETS_MAX}]", kind, value) == (expected_hash & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(sorted(PYICEBERG_TYPES)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
-def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
+def test_buckets_equal_the_buckets_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
     iceberg_types, values = PYICEBERG_TYPES[kind]
     value = data.draw(values)
-    shaped: Any = value
+    pyiceberg_value: Any = value
     if kind == "uuid":
-        shaped = UUID(bytes=value)
+        pyiceberg_value = UUID(bytes=value)
     elif kind.startswith("decimal"):
-        shaped = Decimal(f"{value}e-5")
-    expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_types)(shaped)
+        pyiceberg_value = Decimal(f"{value}e-5")
+    expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_types)(pyiceberg_value)
     assert compute_transform(f"bucket[{buckets}]", kind, value) == expected
 
 
@@ -176,7 +176,7 @@ def test_null_transforms_to_null_and_void_returns_null() -> None:
         ("zorder", "int", "string"),
     ],
 )
-def test_result_types_equal_those_of_java(transform: str, kind: str, result: str) -> None:
+def test_result_types_of_transforms_equal_the_types_of_java(transform: str, kind: str, result: str) -> None:
     assert compute_result_type(transform, kind) == result
 
 

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     Json,
     add_snapshot,
@@ -28,7 +28,7 @@ from tests.iceberg.samples import (
     set_ref,
 )
 
-LATER = NOW + 1_000_000
+LATER_MS = NOW_MS + 1_000_000
 WIDER = build_schema(*EVENTS["fields"], build_field(4, "extra", "int"))
 
 
@@ -46,17 +46,17 @@ def test_all_actions_of_the_specification_are_recognised() -> None:
 
 
 def test_uuid_is_assigned_only_once() -> None:
-    m = build_table()
-    assert apply_json_updates(m, {"action": "assign-uuid", "uuid": UUID.upper()}) is m
+    metadata = build_table()
+    assert apply_json_updates(metadata, {"action": "assign-uuid", "uuid": UUID.upper()}) is metadata
     with pytest.raises(BadRequest, match="Cannot reassign uuid"):
-        apply_json_updates(m, {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000001"})
+        apply_json_updates(metadata, {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000001"})
     with pytest.raises(BadRequest, match="Invalid uuid"):
-        apply_json_updates(m, {"action": "assign-uuid", "uuid": "nope"})
+        apply_json_updates(metadata, {"action": "assign-uuid", "uuid": "nope"})
 
 
 def test_format_version_can_only_increase() -> None:
-    m = add_snapshots(build_table(1), 1)
-    v2 = apply_json_updates(m, {"action": "upgrade-format-version", "format-version": 2})
+    metadata = add_snapshots(build_table(1), 1)
+    v2 = apply_json_updates(metadata, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
     v3 = apply_json_updates(v2, {"action": "upgrade-format-version", "format-version": 3})
     assert (v3.format_version, v3.next_row_id) == (3, 0)
@@ -68,36 +68,36 @@ def test_format_version_can_only_increase() -> None:
 
 
 def test_location_and_properties_change() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(properties={"old": "1"}),
         {"action": "set-location", "location": "s3://lake/moved/"},
         {"action": "set-properties", "updates": {"a": "1", "b": "2", "format-version": "3"}},
         {"action": "remove-properties", "removals": ["a", "never-there", "old"]},
     )
-    assert m.location == "s3://lake/moved"
-    assert m.properties == {"b": "2", "write.parquet.compression-codec": "zstd"}
-    assert m.last_updated_ms == LATER
+    assert metadata.location == "s3://lake/moved"
+    assert metadata.properties == {"b": "2", "write.parquet.compression-codec": "zstd"}
+    assert metadata.last_updated_ms == LATER_MS
 
 
 def test_early_field_names_of_property_updates_are_read() -> None:
-    m = apply_json_updates(build_table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
-    assert apply_json_updates(m, {"action": "remove-properties", "removed": ["a"]}).properties.keys() == {
+    metadata = apply_json_updates(build_table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
+    assert apply_json_updates(metadata, {"action": "remove-properties", "removed": ["a"]}).properties.keys() == {
         "b",
         "write.parquet.compression-codec",
     }
     with pytest.raises(BadRequest, match="set-properties update: Object missing required field `updates`"):
-        apply_json_updates(m, {"action": "set-properties"})
+        apply_json_updates(metadata, {"action": "set-properties"})
     with pytest.raises(BadRequest, match="remove-properties update: Object missing required field `removals`"):
-        apply_json_updates(m, {"action": "remove-properties"})
+        apply_json_updates(metadata, {"action": "remove-properties"})
 
 
 def test_updates_without_effect_return_the_base_metadata() -> None:
-    m = add_snapshots(build_table(), 1)
-    assert apply_json_updates(m) is m
+    metadata = add_snapshots(build_table(), 1)
+    assert apply_json_updates(metadata) is metadata
     assert (
         apply_json_updates(
-            m,
-            {"action": "set-location", "location": m.location},
+            metadata,
+            {"action": "set-location", "location": metadata.location},
             {"action": "set-properties", "updates": {}},
             {"action": "add-schema", "schema": EVENTS},
             {"action": "set-current-schema", "schema-id": 0},
@@ -109,15 +109,15 @@ def test_updates_without_effect_return_the_base_metadata() -> None:
             {"action": "remove-partition-statistics", "snapshot-id": 1},
             set_ref(1),
         )
-        is m
+        is metadata
     )
 
 
 def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
-    m = add_snapshots(build_table(), 1)
+    metadata = add_snapshots(build_table(), 1)
     assert (
-        apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms
-        == m.last_updated_ms
+        apply_json_updates(metadata, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms
+        == metadata.last_updated_ms
     )
 
 
@@ -125,23 +125,27 @@ def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
 
 
 def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(),
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
         {"action": "set-current-schema", "schema-id": -1},
     )
-    assert [s.id for s in m.schemas] == [0, 1]
-    assert (m.current_schema_id, m.last_column_id) == (1, 4)
+    assert [s.id for s in metadata.schemas] == [0, 1]
+    assert (metadata.current_schema_id, metadata.last_column_id) == (1, 4)
 
 
 def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1}
     )
-    reverted = apply_json_updates(
-        m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1}
+    reverted_metadata = apply_json_updates(
+        metadata, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1}
     )
-    assert (len(reverted.schemas), reverted.current_schema_id, reverted.last_column_id) == (2, 0, 4)
+    assert (len(reverted_metadata.schemas), reverted_metadata.current_schema_id, reverted_metadata.last_column_id) == (
+        2,
+        0,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,22 +183,24 @@ def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
         apply_json_updates(snapshots, *promote)
     assert apply_json_updates(buckets, *promote).current_schema.fields[0].type == kind
-    replaced = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
-    assert replaced.current_schema.fields[0].type == kind
+    replaced_metadata = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+    assert replaced_metadata.current_schema.fields[0].type == kind
     by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
     assert apply_json_updates(by_month, *promote).current_schema.fields[0].type == kind
 
 
 def test_unused_schemas_are_removed() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1}
     )
-    assert [s.id for s in apply_json_updates(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]
+    assert [s.id for s in apply_json_updates(metadata, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [
+        1
+    ]
 
 
 def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
-    without_ts = build_schema(EVENTS["fields"][0], EVENTS["fields"][2])
-    drop = ({"action": "add-schema", "schema": without_ts}, {"action": "set-current-schema", "schema-id": -1})
+    schema_without_ts = build_schema(EVENTS["fields"][0], EVENTS["fields"][2])
+    drop = ({"action": "add-schema", "schema": schema_without_ts}, {"action": "set-current-schema", "schema-id": -1})
     with pytest.raises(BadRequest, match=r"partition field: 1000: d: day\(2\)"):
         apply_json_updates(build_table(partition_spec=build_spec((2, "day", "d"))), *drop)
     with pytest.raises(BadRequest, match=r"sort field: identity\(2\) ASC NULLS FIRST"):
@@ -221,45 +227,48 @@ def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
 
 
 def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,), spec_id=40)},
         {"action": "set-default-spec", "spec-id": -1},
     )
-    assert (m.default_spec_id, m.last_partition_id, len(m.partition_specs)) == (1, 1001, 2)
+    assert (metadata.default_spec_id, metadata.last_partition_id, len(metadata.partition_specs)) == (1, 1001, 2)
 
 
 def test_equal_spec_with_different_ids_is_reused() -> None:
-    m = build_table(partition_spec=build_spec((2, "day", "d")))
-    same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
+    metadata = build_table(partition_spec=build_spec((2, "day", "d")))
+    same_spec = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert (
-        apply_json_updates(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
+        apply_json_updates(
+            metadata, {"action": "add-spec", "spec": same_spec}, {"action": "set-default-spec", "spec-id": -1}
+        )
+        is metadata
     )
 
 
 def test_missing_partition_field_ids_are_assigned() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (2, "day", "dd"), (3, "truncate[2]", "t"))},
     )
-    assert [f.field_id for f in m.partition_specs[1].fields] == [1001, 1000, 1002]
-    assert m.last_partition_id == 1002
+    assert [f.field_id for f in metadata.partition_specs[1].fields] == [1001, 1000, 1002]
+    assert metadata.last_partition_id == 1002
 
 
 def test_equal_fields_of_one_spec_get_separate_ids() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(partition_spec=build_spec((1, "bucket[4]", "b"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
     )
-    assert [f.field_id for f in m.partition_specs[1].fields] == [1000, 1001]
+    assert [f.field_id for f in metadata.partition_specs[1].fields] == [1000, 1001]
 
 
 def test_version_1_specs_need_sequential_ids() -> None:
-    m = build_table(1, partition_spec=build_spec((2, "day", "d")))
+    metadata = build_table(1, partition_spec=build_spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
-        apply_json_updates(m, {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,))})
+        apply_json_updates(metadata, {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,))})
     spec_with_void = build_spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
-    assert apply_json_updates(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
+    assert apply_json_updates(metadata, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
 
 
 @pytest.mark.parametrize(
@@ -288,9 +297,10 @@ def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
 
 
 def test_unused_specs_are_removed() -> None:
-    m = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
+    metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
     assert [
-        s.spec_id for s in apply_json_updates(m, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
+        s.spec_id
+        for s in apply_json_updates(metadata, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
     ] == [0]
 
 
@@ -298,23 +308,23 @@ def test_unused_specs_are_removed() -> None:
 
 
 def test_new_sort_order_gets_the_next_id_and_an_equal_sort_order_is_reused() -> None:
-    m = apply_json_updates(
+    metadata = apply_json_updates(
         build_table(),
         {"action": "add-sort-order", "sort-order": build_order((1, "identity"), order_id=30)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
-    assert [o.order_id for o in m.sort_orders] == [0, 1]
-    assert m.default_sort_order_id == 1
+    assert [o.order_id for o in metadata.sort_orders] == [0, 1]
+    assert metadata.default_sort_order_id == 1
     second_commit = apply_json_updates(
-        m, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
+        metadata, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
     )
-    assert second_commit is m
-    off = apply_json_updates(
-        m,
+    assert second_commit is metadata
+    unsorted_metadata = apply_json_updates(
+        metadata,
         {"action": "add-sort-order", "sort-order": build_order(order_id=0)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
-    assert off.default_sort_order_id == 0
+    assert unsorted_metadata.default_sort_order_id == 0
 
 
 @pytest.mark.parametrize(
@@ -336,27 +346,31 @@ def test_impossible_sort_order_update_is_rejected(update: Json, message: str) ->
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
 def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
-    m = apply_json(None, build_creation(version), now_ms=NOW)
-    assert m.format_version == (version or 2)
-    assert m.properties == {"a": "b"}
-    assert (m.last_column_id, m.last_partition_id, m.default_sort_order_id) == (3, 1000, 1)
-    assert decode_table(encode_table(m), "f") == m
-    staged = build_table(
-        m.format_version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity"))
+    metadata = apply_json(None, build_creation(version), now_ms=NOW_MS)
+    assert metadata.format_version == (version or 2)
+    assert metadata.properties == {"a": "b"}
+    assert (metadata.last_column_id, metadata.last_partition_id, metadata.default_sort_order_id) == (3, 1000, 1)
+    assert decode_table(encode_table(metadata), "f") == metadata
+    staged_metadata = build_table(
+        metadata.format_version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity"))
     )
-    assert (m.schemas, m.partition_specs, m.sort_orders) == (staged.schemas, staged.partition_specs, staged.sort_orders)
+    assert (metadata.schemas, metadata.partition_specs, metadata.sort_orders) == (
+        staged_metadata.schemas,
+        staged_metadata.partition_specs,
+        staged_metadata.sort_orders,
+    )
 
 
 def test_table_created_with_data_has_its_snapshot() -> None:
     snapshot = add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 3})
-    m = apply_json(None, [*build_creation(), snapshot, set_ref(1)], now_ms=NOW)
-    assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
+    metadata = apply_json(None, [*build_creation(), snapshot, set_ref(1)], now_ms=NOW_MS)
+    assert (metadata.current_snapshot_id, metadata.next_row_id) == (1, 3)
 
 
 def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
-    assert apply_json(None, build_creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
+    assert apply_json(None, build_creation()[1:], now_ms=NOW_MS, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
-        apply_json(None, build_creation()[1:], now_ms=NOW)
+        apply_json(None, build_creation()[1:], now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -370,12 +384,12 @@ def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
 )
 def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW)
+        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW_MS)
 
 
 def test_snapshot_that_is_added_before_its_schema_is_rejected() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
-        apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW)
+        apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW_MS)
 
 
 # Invalid updates
@@ -408,9 +422,11 @@ def test_action_names_are_read_in_any_case() -> None:
 
 
 def test_updates_never_change_the_base_metadata() -> None:
-    m = add_snapshots(build_table(3), 1)
-    metadata_before = encode_table(m)
-    apply_json_updates(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1))
+    metadata = add_snapshots(build_table(3), 1)
+    metadata_before = encode_table(metadata)
+    apply_json_updates(
+        metadata, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1)
+    )
     with pytest.raises(BadRequest):
-        apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
-    assert encode_table(m) == metadata_before
+        apply_json_updates(metadata, {"action": "set-location", "location": "s3://x"}, set_ref(9))
+    assert encode_table(metadata) == metadata_before

@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, build_view_metadata
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from tests.iceberg.samples import EVENTS, NOW, UUID, Json, build_field, build_schema
+from tests.iceberg.samples import EVENTS, NOW_MS, UUID, Json, build_field, build_schema
 
 OTHER_SCHEMA = build_schema(build_field(1, "n", "int"))
 
@@ -19,7 +19,7 @@ OTHER_SCHEMA = build_schema(build_field(1, "n", "int"))
 def build_version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **fields: Any) -> Json:
     return {
         "version-id": 1,
-        "timestamp-ms": NOW,
+        "timestamp-ms": NOW_MS,
         "schema-id": 0,
         "summary": {"engine-name": "spark"},
         "representations": [{"type": "sql", "sql": sql, "dialect": dialect} for dialect in dialects],
@@ -36,10 +36,10 @@ def build_view(**fields: Any) -> ViewMetadata:
         "view_version": build_version(),
         "properties": {},
     }
-    return build_view_metadata(**{**document, "now_ms": NOW, **fields})
+    return build_view_metadata(**{**document, "now_ms": NOW_MS, **fields})
 
 
-def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
+def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW_MS + 5000) -> ViewMetadata:
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
@@ -55,7 +55,7 @@ def test_new_view_has_one_version_and_one_log_entry() -> None:
         view_version=build_version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9}
     )
     assert (v.current_version_id, v.current_version.schema_id, v.schemas[0].id) == (1, 0, 0)
-    assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW)]
+    assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW_MS)]
     assert v.current_version.default_catalog == "c"
 
 
@@ -82,9 +82,9 @@ def test_view_is_equal_after_a_round_trip() -> None:
 )
 def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
     data = json.dumps({**json.loads(encode_view(build_view())), **change}).encode()
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_view(data, "s3://lake/v/meta.json")
-    assert "s3://lake/v/meta.json" in raised.value.message
+    assert "s3://lake/v/meta.json" in raised_error.value.message
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
@@ -97,10 +97,10 @@ def test_replaced_view_has_the_next_version_and_its_schema() -> None:
 
 def test_version_equal_to_an_old_version_is_reused() -> None:
     v = apply_updates(build_view(), *replace("SELECT 2"))
-    reverted_view = apply_updates(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
+    reverted_view = apply_updates(v, *replace("SELECT 1", **{"timestamp-ms": NOW_MS + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # The version became current again in this commit, not when it was created.
-    assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW + 5000)
+    assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW_MS + 5000)
     assert apply_updates(v, *replace("SELECT 2")) is v
 
 
@@ -132,11 +132,11 @@ def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
 
 def test_log_entries_before_a_dropped_version_are_dropped() -> None:
     v = apply_updates(build_view(), *replace("SELECT 2"))
-    v = apply_updates(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
+    v = apply_updates(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW_MS + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
     smaller_view = apply_updates(v, shrink)
     assert [e.version_id for e in v.version_log] == [1, 2, 1]
-    assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW + 6000)]
+    assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW_MS + 6000)]
 
 
 def test_current_version_and_versions_of_the_commit_are_always_kept() -> None:
@@ -157,9 +157,9 @@ def test_impossible_history_size_is_rejected(size: str) -> None:
 
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     two_dialect_view = build_view(view_version=build_version(dialects=("spark", "Trino")))
-    with pytest.raises(BadRequest) as raised:
+    with pytest.raises(BadRequest) as raised_error:
         apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
-    assert raised.value.message == (
+    assert raised_error.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
@@ -204,10 +204,15 @@ def test_view_can_be_built_from_updates_alone() -> None:
         {"action": "add-schema", "schema": EVENTS},
         *replace("SELECT 1", **{"schema-id": -1}),
     ]
-    assert apply_view_updates(None, updates, now_ms=NOW) == build_view()
-    for missing, message in ((0, "no uuid"), (1, "location"), (2, "no schema has been added"), (4, "no versions")):
+    assert apply_view_updates(None, updates, now_ms=NOW_MS) == build_view()
+    for removed_index, message in (
+        (0, "no uuid"),
+        (1, "location"),
+        (2, "no schema has been added"),
+        (4, "no versions"),
+    ):
         with pytest.raises(BadRequest, match=message):
-            apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
+            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_index], now_ms=NOW_MS)
 
 
 def test_view_actions_equal_the_actions_of_the_specification() -> None:

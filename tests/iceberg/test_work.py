@@ -14,7 +14,7 @@ from seamark.formats.iceberg.views.view_updates import apply_view_updates
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
-    NOW,
+    NOW_MS,
     UUID,
     Json,
     add_snapshot,
@@ -49,36 +49,38 @@ GROWING_UPDATES: dict[str, Callable[[int], list[Json]]] = {
 @pytest.mark.parametrize("name", GROWING_UPDATES)
 def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
-    m = build_table()
+    metadata = build_table()
     commits = add_snapshot(10**6, 1), set_ref(10**6)
-    apply_json_updates(m, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
+    apply_json_updates(metadata, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_json_updates(m, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
+        apply_json_updates(metadata, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
 
 
 def test_hundred_schemas_can_be_added_to_a_table_with_a_thousand() -> None:
-    m = build_table()
+    metadata = build_table()
     for start in range(0, 1_000, 250):
-        m = apply_json_updates(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
+        metadata = apply_json_updates(
+            metadata, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n))
+        )
     second_result = apply_json_updates(
-        m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n))
+        metadata, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n))
     )
-    assert len(second_result.schemas) == len(m.schemas) + 100
+    assert len(second_result.schemas) == len(metadata.schemas) + 100
     second_commit = apply_json_updates(
         second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
     )
-    assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
+    assert second_commit.current_schema == metadata.schemas[metadata.schemas.index(second_commit.current_schema)]
 
 
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
-    m = build_table()
+    metadata = build_table()
     for n in range(300):
-        m = apply_json_updates(
-            m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag")
+        metadata = apply_json_updates(
+            metadata, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag")
         )
     moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
-    result = apply_json_updates(m, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
+    result = apply_json_updates(metadata, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
 
@@ -92,25 +94,25 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
             for n in range(count)
         ]
 
-    apply_view_updates(build_view(), build_updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    apply_view_updates(build_view(), build_updates(40), now_ms=NOW_MS + 1, new_uuid=UUID)
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_view_updates(build_view(), build_updates(80), now_ms=NOW + 1, new_uuid=UUID)
+        apply_view_updates(build_view(), build_updates(80), now_ms=NOW_MS + 1, new_uuid=UUID)
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
-    m = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
+    metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
     second_result = apply_json_updates(
-        m, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
+        metadata, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
     )
     first, second = second_result.partition_specs[-1].fields
-    assert first.field_id == m.partition_specs[-1].fields[0].field_id
-    assert second.field_id == m.last_partition_id + 1
+    assert first.field_id == metadata.partition_specs[-1].fields[0].field_id
+    assert second.field_id == metadata.last_partition_id + 1
 
 
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
-    inside = [build_field(n + 2, f"f{n}") for n in range(100)]
-    assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*inside))))
+    nested_fields = [build_field(n + 2, f"f{n}") for n in range(100)]
+    assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*nested_fields))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
-        normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*inside))))
+        normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*nested_fields))))

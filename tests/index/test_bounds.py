@@ -101,14 +101,14 @@ def compute_expected_flags(
 @pytest.mark.parametrize("name", KINDS)
 def test_bounds_that_are_no_valid_range_are_recognised(name: str) -> None:
     rng = random.Random(f"bounds {first_seed()} {name}")
-    draw, read = KINDS[name]
+    draw, read_bounds = KINDS[name]
     wrong_count = 0
     for _ in range(400):
         low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*build_columns(low, heap), *build_columns(high, heap))
         unusable = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
-        marks = compute_expected_flags(name, low, high, read)
+        marks = compute_expected_flags(name, low, high, read_bounds)
         if unusable is None:
             assert not any(map(any, marks)), (low, high)
         else:

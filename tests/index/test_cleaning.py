@@ -95,8 +95,8 @@ async def test_superseded_files_stay_for_their_retention_time(tmp_path: Path) ->
 async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path: Path) -> None:
     async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
-        original = read_definitions(table.metadata).by_name["kept"].id
-        await table.add("kept", original)
+        kept_id = read_definitions(table.metadata).by_name["kept"].id
+        await table.add("kept", kept_id)
         await table.add("gone", "of an index that was dropped")
         await asyncio.sleep(0.01)
         assert await clean_index_files(server) == 1

@@ -39,14 +39,14 @@ BUILD: dict[str, Any] = {
 
 @dataclass
 class RecordingStorage:
-    """A storage with one file. `read` has the ranges that were read."""
+    """A storage with one file. `read_ranges` has the ranges that were read."""
 
     data: bytes
-    read: list[tuple[int, int]] = field(default_factory=list)
+    read_ranges: list[tuple[int, int]] = field(default_factory=list)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         assert location == LOCATION
-        self.read.append((start, length))
+        self.read_ranges.append((start, length))
         return self.data[start : start + length]
 
 
@@ -124,10 +124,10 @@ async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
                 rows = remote_file.bitmap.bitmap.find_rows(file, request.ranges)
                 assert np.array_equal(rows, whole_index.find_rows(file, request.ranges)), f"{seed} {kind.name}"
         if isinstance(request, RecordQuery):
-            located = await remote_file.record.look_up_rows(request.high, request.low)
-            assert located is not None
+            located_rows = await remote_file.record.look_up_rows(request.high, request.low)
+            assert located_rows is not None
             expected = whole_index.lookup(request.high, request.low)
-            assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
+            assert all(np.array_equal(*pair) for pair in zip(located_rows, expected, strict=True))
 
 
 @pytest.mark.few_cases(8)
@@ -171,19 +171,19 @@ def build_long_keys(count: int, files: int) -> list[Keys]:
 async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
     storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
-    assert len(storage.read) <= 5
+    assert len(storage.read_ranges) <= 5
     rng = random.Random(4)
     for _ in range(50):
         value = rng.randrange(150_000)
-        reads_before = len(storage.read)
+        reads_before = len(storage.read_ranges)
         query = RecordQuery.from_keys([convert_to_keys(pa.array([value], pa.int64()), "long")])
         rows = await remote_file.record.look_up_rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
         )
-        assert len(storage.read) - reads_before <= 2
-        assert sum(length for _, length in storage.read[reads_before:]) <= 2 * 4096
+        assert len(storage.read_ranges) - reads_before <= 2
+        assert sum(length for _, length in storage.read_ranges[reads_before:]) <= 2 * 4096
 
 
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
@@ -205,12 +205,12 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
         )
         == 777
     )
-    assert len(storage.read) < 10
-    assert sum(length for _, length in storage.read) < len(storage.data) / 5
-    reads_before = len(storage.read)
+    assert len(storage.read_ranges) < 10
+    assert sum(length for _, length in storage.read_ranges) < len(storage.data) / 5
+    reads_before = len(storage.read_ranges)
     assert np.array_equal(await remote_file.probe(bitmap_query), probe_result)  # type: ignore[arg-type]
     assert await remote_file.bitmap.load_rows([3])
-    assert len(storage.read) == reads_before
+    assert len(storage.read_ranges) == reads_before
     assert not remote_file.bitmap.has_rows(4)
     with pytest.raises(ValueError, match="header"):
         remote_file.bitmap.bitmap.find_rows(4, bitmap_query.ranges)
@@ -220,10 +220,10 @@ async def test_probe_with_too_many_reads_or_bytes_is_skipped(monkeypatch: pytest
     storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([convert_to_keys(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
-    reads_before = len(storage.read)
+    reads_before = len(storage.read_ranges)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await remote_file.probe(query) is None
-    assert len(storage.read) == reads_before
+    assert len(storage.read_ranges) == reads_before
     storage = RecordingStorage(build_index_file("bitmap", build_long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     remote_file = await open_remote_file("bitmap", storage)
@@ -234,19 +234,21 @@ async def test_probe_with_too_many_reads_or_bytes_is_skipped(monkeypatch: pytest
 def test_bytes_of_overlapping_reads_are_stored_once() -> None:
     rng = random.Random(8)
     for _ in range(200):
-        sparse = SparseMemory(300)
+        sparse_memory = SparseMemory(300)
         expected = bytearray(300)
         is_present = [False] * 300
         for round_number in range(1, 12):
             start = rng.randrange(300)
             length = rng.randint(0, 300 - start)
-            missing = {
+            missing_positions = {
                 position
-                for offset, size in sparse.list_missing([(start, length)])
+                for offset, size in sparse_memory.list_missing([(start, length)])
                 for position in range(offset, offset + size)
             }
-            assert missing == {position for position in range(start, start + length) if not is_present[position]}
-            sparse.fill(start, bytes([round_number]) * length)
-            for position in missing:
+            assert missing_positions == {
+                position for position in range(start, start + length) if not is_present[position]
+            }
+            sparse_memory.fill(start, bytes([round_number]) * length)
+            for position in missing_positions:
                 expected[position], is_present[position] = round_number, True
-            assert bytes(sparse.memory) == expected
+            assert bytes(sparse_memory.memory) == expected

@@ -65,7 +65,7 @@ async def decode_until_asked(decoders: Decoders) -> None:
 
 
 @pytest.mark.slow
-async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoders: Decoders) -> None:
+async def test_decoding_processes_return_the_same_blocks_and_end_when_idle(decoders: Decoders) -> None:
     with decoders.expect_manifests(1000):
         with decoders.expect_manifests(1_000_000):
             await decode_until_asked(decoders)

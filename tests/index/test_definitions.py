@@ -75,7 +75,7 @@ def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "same"),
+    ("text", "equal_definition"),
     [
         ("bitmap(id)", define_index("n", "bitmap", ["id"], FIRST_SCHEMA)),
         (" Bloom ( id ,fpp = 0.001 ) ", define_index("n", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.001})),
@@ -88,8 +88,8 @@ def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
         ('{"kind":"bitmap","columns":["id"]}', define_index("n", "bitmap", ["id"], FIRST_SCHEMA)),
     ],
 )
-def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefinition) -> None:
-    assert parse_index(text) == same
+def test_definitions_in_the_forms_of_users_are_read(text: str, equal_definition: IndexDefinition) -> None:
+    assert parse_index(text) == equal_definition
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefini
         ('{"a":' * 1900, "not JSON"),
     ],
 )
-def test_invalid_definition_is_reported_and_breaks_nothing(text: str, complaint: str) -> None:
+def test_invalid_definition_is_reported_and_the_other_definitions_are_used(text: str, complaint: str) -> None:
     definitions = read_definitions(
         build_table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"})
     )
@@ -194,7 +194,7 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
 
 
 @pytest.mark.parametrize(
-    ("kind", "promoted", "same"),
+    ("kind", "promoted_kind", "same"),
     [
         ("int", "long", True),
         ("float", "double", True),
@@ -204,27 +204,29 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
         ("date", "timestamp", False),
     ],
 )
-def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(kind: str, promoted: str, same: bool) -> None:
+def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(
+    kind: str, promoted_kind: str, same: bool
+) -> None:
     old_definition, new_definition = (
         define_index("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0))
-        for item in (kind, promoted)
+        for item in (kind, promoted_kind)
     )
     assert (old_definition.id == new_definition.id) == same
 
 
 @pytest.mark.parametrize(
-    ("transform", "kind", "promoted"),
+    ("transform", "kind", "promoted_kind"),
     [
         ("bucket[16]", "date", "timestamp"),  # Dates are hashed in days, and timestamps in microseconds.
         ("truncate[10]", "int", "long"),  # The truncation of some of the least ints overflows, but not of longs.
     ],
 )
 def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
-    transform: str, kind: str, promoted: str
+    transform: str, kind: str, promoted_kind: str
 ) -> None:
     old_definition, new_definition = (
         define_index("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
-        for item in (kind, promoted)
+        for item in (kind, promoted_kind)
     )
     assert old_definition.id != new_definition.id
 

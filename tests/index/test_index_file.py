@@ -182,10 +182,10 @@ def test_unknown_version_is_reported_and_is_no_damage(name: str) -> None:
         (lambda blobs, _: rename_path(blobs, 1, "deletion-vector-v1"), "'deletion-vector-v1' does not belong"),
         (lambda blobs, _: rename_path(blobs, 1, "seamark-files-v1"), "'seamark-files-v1' does not belong"),
         (lambda blobs, _: rename_path(blobs, 1, "seamark-bitmap-v1"), "does not match its checksum"),
-        (lambda _, said: said.update({"seamark.level": "3"}), "does not match its checksum"),
-        (lambda _, said: said.update({"more": "than there was"}), "does not match its checksum"),
-        (lambda _, said: said.pop("seamark.checksum"), "does not match its checksum"),
-        (lambda _, said: said.pop("seamark.rows"), r"lacks seamark\.rows"),
+        (lambda _, properties: properties.update({"seamark.level": "3"}), "does not match its checksum"),
+        (lambda _, properties: properties.update({"more": "than there was"}), "does not match its checksum"),
+        (lambda _, properties: properties.pop("seamark.checksum"), "does not match its checksum"),
+        (lambda _, properties: properties.pop("seamark.rows"), r"lacks seamark\.rows"),
         (
             lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3,))),
             r"have the fields \(3, 7\) and \(3,\)",
@@ -206,19 +206,21 @@ def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: st
     def change_checksum(blobs: list[Blob], properties: dict[str, str]) -> None:
         properties[name] = text
         lines = [f"{key}={properties[key]}" for key in sorted(properties) if key != "seamark.checksum"]
-        sealed = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
-        properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
+        sealed_text = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
+        properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed_text):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
         open_index_file(replace_footer(write_index_file(build_files_table(2)), change_checksum), "a")
 
 
 def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:
-    short, long = write_index_file(build_files_table(2)), write_index_file(build_files_table(3))
-    header = open_index_file(long, "a.puffin").header
-    other = open_index_file(short, "a.puffin").header
+    short_file, long_file = write_index_file(build_files_table(2)), write_index_file(build_files_table(3))
+    header = open_index_file(long_file, "a.puffin").header
+    other_header = open_index_file(short_file, "a.puffin").header
     with pytest.raises(Corrupt, match=r"a\.puffin: the files table has 2 files"):
-        read_files(short[other.files_offset : other.files_offset + other.files_length], header)
+        read_files(
+            short_file[other_header.files_offset : other_header.files_offset + other_header.files_length], header
+        )
 
 
 def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
@@ -228,8 +230,8 @@ def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
         bytearray(write_index_file(build_files_table(3))),
     )
     head = memoryview(raw)[header.files_offset : header.files_offset + 60]
-    for claimed in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
-        struct.pack_into("<Q", head, 16, claimed)
+    for claimed_bytes in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
+        struct.pack_into("<Q", head, 16, claimed_bytes)
         struct.pack_into("<I", head, 56, isal_zlib.crc32(head[:56]))
         with pytest.raises(Corrupt, match=r"a\.puffin"):
             read_everything(raw)

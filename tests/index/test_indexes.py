@@ -1,5 +1,5 @@
-"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable
-is not used.
+"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable is not
+used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ KINDS = ("bloom", "bitmap", "record")
 
 
 class FailingStorage(RecordingObjects):
-    """An object store that counts reads, and fails while it is `away`."""
+    """An object store that counts reads, and fails while it is `is_unavailable`."""
 
-    away = False
+    is_unavailable = False
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        if self.away:
+        if self.is_unavailable:
             self.reads.append(location.rpartition("/")[2])
             raise StorageError("injected: no answer")
         return await super().read(location, limit_bytes=limit_bytes)
@@ -97,31 +97,33 @@ async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) ->
     assert rig.storage.reads == [path.name]
 
 
-def damage_index_file(path: Path, how: str) -> None:
+def damage_index_file(path: Path, damage_kind: str) -> None:
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
-    if how == "missing":
+    if damage_kind == "missing":
         path.unlink()
         return
-    if how == "truncated":
+    if damage_kind == "truncated":
         del data[len(data) // 2 :]
-    elif how == "empty":
+    elif damage_kind == "empty":
         del data[:]
-    elif how == "files table":
+    elif damage_kind == "files table":
         data[header.files_offset + 70] ^= 1
-    elif how == "footer":
+    elif damage_kind == "footer":
         data[header.offset + header.length + 20] ^= 1
-    elif how == "head of the blob":
+    elif damage_kind == "head of the blob":
         data[header.offset + (header.length - 40 if header.kind == "record" else 10)] ^= 1
     path.write_bytes(data)
 
 
 @pytest.mark.few_cases(8)
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
+@pytest.mark.parametrize("damage_kind", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: IndexesRig, kind: str, how: str) -> None:
+async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(
+    rig: IndexesRig, kind: str, damage_kind: str
+) -> None:
     path = await rig.table.index(kind, range(3))
-    damage_index_file(path, how)
+    damage_index_file(path, damage_kind)
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
@@ -136,13 +138,13 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: In
 
 async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
-    other = await rig.table.index("bloom", range(3))
-    path.write_bytes(other.read_bytes())
+    other_index_file = await rig.table.index("bloom", range(3))
+    path.write_bytes(other_index_file.read_bytes())
     indexes = await rig.open_indexes()
     assert await indexes.open(await rig.register_file(path)) is None
-    assert await indexes.open(await rig.register_file(other)) is not None
+    assert await indexes.open(await rig.register_file(other_index_file)) is not None
     assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
-    assert (await rig.register_file(other)).state is IndexFileState.LIVE
+    assert (await rig.register_file(other_index_file)).state is IndexFileState.LIVE
 
 
 async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: IndexesRig) -> None:
@@ -210,13 +212,13 @@ async def test_cube_of_another_version_stays_registered(rig: IndexesRig, where: 
 async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.away = True
+    rig.storage.is_unavailable = True
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
     assert len(rig.storage.reads) == 1
     assert not indexes.is_unsupported(file)
     rig.clock.advance(int(1000 * RETRY_S) + 1)
-    rig.storage.away = False
+    rig.storage.is_unavailable = False
     assert await indexes.open(file) is not None
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
@@ -228,9 +230,9 @@ async def test_suspected_index_file_with_intact_content_stays_registered(rig: In
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert indexes.find_in_memory(file) is None
-    reopened = await indexes.open(file)
-    assert reopened is not None
-    assert reopened is not first
+    reopened_file = await indexes.open(file)
+    assert reopened_file is not None
+    assert reopened_file is not first
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,7 +267,7 @@ async def test_suspected_index_file_of_a_newer_version_stays_registered(rig: Ind
 async def test_suspected_index_file_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.away = True
+    rig.storage.is_unavailable = True
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert (indexes.failures, indexes.quarantined) == (1, 0)

@@ -1,6 +1,4 @@
-"""Tests that the registry reads from the store once for each change, and never serves data older than the
-given entry.
-"""
+"""Tests that the registry reads from the store once per change, and never serves data older than the given entry."""
 
 from __future__ import annotations
 
@@ -29,11 +27,11 @@ class CountingStore:
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
-        self.listed = 0
+        self.list_count = 0
         self.lose = 0
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
-        self.listed += 1
+        self.list_count += 1
         await asyncio.sleep(0)
         return await self._store.index_files(uuid)
 
@@ -78,7 +76,7 @@ def list_names(files: Sequence[RegisteredIndexFile]) -> list[str]:
 async def test_table_without_index_files_needs_no_read(store: CountingStore, registry: Registry) -> None:
     files = await registry.load_files(await load_entry(store))
     assert (files.files, files.definitions, files.list_live_files("d")) == ((), (), ())
-    assert store.listed == 0
+    assert store.list_count == 0
 
 
 async def test_concurrent_and_later_plans_read_the_store_once(store: CountingStore, registry: Registry) -> None:
@@ -87,7 +85,7 @@ async def test_concurrent_and_later_plans_read_the_store_once(store: CountingSto
     answers = await asyncio.gather(*(registry.load_files(entry) for _ in range(20)))
     answers.append(await registry.load_files(entry))
     assert [list_names(answer.list_live_files("d")) for answer in answers] == [["a"]] * 21
-    assert store.listed == 1
+    assert store.list_count == 1
 
 
 async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingStore, registry: Registry) -> None:
@@ -137,8 +135,8 @@ async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting
         return_exceptions=True,
     )
     assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
-    live = list_names((await registry.load_files(await load_entry(store))).list_live_files("d"))
-    assert live in (["x"], ["a", "y"])
+    live_names = list_names((await registry.load_files(await load_entry(store))).list_live_files("d"))
+    assert live_names in (["x"], ["a", "y"])
 
 
 async def test_unregistered_file_cannot_be_quarantined(registry: Registry) -> None:

@@ -83,7 +83,7 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         "not leave_no_memory",
         *TESTS[kernel_name],
     ]
-    tested = run_command(
+    test_output = run_command(
         sys.executable,
         *arguments,
         cwd=tmp_path,
@@ -92,5 +92,5 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         LD_PRELOAD=" ".join(libraries),
         ASAN_OPTIONS="detect_leaks=0",  # Python does not free most of its memory when it exits.
     )
-    assert tested.returncode == 0, tested.stdout[-10_000:]
-    assert " passed" in tested.stdout
+    assert test_output.returncode == 0, test_output.stdout[-10_000:]
+    assert " passed" in test_output.stdout

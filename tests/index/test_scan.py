@@ -156,17 +156,17 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
     mask = old_mask.copy()
-    were = select_rows(state, mask, blocks)
+    kept_rows = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
         state_before and (value is None or OPS[op](encode_key(sides.form, kind, value), key))
-        for state_before, value in zip(were, [value for values in blocks for value in values], strict=True)
+        for state_before, value in zip(kept_rows, [value for values in blocks for value in values], strict=True)
     ]
     rows_before = select_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
             first = sum(map(len, blocks[:number]))
-            assert rows_before[first : first + len(values)] == were[first : first + len(values)]
+            assert rows_before[first : first + len(values)] == kept_rows[first : first + len(values)]
     assert rows_before == expected
 
 
@@ -213,11 +213,11 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
 @settings(max_examples=examples(100))
 @given(data=st.data())
 def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> None:
-    near = st.tuples(st.sampled_from([b"\x00", b"\x7f", b"\x80", b"\xff"]), st.binary(min_size=15, max_size=15)).map(
-        b"".join
-    )
-    pool = data.draw(st.lists(near, min_size=1, max_size=4))
-    value = st.one_of(st.sampled_from(pool), near, st.sampled_from(pool).map(lambda b: b[:8] + b"\x80" + b[9:]))
+    near_values = st.tuples(
+        st.sampled_from([b"\x00", b"\x7f", b"\x80", b"\xff"]), st.binary(min_size=15, max_size=15)
+    ).map(b"".join)
+    pool = data.draw(st.lists(near_values, min_size=1, max_size=4))
+    value = st.one_of(st.sampled_from(pool), near_values, st.sampled_from(pool).map(lambda b: b[:8] + b"\x80" + b[9:]))
     blocks: Blocks = data.draw(
         st.lists(st.lists(st.one_of(st.none(), value), min_size=1, max_size=12), min_size=1, max_size=3)
     )
@@ -258,11 +258,11 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     )
     rows_before = select_rows(state, mask, blocks)
     row = 0
-    for number_of, values in enumerate(blocks):
-        unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
+    for block_number, values in enumerate(blocks):
+        is_unknown = lower.layout[block_number, 0] < 0 or upper.layout[block_number, 0] < 0
         for low, high in values:
             assert rows_before[row] == (
-                unknown
+                is_unknown
                 or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )
             row += 1

@@ -56,14 +56,14 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     with np.errstate(over="ignore"):
         codes = draw_floats(shape, 1200, rng).astype(dtype)
     built_sketch = _scan.sketch_floats(get_address(codes), codes.itemsize, len(codes))
-    finite = bool(np.isfinite(codes).all())
+    are_finite = bool(np.isfinite(codes).all())
     assert built_sketch is not None or shape not in ("spread", "near")
-    assert built_sketch is None or finite
+    assert built_sketch is None or are_finite
     if built_sketch is not None:
         places = built_sketch[16:].tolist()
         assert 64 * max(Counter(places).values()) <= len(codes)
-        in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
-        assert in_order == sorted(in_order)
+        places_in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
+        assert places_in_order == sorted(places_in_order)
     numbers = codes[~np.isnan(codes)].astype(np.float64)
     layout = np.zeros((1, 15), dtype=np.int64)
     layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, get_address(codes), len(codes)
@@ -103,28 +103,28 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
     extents = np.zeros((len(sizes), 15), dtype=np.int64)
     for number, rows in enumerate(sizes):
         extents[number, 4:7] = rows, starts[number], number << 32
-    comparisons, alive, truths = [], [], []
+    comparisons, referenced_arrays, truths = [], [], []
     for _ in range(int(rng.integers(0, 7))):
-        real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
-        dtype = np.dtype(rng.choice(["f4", "f8"] if real else ["u1", "u2", "u4", "u8"]))
+        is_real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
+        dtype = np.dtype(rng.choice(["f4", "f8"] if is_real else ["u1", "u2", "u4", "u8"]))
         # Many or few codes have the literal's byte in a sketch, and many or few codes equal the literal.
         span = int(rng.choice([100, 100, 200, 10_000] if dtype.itemsize > 1 else [100]))
-        base = 0 if real else int(rng.integers(-50, 50))
+        base = 0 if is_real else int(rng.integers(-50, 50))
         layout = extents.copy()
-        low, high = (np.zeros(len(sizes), dtype=np.float64 if real else np.int64) for _ in range(2))
-        literal = float(rng.integers(0, span)) if real else base + int(rng.integers(0, span))
+        low, high = (np.zeros(len(sizes), dtype=np.float64 if is_real else np.int64) for _ in range(2))
+        literal = float(rng.integers(0, span)) if is_real else base + int(rng.integers(0, span))
         for number, rows in enumerate(sizes):
             first = int(rng.choice([0, 0, 0, 90]))
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
             has_known = rng.random() < 0.8 and rows > 0
             # The column's layout has no row ids, and its base is the number that is added to the codes.
-            layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, get_address(codes), base
+            layout[number, [0, 1, 2, 6]] = int(is_real) if has_known else -1, dtype.itemsize, get_address(codes), base
             if has_known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
             if has_known and dtype.itemsize > 3 and rng.random() < 0.7:
                 *layout[number, 13:15], owner = build_sketch(codes)
-                alive.append(owner)
-            alive.append(codes)
+                referenced_arrays.append(owner)
+            referenced_arrays.append(codes)
             truths += [not has_known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
         comparisons.append((layout, low, high, op, literal))
     rows = sum(sizes)
@@ -134,21 +134,21 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
     old_mask = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
     for states in (2, 3):
-        began = rng.integers(0, states, len(sizes)).astype(np.uint8)
-        were = [
-            began[name >> 32] == 1 or bool(began[name >> 32] and state_before)
+        block_states = rng.integers(0, states, len(sizes)).astype(np.uint8)
+        were_kept = [
+            block_states[name >> 32] == 1 or bool(block_states[name >> 32] and state_before)
             for name, state_before in zip(ids, old_mask, strict=True)
         ]
         expected = [
             name
-            for name, keeps, state_before in zip(ids, all_match.tolist(), were, strict=True)
+            for name, keeps, state_before in zip(ids, all_match.tolist(), were_kept, strict=True)
             if keeps and state_before
         ]
         if states == 2:
-            assert _scan.collect_all(comparisons, extents, began).tolist() == expected
-        state, mask = began.copy(), old_mask.copy()
+            assert _scan.collect_all(comparisons, extents, block_states).tolist() == expected
+        state, mask = block_states.copy(), old_mask.copy()
         assert _scan.collect_all(comparisons, extents, state, mask).tolist() == expected
-        assert (state == began).all()
+        assert (state == block_states).all()
         assert (mask == old_mask).all()
         _scan.narrow_all(comparisons, extents, state, mask)
         assert _scan.collect(extents, state, mask).tolist() == expected
@@ -163,6 +163,6 @@ def test_list_of_rows_needs_memory_only_for_its_rows() -> None:
     layout[0, [0, 1, 2, 4]] = 0, 4, get_address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
     for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):
-        actual_all = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
-        assert actual_all.nbytes == 8 * kept_count
-        assert actual_all.tolist() == list(range(kept_count))
+        all_results = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
+        assert all_results.nbytes == 8 * kept_count
+        assert all_results.tolist() == list(range(kept_count))

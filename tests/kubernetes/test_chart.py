@@ -106,15 +106,15 @@ def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Pat
     settings = resolve_settings({}, environment, write_settings(case, tmp_path))
     assert str(settings.home) == "/var/lib/seamark/home"
     assert settings.auth == "token"
-    unknown = {name for name in environment if name.startswith("SEAMARK_")} - {
+    unknown_settings = {name for name in environment if name.startswith("SEAMARK_")} - {
         "SEAMARK_CONFIG",
         *(f"SEAMARK_{name.upper()}" for name in FIELDS),
     }
-    assert not unknown
-    mounted = {mount["mountPath"] for mount in read_server_container(case)["volumeMounts"]}
+    assert not unknown_settings
+    mounted_paths = {mount["mountPath"] for mount in read_server_container(case)["volumeMounts"]}
     files = [environment["SEAMARK_CONFIG"], settings.tls_cert, settings.tls_key, settings.stream_log_client_properties]
     files.append(settings.event_kafka_client_properties)
-    assert all(str(Path(file).parent) in mounted for file in files if file)
+    assert all(str(Path(file).parent) in mounted_paths for file in files if file)
 
 
 def test_manifests_of_a_fleet_have_the_settings_of_its_values(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_proxy_accepts_its_arguments() -> None:
     name, *arguments = container["args"]
     # The certificates exist only in the container.
     arguments = [text for text in arguments if not text.startswith("--tls-")]
-    parsed = list_subcommands(cli)[name].make_context(name, arguments).params
-    assert parsed["coordinators"] == ("https://trino.engines.svc:8443",)
-    assert parsed["catalogs"] == ("lake",)
-    assert parsed["url"] == "https://seamark.lake.svc:8181"
+    parsed_arguments = list_subcommands(cli)[name].make_context(name, arguments).params
+    assert parsed_arguments["coordinators"] == ("https://trino.engines.svc:8443",)
+    assert parsed_arguments["catalogs"] == ("lake",)
+    assert parsed_arguments["url"] == "https://seamark.lake.svc:8181"
     assert container["readinessProbe"]["httpGet"]["path"] == f"{PROXY_PATH}/healthz"
 
 
@@ -176,11 +176,11 @@ def test_init_container_creates_the_first_token() -> None:
     assert group == "token"
     token = list_subcommands(cli)[group]
     assert isinstance(token, click.Group)
-    parsed = token.commands[command].make_context(command, arguments).params
-    assert (parsed["name"], parsed["role"]) == ("admin", "admin")
-    assert str(parsed["from_file"].parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    parsed_arguments = token.commands[command].make_context(command, arguments).params
+    assert (parsed_arguments["name"], parsed_arguments["role"]) == ("admin", "admin")
+    assert str(parsed_arguments["from_file"].parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "token")
-    assert volume["secret"]["items"] == [{"key": "token", "path": parsed["from_file"].name}]
+    assert volume["secret"]["items"] == [{"key": "token", "path": parsed_arguments["from_file"].name}]
 
 
 def test_pods_follow_the_restricted_standard_with_a_read_only_root() -> None:

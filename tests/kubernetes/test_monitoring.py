@@ -41,7 +41,7 @@ def record_labelled_values(metrics: ServerMetrics) -> None:
     metrics.jobs.set_job_lag("compaction", 4.0, 5)
     metrics.commits.observe_conflict("same-files")
     metrics.peers.sample(1, 0, {"own": 1})
-    metrics.gateway_cache.sample(memory={}, disk={}, served={"disk": 1}, events={})
+    metrics.gateway_cache.sample(memory={}, disk={}, served_bytes={"disk": 1}, events={})
     stats = CacheStats(hits=0, misses=0, evictions=0, refused=0, entries=0, used_bytes=0, budget_bytes=0)
     metrics.caches.sample({"views": 1}, stats, stats)
     metrics.events.count_failed_delivery("kafka")
@@ -98,7 +98,7 @@ def parse_selectors(expression: promql.Expr) -> Iterator[tuple[str, set[str], di
 
 async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: Path) -> None:
     samples = await read_metrics(tmp_path)
-    checked = set()
+    checked_rules = set()
     for text in (*(rule["expr"] for rule in RULES), *list_dashboard_expressions()):
         for metric, labels, matchers in parse_selectors(promql.parse(text)):
             assert metric in samples, text
@@ -108,8 +108,8 @@ async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: P
             for label, value in matchers.items():
                 # A pattern, such as 5.., stands for values that a healthy server does not have.
                 assert label in PROMETHEUS_LABELS or "." in value or value in sample[label], (text, value)
-            checked.add(metric)
-    assert len(checked) > 25
+            checked_rules.add(metric)
+    assert len(checked_rules) > 25
 
 
 @pytest.mark.parametrize("text", ["seamark_absent > 0", "sum by (operation) (seamark_requests_in_flight)"])

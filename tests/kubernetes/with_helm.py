@@ -11,7 +11,7 @@ from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, read_manifests
 from tests.services.process import CACHE
 
 HELM = CACHE / "bin" / "helm"
-MONITORING = CACHE / "helm" / "node_modules" / "@kubernetes-models" / "prometheus-operator"
+MONITORING_FOLDER = CACHE / "helm" / "node_modules" / "@kubernetes-models" / "prometheus-operator"
 POSTGRESQL = str(CHART / "ci" / "postgresql.yaml")
 _SECRETS = ["secrets.database.name=db", "secrets.encryptionKey.name=keys", "secrets.firstToken.name=token"]
 _VALIDATE = """
@@ -82,7 +82,7 @@ def test_monitoring_resources_follow_the_schemas_of_the_prometheus_operator() ->
 
     def validate(*documents: dict[str, object]) -> int:
         texts = [json.dumps(document) for document in documents]
-        command = ["node", "-e", _VALIDATE, str(MONITORING), *texts]
+        command = ["node", "-e", _VALIDATE, str(MONITORING_FOLDER), *texts]
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
     assert validate(*manifests) == 0

@@ -95,16 +95,12 @@ class StreamLogContract:
 
         positions = [position for positions in await asyncio.gather(*map(write, range(8))) for position in positions]
         records = await read_all(log, A)
-        assert {(stored_range.offset, stored_range.end) for stored_range in records} == {
-            (stored_range.offset, stored_range.end) for stored_range in positions
+        assert {(record.offset, record.end) for record in records} == {
+            (position.offset, position.end) for position in positions
         }
-        assert [stored_range.offset for stored_range in records[1:]] == [
-            stored_range.end for stored_range in records[:-1]
-        ]
+        assert [record.offset for record in records[1:]] == [record.end for record in records[:-1]]
         for number in range(8):
-            stored_texts = [
-                stored_range for stored_range in await read_texts(log, A) if stored_range.startswith(f"{number}-")
-            ]
+            stored_texts = [text for text in await read_texts(log, A) if text.startswith(f"{number}-")]
             assert stored_texts == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:

@@ -21,12 +21,12 @@ class Crash(BaseException):
 class SimulatedFile:
     """A file of the simulated disk.
 
-    Processes read `visible`. A power cut leaves `durable` and some of the changes in `waiting`.
+    Processes read `visible`. A power cut leaves `durable` and some of the changes in `unsynced_changes`.
     """
 
     visible: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    waiting: list[tuple[int, bytes | None]] = field(default_factory=list)
+    unsynced_changes: list[tuple[int, bytes | None]] = field(default_factory=list)
     """The changes since the last sync: a write at a position, or a truncation (None)."""
 
 
@@ -42,14 +42,14 @@ class SimulatedDisk:
     """The files of one folder.
 
     Attributes:
-        before: A function that is called before each write and sync, with the name of the operation. It may raise
+        on_operation: A function that is called before each write and sync, with the name of the operation. It may raise
             OSError or Crash.
         free_bytes: The free space of the disk. Each file uses as much as its size.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, SimulatedFile] = {}
-        self.before: Callable[[str], None] = lambda work: None
+        self.on_operation: Callable[[str], None] = lambda work: None
         self.free_bytes = 1 << 60
         self.syncs = 0
 
@@ -58,7 +58,7 @@ class SimulatedDisk:
     def cut_power(self, rng: random.Random) -> None:
         """Lose a random part of the unsynced writes. Each sector of each write is either stored or lost."""
         for file in self.files.values():
-            for position, part in file.waiting:
+            for position, part in file.unsynced_changes:
                 if part is None:
                     if rng.random() < 0.5:
                         _apply(file.durable, position, None)
@@ -70,7 +70,7 @@ class SimulatedDisk:
                     if outcome < 0.2 or (outcome < 0.8 and rng.random() < 0.5):
                         _apply(file.durable, position + place, part[place:end])
                     place = end
-            file.waiting.clear()
+            file.unsynced_changes.clear()
             file.visible[:] = file.durable
 
     # -- LogFiles
@@ -82,19 +82,19 @@ class SimulatedDisk:
         return f"/simulated/{name}"
 
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
-        self.before("create")
+        self.on_operation("create")
         size_bytes = max(len(data), reserve_bytes)
         self.take_room(size_bytes)
         content = bytearray(data) + bytes(size_bytes - len(data))
         self.files[name] = SimulatedFile(content, bytearray(content))
-        self.before("created")
+        self.on_operation("created")
 
     def replace(self, name: str, data: bytes) -> None:
-        self.before("create")
+        self.on_operation("create")
         self.take_room(len(data))
         self.free_bytes += len(self.files[name].visible)
         self.files[name] = SimulatedFile(bytearray(data), bytearray(data))
-        self.before("created")
+        self.on_operation("created")
 
     def open(self, name: str) -> OpenSimulatedFile:
         return OpenSimulatedFile(self, self.files[name])
@@ -112,7 +112,7 @@ class SimulatedDisk:
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
-            self.before("remove")
+            self.on_operation("remove")
             file = self.files.pop(name, None)
             self.free_bytes += len(file.visible) if file is not None else 0
 
@@ -133,30 +133,30 @@ class OpenSimulatedFile:
         for part in parts:
             middle = len(part) // 2
             for half, data in ((position, part[:middle]), (position + middle, part[middle:])):
-                self._disk.before("write")
+                self._disk.on_operation("write")
                 self._disk.take_room(max(0, half + len(data) - len(self._file.visible)))
                 _apply(self._file.visible, half, data)
-                self._file.waiting.append((half, data))
+                self._file.unsynced_changes.append((half, data))
             position += len(part)
 
     def sync(self) -> None:
-        self._disk.before("sync")
+        self._disk.on_operation("sync")
         self._disk.syncs += 1
         self._file.durable[:] = self._file.visible
-        self._file.waiting.clear()
-        self._disk.before("synced")
+        self._file.unsynced_changes.clear()
+        self._disk.on_operation("synced")
 
     def truncate(self, size_bytes: int) -> None:
         self._disk.free_bytes += max(0, len(self._file.visible) - size_bytes)
         _apply(self._file.visible, size_bytes, None)
-        self._file.waiting.append((size_bytes, None))
+        self._file.unsynced_changes.append((size_bytes, None))
 
     def reserve(self, size_bytes: int) -> None:
         missing_bytes = size_bytes - len(self._file.visible)
         if missing_bytes > 0:
             self._disk.take_room(missing_bytes)
             self._file.visible.extend(bytes(missing_bytes))
-            self._file.waiting.append((size_bytes - missing_bytes, bytes(missing_bytes)))
+            self._file.unsynced_changes.append((size_bytes - missing_bytes, bytes(missing_bytes)))
 
     def close(self) -> None:
         pass
@@ -178,8 +178,8 @@ def copy_disk(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
     Args:
         durable: If True, copy only the durable bytes, which is the least that a power cut leaves.
     """
-    copied = SimulatedDisk()
+    disk_copy = SimulatedDisk()
     for name, file in disk.files.items():
         data = file.durable if durable else file.visible
-        copied.files[name] = SimulatedFile(bytearray(data), bytearray(data))
-    return copied
+        disk_copy.files[name] = SimulatedFile(bytearray(data), bytearray(data))
+    return disk_copy

@@ -49,7 +49,7 @@ def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
     port = choose_free_port()
     with (
         run_fault_proxy("127.0.0.1", port) as proxy,
-        run_kafka_broker(folder, port=port, advertised=proxy.address) as kafka,
+        run_kafka_broker(folder, port=port, advertised_address=proxy.address) as kafka,
     ):
         yield kafka, proxy
 
@@ -128,10 +128,10 @@ async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path
                 cause_faults(proxy, random.Random(seed), is_done),
                 *(append_until_done([first_log, second_log], f"w{number}", seed, is_done) for number in range(WRITERS)),
             )
-            async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third:
+            async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third_log:
                 for shard in SHARDS:
                     expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
-                    for log in (first_log, second_log, third):
+                    for log in (first_log, second_log, third_log):
                         assert await read_appends(log, shard) == expected, (seed, faults)
 
 
@@ -161,9 +161,9 @@ async def test_log_in_files_stores_each_append_once_if_connections_fail(tmp_path
             return number
 
         names = [f"w{number}" for number in range(WRITERS)]
-        disturbing = asyncio.create_task(cause_faults(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
+        fault_task = asyncio.create_task(cause_faults(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
         counts = await asyncio.gather(*(asyncio.to_thread(write_rows, name) for name in names))
-        faults = await disturbing
+        faults = await fault_task
         rows = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
         expected = Counter((name, number) for name, count in zip(names, counts, strict=True) for number in range(count))
         assert Counter((row["producer"], row["number"]) for row in rows) == expected, (seed, faults)

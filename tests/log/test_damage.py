@@ -33,70 +33,73 @@ async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[Sim
                 {A: build_batch(f"row {number}"), OTHER: build_batch("x" * 40, 2)}, StreamProducer("p", number)
             )
             record_ends.append(log._writer.position)
-        killed = copy_disk(disk)
-    return killed, record_ends
+        disk_copy = copy_disk(disk)
+    return disk_copy, record_ends
 
 
 def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
-async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> None:
+async def test_record_torn_at_any_byte_is_removed_and_earlier_records_remain() -> None:
     disk, record_ends = await write_records(3)
     data = find_last_segment(disk).visible
     end = len(data[: record_ends[2] - HEADER_BYTES].rstrip(b"\0"))
     for cut_end in range(record_ends[1], end):
         for tail in (b"", bytes(len(data) - cut_end)):
-            torn = copy_disk(disk)
-            find_last_segment(torn).visible[:] = data[:cut_end] + tail
-            async with open_log(torn) as log:
+            disk_copy = copy_disk(disk)
+            find_last_segment(disk_copy).visible[:] = data[:cut_end] + tail
+            async with open_log(disk_copy) as log:
                 assert log.read_watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut_end
                 assert log.find_producer("p").sequence == 1
                 await log.append({A: build_batch("row 2")}, StreamProducer("p", 2))
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
-            async with open_log(torn) as log:
+            async with open_log(disk_copy) as log:
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
 
 
 async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
     disk, record_ends = await write_records(3)
-    noticed = 0
+    noticed_count = 0
     for place in range(record_ends[2]):
-        flipped = copy_disk(disk)
-        find_last_segment(flipped).visible[place] ^= 1 << place % 8
-        original = copy_disk(flipped)
+        disk_copy = copy_disk(disk)
+        find_last_segment(disk_copy).visible[place] ^= 1 << place % 8
+        intact_copy = copy_disk(disk_copy)
         try:
-            async with open_log(flipped) as log:
+            async with open_log(disk_copy) as log:
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
                 assert log.find_producer("p").sequence == 2
         except Corrupt:
-            noticed += 1
-            contents = {name: file.visible for name, file in flipped.files.items()}
-            assert contents == {name: file.visible for name, file in original.files.items()}
-    assert noticed > record_ends[2] // 2
+            noticed_count += 1
+            contents = {name: file.visible for name, file in disk_copy.files.items()}
+            assert contents == {name: file.visible for name, file in intact_copy.files.items()}
+    assert noticed_count > record_ends[2] // 2
 
 
 async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
-    for released in (0, 12):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
+    for released_offset in (
+        0,
+        12,
+    ):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
                 await log.append({A: build_batch(row)}, StreamProducer("p", number))
-                await log.release({A: released})
+                await log.release({A: released_offset})
             await log.store_indexes()
         names = [name for name in disk.files if name.endswith(".segment")]
         assert len(names) > 2
         starts = 0
         for place in range(len(disk.files[names[1]].visible)):
-            flipped = copy_disk(disk)
-            flipped.files[names[1]].visible[place] ^= 1 << place % 8
+            disk_copy = copy_disk(disk)
+            disk_copy.files[names[1]].visible[place] ^= 1 << place % 8
             with suppress(Corrupt):
-                async with open_log(flipped, limits) as log:
+                async with open_log(disk_copy, limits) as log:
                     starts += 1
                     assert await read_texts(log, A) == rows, place
-        assert (starts > 300) is bool(released)
+        assert (starts > 300) is bool(released_offset)
 
 
 async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
@@ -109,9 +112,9 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     rows = [f"row {number}" for number in range(12)]
     (name, *_) = (name for name in disk.files if name.endswith(".index"))
     for place in range(len(disk.files[name].visible)):
-        flipped = copy_disk(disk)
-        flipped.files[name].visible[place] ^= 1 << place % 8
-        async with open_log(flipped, limits) as log:
+        disk_copy = copy_disk(disk)
+        disk_copy.files[name].visible[place] ^= 1 << place % 8
+        async with open_log(disk_copy, limits) as log:
             assert await read_texts(log, A) == rows, place
     damaged_copy = copy_disk(disk)
     del damaged_copy.files[name]
@@ -122,7 +125,7 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     assert damaged_copy.files[name].visible == disk.files[name].visible
 
 
-async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> None:
+async def test_retention_stops_before_a_damaged_segment_and_keeps_the_sizes() -> None:
     disk = SimulatedDisk()
     limits = SegmentLimits(segment_bytes=2000, retention_ms=1, retention_bytes=1, trim_interval_s=3600)
     clock = SimulatedClock(1)
@@ -189,17 +192,17 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
-        for failing in range(2):
+        for failing_write in range(2):
             writes = iter(range(100))
 
-            def fail(work: str, failing: int = failing, writes=writes) -> None:
-                if work == "write" and next(writes) == failing:
+            def fail(work: str, failing_write: int = failing_write, writes=writes) -> None:
+                if work == "write" and next(writes) == failing_write:
                     raise OSError(errno.ENOSPC, "No space left on device")
 
-            disk.before = fail
+            disk.on_operation = fail
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
-            disk.before = lambda work: None
+            disk.on_operation = lambda work: None
             async with open_log(copy_disk(disk)) as other_log:
                 assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
@@ -215,16 +218,18 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
 
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")}, StreamProducer("p", 0))
-        disk.before = fail
+        disk.on_operation = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
             await log.append({A: build_batch("second")}, StreamProducer("p", 1))
-        disk.before = lambda work: None
+        disk.on_operation = lambda work: None
         for refused_call in (log.append({A: build_batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # After the failed sync, the kernel has dropped these pages.
+    disk.files[
+        next(iter(disk.files))
+    ].unsynced_changes.clear()  # After the failed sync, the kernel has dropped these pages.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]

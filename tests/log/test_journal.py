@@ -139,11 +139,11 @@ def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state = JournalState()
     state.apply(build_group(build_append(0)))
-    (early,) = encode_head(state.summarize(), "early", 1)
+    (early_record,) = encode_head(state.summarize(), "early", 1)
     state.apply(build_group(build_append(1)))
     (late_head,) = encode_head(state.summarize(), "late", 2)
     reader = JournalReader(2)
-    reader.read(2, decode_record(early))
+    reader.read(2, decode_record(early_record))
     assert not reader.is_recovered
     reader.read(3, decode_record(late_head))
     assert reader.is_recovered
@@ -166,10 +166,10 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused_groups, accepted = state.apply(build_group(build_append(3), build_append(6)))
+    refused_groups, acknowledgement = state.apply(build_group(build_append(3), build_append(6)))
     assert isinstance(refused_groups, LogUnavailable)
-    assert isinstance(accepted, Acknowledgement)
-    assert accepted.positions[0].offset == 1
+    assert isinstance(acknowledgement, Acknowledgement)
+    assert acknowledgement.positions[0].offset == 1
 
 
 def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:
@@ -194,12 +194,12 @@ def test_retention_removes_the_oldest_released_batches_first() -> None:
         state.apply(build_group(build_append(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
     state.apply(build_group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
     assert state.count_unreleased_bytes("t") == 20
-    by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
-    assert {(start.number, start.offset) for start in by_age} == {(0, 1), (1, 1)}
-    by_count = state.choose_starts(oldest_ms=0, batches_max=5, bytes_max=1 << 30)
-    assert {(start.number, start.offset) for start in by_count} == {(0, 1)}
-    by_size = state.choose_starts(oldest_ms=0, batches_max=9, bytes_max=35)
-    assert {(start.number, start.offset) for start in by_size} == {(0, 2), (1, 1)}
+    starts_by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
+    assert {(start.number, start.offset) for start in starts_by_age} == {(0, 1), (1, 1)}
+    starts_by_count = state.choose_starts(oldest_ms=0, batches_max=5, bytes_max=1 << 30)
+    assert {(start.number, start.offset) for start in starts_by_count} == {(0, 1)}
+    starts_by_size = state.choose_starts(oldest_ms=0, batches_max=9, bytes_max=35)
+    assert {(start.number, start.offset) for start in starts_by_size} == {(0, 2), (1, 1)}
 
 
 def test_a_record_of_another_version_is_refused() -> None:

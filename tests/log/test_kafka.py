@@ -106,10 +106,10 @@ async def test_released_rows_are_deleted_and_a_head_replaces_old_journal_records
 async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) -> None:
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
-        large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
-        await log.append({A: large, B: build_batch("small")})
+        large_batch = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+        await log.append({A: large_batch, B: build_batch("small")})
         (record,) = await log.read(A, 0, limit_bytes=1)
-        assert record.batch == large
+        assert record.batch == large_batch
 
 
 class _ForgetfulProducer:
@@ -118,9 +118,9 @@ class _ForgetfulProducer:
     It reports the offsets of records smaller than `size_bytes_min`.
     """
 
-    def __init__(self, settings: dict[str, Any], *, forgotten: int, size_bytes_min: int = 0) -> None:
+    def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
         self._producer = Producer(settings)
-        self._forgotten = forgotten
+        self._forgotten_batches = forgotten_batches
         self._size_bytes_min = size_bytes_min
 
     def __getattr__(self, name: str) -> Any:
@@ -128,8 +128,8 @@ class _ForgetfulProducer:
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten and len(message["value"]) >= self._size_bytes_min:
-                self._forgotten -= 1
+            if self._forgotten_batches and len(message["value"]) >= self._size_bytes_min:
+                self._forgotten_batches -= 1
                 message["callback"] = partial(_answer_without_offset, message["callback"])
         return self._producer.produce_batch(topic, messages, partition=partition)
 
@@ -144,37 +144,37 @@ def _answer_without_offset(
 async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=3))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
-    large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+    large_batch = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
-        await log.append({A: large, B: build_batch("small")})
+        await log.append({A: large_batch, B: build_batch("small")})
         await log.append({A: build_batch("next")})
         first_record, second_record = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
-        assert (first_record.batch, second_record.batch.payload) == (large, b"next")
+        assert (first_record.batch, second_record.batch.payload) == (large_batch, b"next")
         assert log.read_watermarks([A, B]) == {A: 4, B: 1}
 
 
 async def test_retention_keeps_a_large_batch_if_one_piece_was_written_again(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=1, size_bytes_min=10_000))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=1, size_bytes_min=10_000))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
-    large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+    large_batch = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
     async with open_kafka_log(address, SystemClock(), KafkaLimits(batches_max=0)) as log:
         await log.append({A: build_batch("released")})
-        await log.append({A: large})
+        await log.append({A: large_batch})
         await log.release({A: 1})
         await log.trim()
         assert log.list_shards()[A].start == 1
         (record,) = await log.read(A, 1, limit_bytes=LIMIT_BYTES)
-        assert record.batch == large
+        assert record.batch == large_batch
 
 
 async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=3))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         with pytest.raises(LogUnavailable, match="does not say where it stored the rows; retry later"):
@@ -188,14 +188,14 @@ class _SilentProducer(_ForgetfulProducer):
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten:
-                self._forgotten -= 1
+            if self._forgotten_batches:
+                self._forgotten_batches -= 1
                 message["callback"] = lambda error, message: None
         return self._producer.produce_batch(topic, messages, partition=partition)
 
 
 async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten=1))
+    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten_batches=1))
     monkeypatch.setattr(client, "_ANSWER_S_MAX", 1.0)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
@@ -231,14 +231,14 @@ class _LateConsumer:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
         error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
-        self._late = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
+        self._late_messages = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
 
     def poll(self, timeout_s: float) -> Any:
         is_reader = threading.current_thread().name.startswith("kafka-read")
-        return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
+        return self._late_messages.pop() if is_reader and self._late_messages else self._consumer.poll(timeout_s)
 
 
 async def test_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

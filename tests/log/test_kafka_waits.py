@@ -23,20 +23,20 @@ LIMITS = KafkaLimits(answer_timeout_s=0.2, request_timeout_s=60)
 
 
 class StuckBroker:
-    """A cluster in memory that does not answer the step `stuck`."""
+    """A cluster in memory that does not answer the step `stuck_call`."""
 
     identity = "kafka/stuck"
 
     def __init__(self) -> None:
-        self.stuck = ""
+        self.stuck_call = ""
         self.questions = 0
         self._listener: JournalListener | None = None
         self._journal: list[bytes] = []
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ended.set_result(None)
+        self._end_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end_future.set_result(None)
 
     async def _answer(self, step: str) -> None:
-        if self.stuck == step:
+        if self.stuck_call == step:
             await asyncio.Event().wait()
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
@@ -47,10 +47,10 @@ class StuckBroker:
         return range(len(records))
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
-        if self.stuck == "fault":
+        if self.stuck_call == "fault":
             raise ValueError("a fault of this program")
         self._journal.append(value)
-        if self.stuck != "follow" and self._listener is not None:
+        if self.stuck_call != "follow" and self._listener is not None:
             records = [(len(self._journal) - 1, value)]
             asyncio.get_running_loop().call_soon(self._listener.receive, records)
         return self._answer("journal")
@@ -60,16 +60,16 @@ class StuckBroker:
 
     async def read_journal_range(self) -> JournalRange:
         self.questions += 1
-        if self.stuck == "range":
+        if self.stuck_call == "range":
             await asyncio.sleep(0.01)
             raise LogUnavailable("the cluster does not answer")
         await self._answer("range for ever")
         return JournalRange(0, len(self._journal))
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, offsets_before: Mapping[Shard, int]) -> None:
         pass
 
-    async def delete_journal(self, before: int) -> None:
+    async def delete_journal(self, offset_before: int) -> None:
         pass
 
     async def delete_stream(self, stream: str) -> None:
@@ -86,20 +86,20 @@ async def open_stuck_log(limits: KafkaLimits = LIMITS) -> AsyncIterator[tuple[St
         yield broker, log
 
 
-@pytest.mark.parametrize("stuck", ["follow", "fault"])
-async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck: str) -> None:
+@pytest.mark.parametrize("stuck_call", ["follow", "fault"])
+async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck_call: str) -> None:
     async with open_stuck_log() as (broker, log):
-        broker.stuck = stuck
+        broker.stuck_call = stuck_call
         appends = (log.append({A: build_batch(str(number))}) for number in range(3))
         for outcome in await asyncio.gather(*appends, return_exceptions=True):
             assert isinstance(outcome, CommitUnknown)
-        broker.stuck = ""
+        broker.stuck_call = ""
         await log.append({A: build_batch("next")})
 
 
 async def test_append_that_waits_too_long_for_its_turn_is_refused() -> None:
     async with open_stuck_log(replace(LIMITS, groups_max=1, request_timeout_s=0.2)) as (broker, log):
-        broker.stuck = "write"
+        broker.stuck_call = "write"
         first_task = asyncio.create_task(log.append({A: build_batch("first")}))
         await asyncio.sleep(0.01)
         with pytest.raises(LogUnavailable, match="nothing of the request is stored"):
@@ -130,17 +130,17 @@ async def test_appends_are_refused_after_an_unexpected_error_of_the_writer(monke
 
 async def test_concurrent_readers_share_one_failed_request_for_the_end_of_the_journal() -> None:
     async with open_stuck_log() as (broker, log):
-        broker.stuck, broker.questions = "range", 0
+        broker.stuck_call, broker.questions = "range", 0
         outcomes = await asyncio.gather(*(log.catch_up() for _ in range(20)), return_exceptions=True)
         assert {str(outcome) for outcome in outcomes} == {"the cluster does not answer"}
         assert broker.questions <= 2
-        broker.stuck = ""
+        broker.stuck_call = ""
         await log.catch_up()
 
 
 async def test_readers_are_refused_if_the_end_of_the_journal_is_not_read_in_time() -> None:
     async with open_stuck_log() as (broker, log):
-        broker.stuck = "range for ever"
+        broker.stuck_call = "range for ever"
         for outcome in await asyncio.gather(*(log.catch_up() for _ in range(3)), return_exceptions=True):
             assert isinstance(outcome, LogUnavailable)
             assert "was not read within 0.2 s" in outcome.message

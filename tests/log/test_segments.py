@@ -155,10 +155,10 @@ def open_log(disk: SimulatedDisk, clock: SimulatedClock, **limits):
 
 
 def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
-    copied = copy_disk(disk)
-    for name in [name for name in copied.files if name.endswith(".index")]:
-        del copied.files[name]
-    return copied
+    disk_copy = copy_disk(disk)
+    for name in [name for name in disk_copy.files if name.endswith(".index")]:
+        del disk_copy.files[name]
+    return disk_copy
 
 
 async def fill_log(log: SegmentLog, count: int = 20) -> None:
@@ -166,7 +166,7 @@ async def fill_log(log: SegmentLog, count: int = 20) -> None:
         await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
 
-async def test_released_rows_are_removed_by_age_but_unreleased_rows_stay() -> None:
+async def test_released_rows_are_removed_by_age_and_unreleased_rows_are_kept() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         await fill_log(log)
@@ -298,14 +298,14 @@ async def test_reader_gets_the_right_rows_before_the_log_notices_that_a_segment_
         clock.advance(2000)
         await log.release({A: 30})
         runner.is_active = True
-        trimming = asyncio.create_task(log.trim())
+        trim_task = asyncio.create_task(log.trim())
         await is_held.wait()
         reading = asyncio.create_task(log.read(B, 3, limit_bytes=1))
         for _ in range(10):
             await asyncio.sleep(0)
         runner.is_active = False
         release.set()
-        await trimming
+        await trim_task
         assert await reading == [expected[3]]
         assert await read_all(log, B) == expected
 
@@ -368,14 +368,14 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
         assert log.find_producer("p") is None
 
 
-async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_stay() -> None:
+async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_are_kept() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock) as log:
         await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         clock.advance(3_600_000)
         await log.append({A: build_batch("x" * 900)})
-        repeated = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
-        assert (repeated.duplicate, repeated.positions) == (True, ())
+        repeated_offsets = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
+        assert (repeated_offsets.duplicate, repeated_offsets.positions) == (True, ())
         await log.append({A: build_batch("y")}, StreamProducer("p", 1))
 
 
@@ -415,14 +415,14 @@ def test_log_on_a_full_file_system_refuses_appends_and_recovers(tmp_path: Path) 
     script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
     script += f'{sys.executable} -c "$0" {tmp_path}'
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]
-    completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    if "unshare" in completed.stderr or "mount:" in completed.stderr:
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    if "unshare" in result.stderr or "mount:" in result.stderr:
         # This container cannot mount a file system. The kernel's limit on the size of a file fails a write in the same
         # way.
-        limited = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
+        limited_command = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
         (tmp_path / "ballast").touch()
-        completed = subprocess.run(
-            ["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False
+        result = subprocess.run(
+            ["sh", "-c", limited_command, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False
         )
-    assert completed.returncode == 0, completed.stderr
-    assert 50 < int(completed.stdout) < 1000
+    assert result.returncode == 0, result.stderr
+    assert 50 < int(result.stdout) < 1000

@@ -22,25 +22,25 @@ def write_hadoop_table(
         folder: The folder of the new table.
         has_scheme: If True, the locations in its files begin with `file:`.
     """
-    loaded = client.load_table(table, history=True)
-    old_folder = Path(loaded.location.removeprefix("file://"))
+    loaded_table = client.load_table(table, history=True)
+    old_folder = Path(loaded_table.location.removeprefix("file://"))
     shutil.copytree(old_folder, folder, ignore=shutil.ignore_patterns("*.metadata.json"), dirs_exist_ok=True)
     location = f"file://{folder}" if has_scheme else str(folder)
     manifests = sorted((folder / "metadata").glob("*.avro"))
     # Manifests are rewritten first, because manifest lists contain their lengths.
     manifests.sort(key=lambda path: b'"manifest_path"' in path.read_bytes())
     for path in manifests:
-        _replace_locations(path, loaded.location, location)
-    metadata = json.loads(loaded.metadata.replace(loaded.location.encode(), location.encode()))
+        _replace_locations(path, loaded_table.location, location)
+    metadata = json.loads(loaded_table.metadata.replace(loaded_table.location.encode(), location.encode()))
     metadata["metadata-log"] = []
     (folder / "metadata" / f"v{version}.metadata.json").write_text(json.dumps(metadata))
     (folder / "metadata" / "version-hint.text").write_text(str(version))
 
 
-def _replace_locations(path: Path, old: str, new: str) -> None:
+def _replace_locations(path: Path, old_location: str, new_location: str) -> None:
     with path.open("rb") as file:
         reader = fastavro.reader(file)
-        records = [_replace_in_record(record, old, new) for record in reader]
+        records = [_replace_in_record(record, old_location, new_location) for record in reader]
         schema, header = reader.writer_schema, reader.metadata
     output = io.BytesIO()
     kept_header = {name: value for name, value in header.items() if not name.startswith("avro.")}
@@ -48,11 +48,11 @@ def _replace_locations(path: Path, old: str, new: str) -> None:
     path.write_bytes(output.getvalue())
 
 
-def _replace_in_record(value: Any, old: str, new: str) -> Any:
+def _replace_in_record(value: Any, old_location: str, new_location: str) -> Any:
     if isinstance(value, dict):
-        replaced = {name: _replace_in_record(part, old, new) for name, part in value.items()}
-        if "manifest_length" in replaced:
-            manifest = Path(replaced["manifest_path"].removeprefix("file://"))
-            replaced["manifest_length"] = manifest.stat().st_size
-        return replaced
-    return value.replace(old, new) if isinstance(value, str) else value
+        replaced_record = {name: _replace_in_record(part, old_location, new_location) for name, part in value.items()}
+        if "manifest_length" in replaced_record:
+            manifest = Path(replaced_record["manifest_path"].removeprefix("file://"))
+            replaced_record["manifest_length"] = manifest.stat().st_size
+        return replaced_record
+    return value.replace(old_location, new_location) if isinstance(value, str) else value

@@ -19,7 +19,7 @@ class HttpCatalog:
     """A running catalog that records the headers of the requests it received."""
 
     url: str
-    received: list[Mapping[str, str]] = field(default_factory=list)
+    received_headers: list[Mapping[str, str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def serve_catalog(respond: Responder) -> Iterator[HttpCatalog]:
 
         def do_GET(self) -> None:
             headers = dict(self.headers)
-            catalog.received.append(headers)
+            catalog.received_headers.append(headers)
             status, body = 200, {"defaults": {}, "overrides": {}}
             if self.path.partition("?")[0] != "/v1/config":
                 status, body = respond(self.path, headers)

@@ -31,8 +31,8 @@ def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entr
     def draw_name() -> str:
         nonlocal number
         number += 1
-        odd = "".join(rng.choice(_CHARACTERS) for _ in range(rng.randint(0, 8)))
-        return f"{odd}x{number}" if rng.random() < 0.7 else f"x{number}"
+        odd_text = "".join(rng.choice(_CHARACTERS) for _ in range(rng.randint(0, 8)))
+        return f"{odd_text}x{number}" if rng.random() < 0.7 else f"x{number}"
 
     paths: list[tuple[str, ...]] = []
     for _ in range(namespaces):

@@ -48,12 +48,12 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all
 class Federation:
     """A catalog with tables, and clients of the server that shows them.
 
-    `server` uses the default warehouse of the server, and `shown` its federated warehouse.
+    `server` uses the default warehouse of the server, and `shown_client` its federated warehouse.
     """
 
     origin: IndexClient
     server: IndexClient
-    shown: IndexClient
+    shown_client: IndexClient
 
 
 @contextmanager
@@ -77,20 +77,20 @@ def serve_federated_catalog(
     server.start()
     client = IndexClient(server.url)
     create_warehouse(client, "other", lake.as_uri(), {"federation_uri": uri, "federation_fresh_s": 0}, {})
-    shown = IndexClient(make_warehouse_url(server.url, "other"))
-    yield client, shown
-    shown.close()
+    shown_client = IndexClient(make_warehouse_url(server.url, "other"))
+    yield client, shown_client
+    shown_client.close()
     client.close()
     server.stop()
 
 
 @pytest.fixture
 def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
-    with serve_federated_catalog(tmp_path, origin.url, lake) as (client, shown):
+    with serve_federated_catalog(tmp_path, origin.url, lake) as (client, shown_client):
         create_namespace(origin, "shop", {"owner": "ann"})
         create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
         append_ids(origin, "shop.orders", 1, 2)
-        yield Federation(origin, client, shown)
+        yield Federation(origin, client, shown_client)
 
 
 def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None = None) -> list[int]:
@@ -113,64 +113,64 @@ def list_files(folder: Path) -> set[str]:
 
 def test_federated_warehouse_shows_the_names_and_rows_of_the_other_catalog(federation: Federation) -> None:
     fill_with_odd_names(federation.origin, 5, namespaces=6, entries=12)
-    assert list_names(federation.shown) == list_names(federation.origin)
-    assert read_ids(federation.shown) == [1, 2]
-    assert federation.shown.explain("shop.orders", "id > 100").files == 0
+    assert list_names(federation.shown_client) == list_names(federation.origin)
+    assert read_ids(federation.shown_client) == [1, 2]
+    assert federation.shown_client.explain("shop.orders", "id > 100").files == 0
     with pytest.raises(NoSuchResource):
-        federation.shown.load_table("shop.none")
+        federation.shown_client.load_table("shop.none")
 
 
 def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(federation: Federation) -> None:
-    origin, shown = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for number in range(3, 10):
         append_ids(origin, "shop.orders", number)
-        assert read_ids(shown) == list(range(1, number + 1))
+        assert read_ids(shown_client) == list(range(1, number + 1))
     rename_table(origin, "shop.orders", "shop.sales")
-    assert read_ids(shown, "shop.sales") == list(range(1, 10))
+    assert read_ids(shown_client, "shop.sales") == list(range(1, 10))
     with pytest.raises(NoSuchResource):
-        shown.load_table("shop.orders")
+        shown_client.load_table("shop.orders")
     create_table(origin, "shop.orders", COLUMNS, properties={})
-    assert read_ids(shown) == []
+    assert read_ids(shown_client) == []
     drop_table(origin, "shop.sales")
     with pytest.raises(NoSuchResource):
-        shown.load_table("shop.sales")
+        shown_client.load_table("shop.sales")
 
 
 def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: Federation) -> None:
-    origin, shown = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
         origin._request_json("POST", "/v1/namespaces/shop/views", body=body)
-    assert load_view(shown, "shop.plain") == load_view(origin, "shop.plain")
+    assert load_view(shown_client, "shop.plain") == load_view(origin, "shop.plain")
     updates = [{"action": "set-properties", "updates": {"p": "1"}}]
     origin._request_json("POST", "/v1/namespaces/shop/views/plain", body={"requirements": [], "updates": updates})
-    assert load_view(shown, "shop.plain")["properties"]["p"] == "1"
+    assert load_view(shown_client, "shop.plain")["properties"]["p"] == "1"
     with pytest.raises(AccessDenied, match="rights of a user"):
-        load_view(shown, "shop.owned")
+        load_view(shown_client, "shop.owned")
 
 
 def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federation: Federation, lake: Path) -> None:
-    origin, shown = federation.origin, federation.shown
+    origin, shown_client = federation.origin, federation.shown_client
     for number in range(3, 6):
         append_ids(origin, "shop.orders", number)
     files, metadata = list_files(lake), origin.load_table("shop.orders", history=True).metadata
-    shown.put_index("shop.orders", "by_id", kind="bloom", columns=["id"])
-    build(shown, "shop.orders", "by_id", InProcessWorkers())
-    explanation = shown.explain("shop.orders", "id = 4")
+    shown_client.put_index("shop.orders", "by_id", kind="bloom", columns=["id"])
+    build(shown_client, "shop.orders", "by_id", InProcessWorkers())
+    explanation = shown_client.explain("shop.orders", "id = 4")
     assert [index["name"] for index in explanation.indexes] == ["by_id"]
     append_ids(origin, "shop.orders", 6)
-    assert read_ids(shown, where="id = 4") == [4]
-    assert read_ids(shown, where="id = 6") == [6]
-    assert [index.name for index in shown.indexes("shop.orders")] == ["by_id"]
+    assert read_ids(shown_client, where="id = 4") == [4]
+    assert read_ids(shown_client, where="id = 6") == [6]
+    assert [index.name for index in shown_client.indexes("shop.orders")] == ["by_id"]
     rename_table(origin, "shop.orders", "shop.sales")
-    assert [index.name for index in shown.indexes("shop.sales")] == ["by_id"]
+    assert [index.name for index in shown_client.indexes("shop.sales")] == ["by_id"]
     index_paths = {path for path in list_files(lake) - files if "_seamark" in path}
     assert index_paths == set()
     assert b"by_id" not in metadata + origin.load_table("shop.sales", history=True).metadata
 
 
 def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: Federation) -> None:
-    shown = federation.shown
+    shown_client = federation.shown_client
     table = "/v1/namespaces/shop/tables/orders"
     changes: tuple[tuple[str, str, Any], ...] = (
         ("POST", "/v1/namespaces", {"namespace": ["new"]}),
@@ -186,23 +186,25 @@ def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: F
     )
     for method, path, body in changes:
         with pytest.raises(Refused, match=f"{federation.origin.url} and is read-only") as refusal:
-            shown._request(method, path, {}, None if body is None else json.dumps(body).encode(), repeatable=False)
+            shown_client._request(
+                method, path, {}, None if body is None else json.dumps(body).encode(), repeatable=False
+            )
         assert refusal.value.status == 406, (method, path)
-    assert read_ids(shown) == [1, 2]
+    assert read_ids(shown_client) == [1, 2]
 
 
 def test_error_of_a_federated_warehouse_names_a_catalog_that_does_not_answer(
     federation: Federation, tmp_path: Path
 ) -> None:
-    shown = IndexClient(federation.shown.url, retries=0)
+    shown_client = IndexClient(federation.shown_client.url, retries=0)
     url = federation.origin.url
     define = federation.server._request_json
     settings = {"federation_uri": url, "federation_fresh_s": 0, "federation_warehouse": "none"}
     define("PUT", "/api/v1/warehouses/other", body={"settings": settings})
     with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
-        shown.load_table("shop.orders")
+        shown_client.load_table("shop.orders")
     with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
-        list(shown.namespaces())
+        list(shown_client.namespaces())
 
 
 def test_other_catalog_must_be_allowed_by_the_operator(federation: Federation, tmp_path: Path) -> None:
@@ -215,17 +217,17 @@ def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
     federation: Federation, lake: Path
 ) -> None:
     server = federation.server
-    assert read_ids(federation.shown) == [1, 2]
+    assert read_ids(federation.shown_client) == [1, 2]
     files = list_files(lake)
     with pytest.raises(InvalidRequest, match="cannot begin or cease"):
         change_warehouse(server, "other", {}, None)
     drop_warehouse(server, "other")
     assert list_files(lake) == files
     create_warehouse(server, "lake", lake.as_uri(), {}, {})
-    moved = IndexClient(make_warehouse_url(server.url, "lake"))
-    assert import_all(moved, federation.origin.url)["shop.orders"] == "imported"
-    assert read_ids(moved) == [1, 2]
-    moved.close()
+    lake_client = IndexClient(make_warehouse_url(server.url, "lake"))
+    assert import_all(lake_client, federation.origin.url)["shop.orders"] == "imported"
+    assert read_ids(lake_client) == [1, 2]
+    lake_client.close()
 
 
 def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
-    assert read_ids(federation.shown) == [1, 2]
+    assert read_ids(federation.shown_client) == [1, 2]
 
 
 def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake: Path) -> None:
@@ -247,7 +249,7 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
     with (
         serve_catalog(respond) as first_catalog,
         serve_catalog(respond) as new_catalog,
-        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (server, shown),
+        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (server, shown_client),
     ):
         settings = {"federation_uri": first_catalog.url, "federation_fresh_s": 0}
         change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
@@ -257,8 +259,8 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
         change_warehouse(
             server, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
         )
-        assert list(shown.namespaces()) == []
-        assert {headers["Authorization"] for headers in new_catalog.received} == {"Bearer new-token"}
+        assert list(shown_client.namespaces()) == []
+        assert {headers["Authorization"] for headers in new_catalog.received_headers} == {"Bearer new-token"}
         change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, {})
         change_warehouse(server, "other", settings, None)
 
@@ -272,8 +274,8 @@ async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: s
     assert await authorizer.allows_each(admin, operation, [shop, shop]) == [False, False]
     with pytest.raises(ReadOnlyServer, match=r"https://other\.example and is read-only"):
         await authorizer.require(admin, operation, shop)
-    for allowed in ("loadTable", "signRequest", "planTableScan", "putIndex", "addGrant"):
-        await authorizer.require(admin, allowed, shop)
+    for allowed_operation in ("loadTable", "signRequest", "planTableScan", "putIndex", "addGrant"):
+        await authorizer.require(admin, allowed_operation, shop)
 
 
 def find_metadata_file(client: IndexClient, table: str) -> str:
@@ -309,21 +311,21 @@ def test_name_has_one_spelling_if_the_other_catalog_ignores_case(
     files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
         serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
     ):
         for _ in range(2):
             for table in ("hr.SALARIES", "HR.salaries", "Hr.Salaries"):
                 with pytest.raises(NoSuchResource):
-                    shown.load_table(table)
-            assert shown.load_table("hr.salaries").metadata
-        assert list(shown.tables(("hr",))) == [("hr", "salaries")]
+                    shown_client.load_table(table)
+            assert shown_client.load_table("hr.salaries").metadata
+        assert list(shown_client.tables(("hr",))) == [("hr", "salaries")]
         with pytest.raises(NoSuchResource):
-            list(shown.tables(("HR",)))
+            list(shown_client.tables(("HR",)))
         # The other catalog renames the table to the other spelling.
         files["SALARIES"] = files.pop("salaries")
-        assert shown.load_table("hr.SALARIES").metadata
+        assert shown_client.load_table("hr.SALARIES").metadata
         with pytest.raises(NoSuchResource):
-            shown.load_table("hr.salaries")
+            shown_client.load_table("hr.salaries")
 
 
 def test_second_name_of_a_table_is_refused_and_does_not_change_its_rights(
@@ -335,21 +337,21 @@ def test_second_name_of_a_table_is_refused_and_does_not_change_its_rights(
     files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
         serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
     ):
-        assert shown.load_table("hr.salaries").metadata
+        assert shown_client.load_table("hr.salaries").metadata
         denial = {"principal": "ann", "privilege": "read", "namespace": ["hr"], "table": "salaries", "deny": True}
-        shown._request("PUT", "/api/v1/grants", {}, json.dumps(denial).encode(), repeatable=True)
-        grants = shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
+        shown_client._request("PUT", "/api/v1/grants", {}, json.dumps(denial).encode(), repeatable=True)
+        grants = shown_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
         files["copy"] = files["salaries"]
         for _ in range(2):
             with pytest.raises(AccessDenied, match=r"the other catalog lists it as hr\.salaries"):
-                shown.load_table("hr.copy")
-            assert shown.load_table("hr.salaries").metadata
-        assert shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
+                shown_client.load_table("hr.copy")
+            assert shown_client.load_table("hr.salaries").metadata
+        assert shown_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
         # The first name now belongs to another table, so the second name is the only name of the first table.
         files["salaries"] = find_metadata_file(origin, "other")
-        assert shown.load_table("hr.copy").location != shown.load_table("hr.salaries").location
+        assert shown_client.load_table("hr.copy").location != shown_client.load_table("hr.salaries").location
 
 
 def test_table_whose_metadata_names_foreign_locations_is_not_shown(
@@ -358,7 +360,7 @@ def test_table_whose_metadata_names_foreign_locations_is_not_shown(
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.orders", COLUMNS, properties={})
     metadata = json.loads(origin.load_table("shop.orders").metadata)
-    folder, outside = lake / "evil", (tmp_path / "server" / "warehouse" / "t").as_uri()
+    folder, outside_location = lake / "evil", (tmp_path / "server" / "warehouse" / "t").as_uri()
     location = ""
 
     def write_metadata(number: int, **change: Any) -> str:
@@ -369,23 +371,26 @@ def test_table_whose_metadata_names_foreign_locations_is_not_shown(
         return path.as_uri()
 
     changes: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"location": outside}, "outside the warehouse"),
-        ({"metadata-log": [{"timestamp-ms": 1, "metadata-file": f"{outside}/v1.metadata.json"}]}, "earlier metadata"),
+        ({"location": outside_location}, "outside the warehouse"),
+        (
+            {"metadata-log": [{"timestamp-ms": 1, "metadata-file": f"{outside_location}/v1.metadata.json"}]},
+            "earlier metadata",
+        ),
         ({"location": lake.as_uri()}, "root of all tables"),
         ({"location": f"{lake.as_uri()}/_seamark/x"}, "outside the table's own location"),
         ({"table-uuid": "../../x"}, "not a UUID"),
-        ({"properties": {"write.data.path": outside}}, "The property write.data.path"),
+        ({"properties": {"write.data.path": outside_location}}, "The property write.data.path"),
     )
     with (
         serve_catalog(lambda path, _: respond_ignoring_case({"orders": location}, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
     ):
         for number, (change, reason) in enumerate(changes):
             location = write_metadata(number, **change)
             with pytest.raises(AccessDenied, match=re.escape(reason)):
-                shown.load_table("hr.orders")
-        location = f"{outside}/metadata/v1.metadata.json"
+                shown_client.load_table("hr.orders")
+        location = f"{outside_location}/metadata/v1.metadata.json"
         with pytest.raises(AccessDenied, match="outside the warehouse"):
-            shown.load_table("hr.orders")
+            shown_client.load_table("hr.orders")
         location = write_metadata(len(changes))
-        assert shown.load_table("hr.orders").location == folder.as_uri()
+        assert shown_client.load_table("hr.orders").location == folder.as_uri()

@@ -64,7 +64,7 @@ def test_import_takes_the_version_after_the_hint(origin: IndexClient, warehouse:
 
 def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Path, target: IndexClient) -> None:
     metadata = warehouse / "shop" / "orders" / "metadata"
-    current = metadata / "v1.metadata.json"
+    current_path = metadata / "v1.metadata.json"
     hint = metadata / "version-hint.text"
     other_file = metadata / "00001-a.metadata.json"
     for hint_text, has_other_file, reason in (
@@ -74,10 +74,10 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     ):
         hint.write_text(hint_text)
         if has_other_file:
-            other_file.write_bytes(current.read_bytes())
+            other_file.write_bytes(current_path.read_bytes())
         result = run_import(target, str(warehouse), "--table", "shop.orders")
         assert (result.exit_code, reason in result.output) == (1, True), result.output
     hint.unlink()
-    current.unlink()
+    current_path.unlink()
     (metadata / "00001-b.metadata.json").write_text("{}")
     assert "Several metadata files may be the newest" in run_import(target, str(warehouse)).output

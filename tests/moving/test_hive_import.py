@@ -1,5 +1,6 @@
-"""Tests of `seamark import` from a Hive metastore. The tests serve it with the generated code of its Thrift
-interface.
+"""Tests of `seamark import` from a Hive metastore.
+
+The tests serve it with the generated code of its Thrift interface.
 """
 
 from __future__ import annotations

@@ -189,9 +189,9 @@ def test_import_refuses_metadata_that_names_locations_outside_the_table(
     )
     for change, reason in attacks:
         location = _change_metadata(shop, "shop.orders", folder, change)
-        for dry_run in (True, False):
+        for is_dry_run in (True, False):
             with pytest.raises(InvalidRequest, match=re.escape(reason)):
-                import_table(target, "evil.t", location, dry_run=dry_run)
+                import_table(target, "evil.t", location, dry_run=is_dry_run)
     inside_victim = Path(victim.removeprefix("file://"))
     location = _change_metadata(shop, "shop.orders", inside_victim, set_location(victim))
     with pytest.raises(InvalidRequest, match="overlaps"):

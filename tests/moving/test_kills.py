@@ -28,9 +28,9 @@ ENTRIES = examples(400, 60)
 def test_interrupted_import_continues_with_the_remaining_entries(origin: IndexClient, target: IndexClient) -> None:
     fill_with_odd_names(origin, 2, namespaces=4, entries=16)
     with closing(RestSource({"uri": origin.url}, 2)) as source:
-        for moved in (1, 6):
+        for moved_count in (1, 6):
             results = Move(source, SeamarkDestination(target), workers=2).run()
-            assert len(list(islice(results, moved))) == moved
+            assert len(list(islice(results, moved_count))) == moved_count
             results.close()
         outcomes = {result.outcome for result in Move(source, SeamarkDestination(target)).run()}
     assert outcomes == {"moved", "unchanged"}
@@ -49,11 +49,11 @@ def test_killed_import_of_a_random_catalog_continues(
         return sum(1 for namespace in target.namespaces() for _ in target.tables(namespace))
 
     for _ in range(examples(4, 1)):
-        killed_at = rng.randrange(count_entries(), ENTRIES // 2)
+        kill_count = rng.randrange(count_entries(), ENTRIES // 2)
         with (tmp_path / "killed.log").open("ab") as log:
             process = fork(command, dict(os.environ), None, log.fileno(), log.fileno())
             assert process is not None, "the fork server is enabled for tests"
-            block_until(lambda: count_entries() >= killed_at or process.poll() is not None)  # noqa: B023
+            block_until(lambda: count_entries() >= kill_count or process.poll() is not None)  # noqa: B023
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)

@@ -22,11 +22,11 @@ def test_ten_thousand_tables_are_imported_and_a_repeat_changes_nothing(tmp_path:
     expected = write_tables(home / "warehouse", TABLES, files=1)
     rebuilt = run_seamark("rebuild", "--home", str(home), timeout_s=_TIMEOUT_S)
     assert rebuilt.returncode == 0, rebuilt.stderr
-    allowed = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
-    with Seamark(home) as origin, Seamark(tmp_path / "target", env=allowed) as target:
+    server_env = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
+    with Seamark(home) as origin, Seamark(tmp_path / "target", env=server_env) as target:
         arguments = ("import", origin.base_url, "--url", target.base_url)
         for outcome in (f"{TABLES:,} tables and views imported", f"{TABLES:,} unchanged"):
-            imported = run_seamark(*arguments, timeout_s=_TIMEOUT_S)
-            assert imported.returncode == 0, imported.stderr
-            assert outcome in imported.stdout
+            import_result = run_seamark(*arguments, timeout_s=_TIMEOUT_S)
+            assert import_result.returncode == 0, import_result.stderr
+            assert outcome in import_result.stdout
             assert list_pointers(target.base_url) == expected

@@ -57,14 +57,14 @@ class Served:
 async def serve_answers(
     answer: Callable[[web.Request], Any], **settings: Any
 ) -> AsyncIterator[tuple[OtherCatalog, Served, MovedClock]]:
-    served, clock = Served(answer), MovedClock()
+    fake_catalog, clock = Served(answer), MovedClock()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", served.handle)
+    app.router.add_route("*", "/{path:.*}", fake_catalog.handle)
     async with TestServer(app) as server:
         uri = str(server.make_url("/")).rstrip("/")
         prefixed_settings = {f"federation_{name}": value for name, value in settings.items()}
         async with open_other_catalog(Settings(federation_uri=uri, **prefixed_settings), clock) as catalog:
-            yield catalog, served, clock
+            yield catalog, fake_catalog, clock
 
 
 async def find_orders(catalog: OtherCatalog) -> str | None:
@@ -77,38 +77,42 @@ async def test_answer_is_cached_for_a_time_and_then_checked_by_its_etag() -> Non
             return web.Response(status=304)
         return web.json_response({"metadata-location": "file:///t/v1.json"}, headers={"ETag": "v1"})
 
-    async with serve_answers(answer, fresh_s=5) as (catalog, served, clock):
+    async with serve_answers(answer, fresh_s=5) as (catalog, fake_catalog, clock):
         for now_s, requests in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
             clock.now_s = now_s
             assert await find_orders(catalog) == "file:///t/v1.json"
-            assert len(served.requests) - 1 == requests, now_s
-        assert served.list_paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
+            assert len(fake_catalog.requests) - 1 == requests, now_s
+        assert fake_catalog.list_paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
 
 
 async def test_concurrent_reads_of_one_name_share_a_request() -> None:
-    async with serve_answers(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (catalog, served, _):
+    async with serve_answers(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (
+        catalog,
+        fake_catalog,
+        _,
+    ):
         await catalog.list_namespaces(())
         await asyncio.gather(*(find_orders(catalog) for _ in range(10)))
-        assert len(served.requests) == 3
+        assert len(fake_catalog.requests) == 3
 
 
 async def test_redirects_and_the_uri_of_the_configuration_are_not_followed() -> None:
     def answer(request: web.Request) -> Any:
         return web.Response(status=302, headers={"Location": "/secret"})
 
-    async with serve_answers(answer) as (catalog, served, _):
+    async with serve_answers(answer) as (catalog, fake_catalog, _):
         with pytest.raises(RetryLater, match="answers 302"):
             await find_orders(catalog)
-        assert "/secret" not in served.list_paths()
+        assert "/secret" not in fake_catalog.list_paths()
 
 
 async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
-    issued: list[str] = []
+    issued_tokens: list[str] = []
 
     def answer(request: web.Request) -> Any:
         if request.path == "/v1/oauth/tokens":
-            issued.append(f"token-{len(issued)}")
-            return {"access_token": issued[-1], "expires_in": 3600}
+            issued_tokens.append(f"token-{len(issued_tokens)}")
+            return {"access_token": issued_tokens[-1], "expires_in": 3600}
         if request.headers.get("Authorization") != "Bearer token-1":
             return web.json_response({"error": {"message": "client:s3cret"}}, status=401)
         return {"metadata-location": "file:///t/v1.json"}
@@ -116,12 +120,12 @@ async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
     async with serve_answers(answer, credential="client:s3cret") as (catalog, _, clock):
         # The server refuses the first token, so the client requests a second token.
         assert await find_orders(catalog) == "file:///t/v1.json"
-        assert issued == ["token-0", "token-1"]
+        assert issued_tokens == ["token-0", "token-1"]
         clock.now_s = 4000
         with pytest.raises(RetryLater, match="check the login") as refusal:
             await find_orders(catalog)
         assert "s3cret" not in str(refusal.value)
-        assert len(issued) == 4
+        assert len(issued_tokens) == 4
 
 
 async def test_listings_are_read_to_their_last_page() -> None:
@@ -147,8 +151,8 @@ async def test_level_that_contains_the_separator_is_not_a_nested_namespace() -> 
             return {"identifiers": [{"namespace": ["hr", "pay"], "name": "salaries"}]}
         return {"metadata-location": "file:///t/v1.json", "properties": {}}
 
-    async with serve_answers(answer) as (catalog, served, _):
-        served.overrides["namespace-separator"] = "%2E"
+    async with serve_answers(answer) as (catalog, fake_catalog, _):
+        fake_catalog.overrides["namespace-separator"] = "%2E"
         for path, is_shown in ((("hr", "pay"), True), (("hr.pay",), False)):
             assert (await catalog.find_namespace(path) is not None) == is_shown
             assert (await catalog.find_entry(EntryKind.TABLE, path, "salaries") is not None) == is_shown
@@ -173,12 +177,12 @@ async def test_error_names_a_catalog_that_does_not_answer() -> None:
 
 
 async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
-    closing, logins = asyncio.Event(), 0
+    close_event, logins = asyncio.Event(), 0
 
     async def answer_login(request: web.Request) -> web.Response:
         nonlocal logins
         logins += 1
-        await closing.wait()
+        await close_event.wait()
         return web.Response(status=500)
 
     app, clock = web.Application(), MovedClock()
@@ -193,15 +197,15 @@ async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
                 answers = await asyncio.gather(*reads, return_exceptions=True)
                 assert all(isinstance(answer, RetryLater) for answer in answers), answers
                 assert logins == requests, now_s
-        closing.set()
+        close_event.set()
 
 
 async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_and_time() -> None:
-    closing, waiting = asyncio.Event(), asyncio.Event()
+    close_event, is_waiting = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
-        waiting.set()
-        await closing.wait()
+        is_waiting.set()
+        await close_event.wait()
         return web.Response(status=500)
 
     app = web.Application()
@@ -212,16 +216,16 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
         )
         async with open_federated_store(settings) as store:
             names = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
-            running = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
-            await waiting.wait()
+            running_requests = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
+            await is_waiting.wait()
             with pytest.raises(RetryLater, match="federation_requests_limit"):
                 await store.load_namespace(("db",))
-            assert not any(task.done() for task in running)
+            assert not any(task.done() for task in running_requests)
             async with open_federated_store(replace(settings, federation_timeout_s=0.1)) as other_store:
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
                     await other_store.load_namespace(("db",))
-            closing.set()
-            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            close_event.set()
+            outcomes = await asyncio.gather(*running_requests, return_exceptions=True)
             assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in outcomes), outcomes
 
 
@@ -265,10 +269,10 @@ async def test_cached_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatc
     def answer(request: web.Request) -> Any:
         return {"identifiers": [{"name": f"{request.path[-20:]}-{number}"} for number in range(100)]}
 
-    async with serve_answers(answer, fresh_s=3600) as (catalog, served, _):
+    async with serve_answers(answer, fresh_s=3600) as (catalog, fake_catalog, _):
         for _ in range(2):
             for number in range(5):
                 assert len(await catalog.list_entries(EntryKind.TABLE, (f"n{number}",))) == 100
-        assert len(served.requests) == 11, "two listings fit, and the oldest is evicted first"
+        assert len(fake_catalog.requests) == 11, "two listings fit, and the oldest is evicted first"
         assert len(await catalog.list_entries(EntryKind.TABLE, ("n4",))) == 100
-        assert len(served.requests) == 11
+        assert len(fake_catalog.requests) == 11

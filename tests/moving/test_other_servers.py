@@ -35,25 +35,25 @@ def read_ids(client: IndexClient, table: str) -> list[int]:
     return sorted(scan(client, table).to_arrow().column("id").to_pylist())
 
 
-def check_moves(showing: IndexClient, client: IndexClient, uri: str, lake: str, catalog: Catalog) -> None:
+def check_moves(showing_client: IndexClient, client: IndexClient, uri: str, lake: str, catalog: Catalog) -> None:
     """Show the tables of a catalog in a federated warehouse, import them, and export a table to the catalog.
 
     Args:
-        showing: A client of a server that may have warehouses at `lake`.
+        showing_client: A client of a server that may have warehouses at `lake`.
         client: A client of a server that may read `lake`.
         uri: The URI of the other catalog.
         lake: The location of the other catalog's tables.
         catalog: The other catalog.
     """
-    create_warehouse(showing, "other", lake, {"federation_uri": uri, "federation_fresh_s": 0}, {})
-    shown = IndexClient(make_warehouse_url(showing.url, "other"))
-    assert sorted(shown.namespaces()) == [("shop",), ("shop", "eu")]
-    assert read_ids(shown, "shop.eu.orders") == [1, 2, 3]
+    create_warehouse(showing_client, "other", lake, {"federation_uri": uri, "federation_fresh_s": 0}, {})
+    shown_client = IndexClient(make_warehouse_url(showing_client.url, "other"))
+    assert sorted(shown_client.namespaces()) == [("shop",), ("shop", "eu")]
+    assert read_ids(shown_client, "shop.eu.orders") == [1, 2, 3]
     catalog.load_table(("shop", "orders")).append(ROWS)
-    assert read_ids(shown, "shop.orders") == [1, 1, 2, 2, 3, 3]
+    assert read_ids(shown_client, "shop.orders") == [1, 1, 2, 2, 3, 3]
     with pytest.raises(Refused, match="is read-only"):
-        create_namespace(shown, "new", {})
-    shown.close()
+        create_namespace(shown_client, "new", {})
+    shown_client.close()
     outcomes = import_all(client, uri)
     assert outcomes == dict.fromkeys(("shop", "shop.eu", "shop.orders", "shop.eu.orders"), "imported")
     assert read_ids(client, "shop.orders") == [1, 1, 2, 2, 3, 3]
@@ -75,9 +75,9 @@ def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Se
         catalog = load_catalog("java", type="rest", uri=uri)
         create_tables(catalog)
         roots = {"SEAMARK_WAREHOUSE_ROOTS": lake.as_uri(), "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
-        showing = IndexClient(start_seamark("showing", env=roots).base_url)
+        showing_client = IndexClient(start_seamark("showing", env=roots).base_url)
         client = IndexClient(start_seamark("importing", env={"SEAMARK_ALLOWED_LOCATIONS": lake.as_uri()}).base_url)
-        check_moves(showing, client, uri, lake.as_uri(), catalog)
+        check_moves(showing_client, client, uri, lake.as_uri(), catalog)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_tables_move_from_and_to_nessie(
         create_tables(catalog)
         store = s3.build_seamark_env()
         roots = {**store, "SEAMARK_WAREHOUSE_ROOTS": lake, "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
-        allowed = {**store, "SEAMARK_ALLOWED_LOCATIONS": lake}
-        showing = start_seamark("showing", warehouse=f"s3://{s3_bucket}/showing", env=roots)
-        importing = start_seamark("importing", warehouse=f"s3://{s3_bucket}/importing", env=allowed)
-        check_moves(IndexClient(showing.base_url), IndexClient(importing.base_url), uri, lake, catalog)
+        server_env = {**store, "SEAMARK_ALLOWED_LOCATIONS": lake}
+        showing_server = start_seamark("showing", warehouse=f"s3://{s3_bucket}/showing", env=roots)
+        importing_server = start_seamark("importing", warehouse=f"s3://{s3_bucket}/importing", env=server_env)
+        check_moves(IndexClient(showing_server.base_url), IndexClient(importing_server.base_url), uri, lake, catalog)

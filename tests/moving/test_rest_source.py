@@ -32,7 +32,7 @@ def test_requests_are_signed_for_glue() -> None:
         assert all(
             headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=key/")
             and "/eu-central-1/glue/aws4_request" in headers["Authorization"]
-            for headers in catalog.received
+            for headers in catalog.received_headers
         )
 
 

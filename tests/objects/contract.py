@@ -48,7 +48,7 @@ class ObjectStoreContract:
             await store.read(f"{base}/folder")
         assert not await store.exists(f"{base}/folder")
 
-    async def test_create_never_overwrites(self, store: ObjectStore, base: str) -> None:
+    async def test_create_never_overwrites_an_object(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/once", b"first")
         for second_data in (b"second", b"first"):
             with pytest.raises(ObjectExists, match="once"):
@@ -98,20 +98,20 @@ class ObjectStoreContract:
         assert await store.read(f"{base}/x") == b"y"
 
     async def test_list_returns_exactly_the_objects_below_a_folder(self, store: ObjectStore, base: str) -> None:
-        inside = {f"{base}/t1/data/{number:02d}/f" for number in range(12)} | {f"{base}/t1/top"}
-        for location in inside:
+        locations_inside = {f"{base}/t1/data/{number:02d}/f" for number in range(12)} | {f"{base}/t1/top"}
+        for location in locations_inside:
             await store.create(location, b"123")
         await store.create(f"{base}/t10/other", b"")
         before_ms = SystemClock().now_ms()
         infos = [info async for info in store.list(f"{base}/t1")]
-        assert {info.location for info in infos} == inside
+        assert {info.location for info in infos} == locations_inside
         assert {info.size_bytes for info in infos} == {3}
         assert all(abs(info.modified_ms - before_ms) < 600_000 for info in infos)
 
     async def test_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
         assert [info async for info in store.list(f"{base}/nowhere")] == []
 
-    async def test_ping_answers(self, store: ObjectStore) -> None:
+    async def test_ping_of_a_reachable_store_raises_no_error(self, store: ObjectStore) -> None:
         await store.ping()
 
     @pytest.mark.parametrize(

@@ -99,9 +99,9 @@ class FaultyObjects:
         self._act_after(fault, "")
 
     def _draw_fault(self, operation: str) -> Fault | None:
-        scripted = self._scripts.get(operation)
-        if scripted:
-            return scripted.popleft()
+        fault_script = self._scripts.get(operation)
+        if fault_script:
+            return fault_script.popleft()
         point = self._random.random()
         for fault, rate in self.rates.items():
             if fault is Fault.FULL and operation != "create":

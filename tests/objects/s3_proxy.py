@@ -57,35 +57,35 @@ async def _forward(
 ) -> web.StreamResponse:
     """Pass the request to the S3 server, with the faults that are switched on."""
     body = await request.read()
-    put = request.method == "PUT"
+    is_put = request.method == "PUT"
     if mode.delay_s:
         await asyncio.sleep(mode.delay_s)
-    if mode.hang_all or (put and mode.hang):
+    if mode.hang_all or (is_put and mode.hang):
         mode.requests.append(f"{request.method} hung")
         await asyncio.sleep(60)
-    if put and mode.drop_requests:
+    if is_put and mode.drop_requests:
         mode.drop_requests -= 1
         mode.requests.append("PUT dropped")
         return _break_connection(request)
-    if put and mode.conditional_501 and "If-None-Match" in request.headers:
+    if is_put and mode.conditional_501 and "If-None-Match" in request.headers:
         mode.requests.append("PUT 501")
         return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
-    if put and mode.before_put is not None:
+    if is_put and mode.before_put is not None:
         mode.before_put()
     skip = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
     async with session.request(
         request.method,
         URL(upstream + request.raw_path, encoded=True),
         headers=request.headers,
-        data=body if body or put else None,
+        data=body if body or is_put else None,
         skip_auto_headers=skip,
     ) as answer:
         content = await answer.read()
         mode.requests.append(f"{request.method} {answer.status}")
-        if put and mode.lose_replies:
+        if is_put and mode.lose_replies:
             mode.lose_replies -= 1
             return _break_connection(request)
-        if put and mode.answer_500_after:
+        if is_put and mode.answer_500_after:
             mode.answer_500_after -= 1
             return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
         kept_headers = {

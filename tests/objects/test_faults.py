@@ -50,13 +50,13 @@ async def test_fault_leaves_the_state_that_it_claims(
     await store.create(f"{base}/y", b"y")
 
 
-async def test_slow_call_succeeds(store: FaultyObjects, base: str) -> None:
+async def test_slow_storage_call_succeeds(store: FaultyObjects, base: str) -> None:
     store.script_faults("create", Fault.SLOW)
     await store.create(f"{base}/x", b"x")
     assert store.trace == ["create SLOW"]
 
 
-async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
+async def test_same_seed_causes_the_same_faults(tmp_path: Path) -> None:
     async def run_objects(home: Path, seed: int) -> list[str]:
         """Return the trace of injected faults after 40 creations and deletions."""
         settings = Settings(home=home)

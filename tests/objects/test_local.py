@@ -108,21 +108,21 @@ async def test_recreated_folder_is_synced_again(
     await store.create(f"{base}/t/1", b"")
     (tmp_path / "warehouse/corner/t/1").unlink()
     (tmp_path / "warehouse/corner/t").rename(tmp_path / "aside")
-    synced: list[int] = []
+    synced_folders: list[int] = []
     real_fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), real_fsync(fd))[1])
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced_folders.append(os.fstat(fd).st_ino), real_fsync(fd))[1])
     await store.create(f"{base}/t/2", b"")
-    assert (tmp_path / "warehouse/corner").stat().st_ino in synced
+    assert (tmp_path / "warehouse/corner").stat().st_ino in synced_folders
 
 
 async def test_file_that_need_not_be_durable_is_complete_but_not_synced(
     store: ObjectStore, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.create(f"{base}/t/1", b"first")
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
+    synced_folders: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced_folders.append)
     await store.create(f"{base}/t/2", b"second", durable=False)
-    assert not synced
+    assert not synced_folders
     assert await store.read(f"{base}/t/2") == b"second"
     with pytest.raises(ObjectExists):
         await store.create(f"{base}/t/2", b"third", durable=False)
@@ -139,8 +139,8 @@ async def test_failed_create_leaves_no_file(
     def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, step, fail)
+    with monkeypatch.context() as patches:
+        patches.setattr(os, step, fail)
         with pytest.raises(StorageError, match="Input/output error"):
             await store.create(f"{base}/x", b"x")
     assert sorted(path.name for path in (tmp_path / "warehouse/corner").iterdir()) == ["warm"]
@@ -161,8 +161,10 @@ async def main():
         await objects.create(settings.make_warehouse_uri() + "/t/x", b"half")
 asyncio.run(main())
 """
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parents[2], check=False)
-    assert killed.returncode == -9
+    killed_process = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parents[2], check=False
+    )
+    assert killed_process.returncode == -9
     settings = Settings(home=tmp_path)
     async with open_objects(settings, SystemClock()) as objects:
         location = settings.make_warehouse_uri() + "/t/x"
@@ -177,11 +179,11 @@ asyncio.run(main())
 async def test_create_succeeds_if_its_temporary_name_already_exists(tmp_path: Path) -> None:
     leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).draw_bytes(12).hex())
     leftover.write_bytes(b"left by a crash of the same seed")
-    local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
+    local_objects = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
     try:
-        await local.create(f"file://{tmp_path}/x", b"x")
+        await local_objects.create(f"file://{tmp_path}/x", b"x")
     finally:
-        await local.close()
+        await local_objects.close()
     assert (tmp_path / "x").read_bytes() == b"x"
 
 
@@ -219,11 +221,11 @@ async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectSto
     outside_folder.mkdir()
     (outside_folder / "secret").write_bytes(b"secret")
     (tmp_path / "warehouse/way-out").symlink_to(outside_folder)
-    way_out = f"file://{tmp_path}/warehouse/way-out"
+    link_location = f"file://{tmp_path}/warehouse/way-out"
     for call in (
-        store.read(f"{way_out}/secret"),
-        store.create(f"{way_out}/new", b""),
-        store.delete(f"{way_out}/secret"),
+        store.read(f"{link_location}/secret"),
+        store.create(f"{link_location}/new", b""),
+        store.delete(f"{link_location}/secret"),
     ):
         with pytest.raises(BadRequest, match="symbolic link"):
             await call
@@ -271,32 +273,32 @@ async def test_files_outside_the_warehouse_are_never_read_or_changed(store: Obje
 
 
 async def test_call_on_a_hanging_disk_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-    local = LocalObjects([str(tmp_path)], SystemClock(), threads=2, timeout_s=0.2)
+    is_released = threading.Event()
+    local_objects = LocalObjects([str(tmp_path)], SystemClock(), threads=2, timeout_s=0.2)
     try:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", lambda _: released.wait(30))
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "fsync", lambda _: is_released.wait(30))
             with pytest.raises(RetryLater, match="did not answer"):
-                await local.create(f"file://{tmp_path}/x", b"x")
-            released.set()
+                await local_objects.create(f"file://{tmp_path}/x", b"x")
+            is_released.set()
     finally:
-        await local.close()
+        await local_objects.close()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a separate file system of one megabyte."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    completed = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)], capture_output=True, check=False
+    mount_path = tmp_path / "disk"
+    mount_path.mkdir()
+    result = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_path)], capture_output=True, check=False
     )
-    if completed.returncode:
-        pytest.skip(f"mounting is not permitted here: {completed.stderr.decode().strip()}")
+    if result.returncode:
+        pytest.skip(f"mounting is not permitted here: {result.stderr.decode().strip()}")
     try:
-        yield mounted
+        yield mount_path
     finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
+        subprocess.run(["umount", "-l", str(mount_path)], check=True)
 
 
 async def test_full_disk_commits_nothing_and_is_named_in_the_error(small_disk: Path) -> None:

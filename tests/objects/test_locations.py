@@ -93,7 +93,7 @@ def test_plain_names_stay_readable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "normal"),
+    ("written_location", "normal"),
     [
         ("file:/srv/wh/t", "file:///srv/wh/t"),
         ("file:///srv/wh/t/", "file:///srv/wh/t"),
@@ -106,8 +106,8 @@ def test_plain_names_stay_readable() -> None:
         ("s3://lake/a b", "s3://lake/a b"),
     ],
 )
-def test_spellings_of_one_location_are_normalised(written: str, normal: str) -> None:
-    assert Warehouse("file:///srv/wh", ["s3://lake"]).check(written) == normal
+def test_spellings_of_one_location_are_normalised(written_location: str, normal: str) -> None:
+    assert Warehouse("file:///srv/wh", ["s3://lake"]).check(written_location) == normal
 
 
 BAD = [

@@ -1,5 +1,6 @@
-"""Tests of a server whose store is unreachable or refuses it. It logs one warning with the fix, and one message after
-recovery.
+"""Tests of a server whose store is unreachable or refuses it.
+
+It logs one warning with the fix, and one message after recovery.
 """
 
 from __future__ import annotations
@@ -99,13 +100,13 @@ class UnreadyServer(Seamark):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_server_with_an_unreachable_store_starts_and_logs_one_line(tmp_path: Path, workers: str) -> None:
-    dead = f"http://127.0.0.1:{choose_free_port()}"
+    dead_url = f"http://127.0.0.1:{choose_free_port()}"
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
-    flags = ("--s3-endpoint", dead, "--workers", workers)
+    flags = ("--s3-endpoint", dead_url, "--workers", workers)
     with UnreadyServer(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:
         assert not is_http_ok(f"{server.base_url}/readyz")
         assert server.terminate() == 0
     lines = [line for line in server.log.read_text().splitlines() if "the warehouse is not usable" in line]
     assert len(lines) == 1
-    assert dead in lines[0]
+    assert dead_url in lines[0]
     assert "Set --s3-endpoint" in lines[0]

@@ -142,8 +142,9 @@ def test_paths_below_a_root_are_recognised() -> None:
 
 
 def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(root: RootFolder, tmp_path: Path) -> None:
-    """A writer constantly exchanges a folder and a link to a secret. Every access opens the writer's own file
-    or fails.
+    """A writer constantly exchanges a folder and a link to a secret.
+
+    Every access opens the writer's own file or fails.
     """
     folder = tmp_path / "disk/t"
     (folder / "own").mkdir()

@@ -25,7 +25,7 @@ from tests.services.s3 import S3
 
 NOW_MS = 1_795_000_000_000
 TABLE = "s3://lake/wh/t1-abc"
-LOCAL = Settings(
+LOCAL_SETTINGS = Settings(
     s3_endpoint="http://store:9000",
     s3_access_key_id="AKID",
     s3_secret_access_key="SECRET",
@@ -44,11 +44,13 @@ AWS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client
 def build_sign_request(
     method: str, uri: str, headers: Mapping[str, str] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    wrapped = {name: [value] for name, value in (headers or {}).items()}
-    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **fields}
+    wrapped_headers = {name: [value] for name, value in (headers or {}).items()}
+    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped_headers, **fields}
 
 
-def sign_request(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
+def sign_request(
+    request: dict[str, Any], *, settings: Settings = LOCAL_SETTINGS, writable: bool = True
+) -> dict[str, Any]:
     return sign_s3_request(request, table_location=TABLE, writable=writable, settings=settings, now_ms=NOW_MS)
 
 
@@ -83,11 +85,11 @@ class SigningClient:
         return sign_s3_request(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
 
     async def send(
-        self, method: str, answer: dict[str, Any], body: bytes = b"", extra: Mapping[str, str] | None = None
+        self, method: str, answer: dict[str, Any], body: bytes = b"", extra_headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         headers = {name: ", ".join(values) for name, values in answer["headers"].items()}
         async with self.session.request(
-            method, URL(answer["uri"], encoded=True), headers={**headers, **(extra or {})}, data=body or None
+            method, URL(answer["uri"], encoded=True), headers={**headers, **(extra_headers or {})}, data=body or None
         ) as response:
             return response.status, await response.read()
 
@@ -122,7 +124,7 @@ async def test_signature_of_a_read_is_valid_for_every_range(client: SigningClien
     await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
     answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
     for first_byte in (0, 4, 8):
-        status, part = await client.send("GET", answer, extra={"Range": f"bytes={first_byte}-{first_byte + 1}"})
+        status, part = await client.send("GET", answer, extra_headers={"Range": f"bytes={first_byte}-{first_byte + 1}"})
         assert (status, part) == (206, b"0123456789"[first_byte : first_byte + 2])
 
 
@@ -149,8 +151,8 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Sig
         await client.call("PUT", f"/wh/t1-abc/{name}", b"x")
     body = build_delete_body("wh/t1-abc/a", "wh/t1-abc/b")
     answer = client.sign("POST", client.base + "?delete", body=body)
-    swapped = build_delete_body("wh/t1-abc/c", "wh/t1-abc/b")
-    status, text = await client.send("POST", answer, swapped.encode(), build_md5_header(swapped))
+    swapped_body = build_delete_body("wh/t1-abc/c", "wh/t1-abc/b")
+    status, text = await client.send("POST", answer, swapped_body.encode(), build_md5_header(swapped_body))
     assert status in (400, 403), text
     assert b"ContentSHA256Mismatch" in text or b"SignatureDoesNotMatch" in text, (
         "the request was refused for another reason"
@@ -163,17 +165,17 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Sig
 
 async def test_signed_request_cannot_be_changed(client: SigningClient, s3: S3) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"mine")
-    direct = s3.client()
-    direct.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
-    direct.close()
+    direct_client = s3.client()
+    direct_client.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
+    direct_client.close()
     answer = client.sign("GET", client.base + "/wh/t1-abc/x")
     assert (await client.send("GET", answer))[0] == 200
     assert (await client.send("GET", {**answer, "uri": client.base + "/wh/t2/x"}))[0] == 403
     assert (await client.send("DELETE", answer))[0] == 403
     assert (await client.send("GET", {**answer, "uri": answer["uri"] + "?tagging"}))[0] == 403
-    put = client.sign("PUT", client.base + "/wh/t1-abc/y")
+    put_request = client.sign("PUT", client.base + "/wh/t1-abc/y")
     source = {"x-amz-copy-source": client.base.rpartition("/")[2] + "/wh/t2/x"}
-    assert (await client.send("PUT", put, b"", source))[0] == 403
+    assert (await client.send("PUT", put_request, b"", source))[0] == 403
     assert (await client.call("GET", "/wh/t1-abc/y"))[0] == 404
 
 
@@ -214,19 +216,19 @@ def test_only_signatures_of_reads_may_be_cached() -> None:
 
 
 REQUESTS_INSIDE_THE_TABLE = [
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/c=%23a%3Fb/x", {}),
-    (LOCAL, "GET", "http://STORE:9000/lake/wh/t1-abc/x?x-id=GetObject", {"Host": "store:9000"}),
-    (LOCAL, "HEAD", "http://store:9000/lake/wh/t1-abc/a%2Fb", {}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "private", "x-amz-tagging": "a=b"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/y"}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/c=%23a%3Fb/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://STORE:9000/lake/wh/t1-abc/x?x-id=GetObject", {"Host": "store:9000"}),
+    (LOCAL_SETTINGS, "HEAD", "http://store:9000/lake/wh/t1-abc/a%2Fb", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "private", "x-amz-tagging": "a=b"}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/y"}),
     (
-        LOCAL,
+        LOCAL_SETTINGS,
         "PUT",
         "http://store:9000/lake/wh/t1-abc/x",
         {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"},
     ),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?tagging", {"x-amz-checksum-crc32": "AAAAAA=="}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x?tagging", {"x-amz-checksum-crc32": "AAAAAA=="}),
     (VIRTUAL, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
     (VIRTUAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
     (VIRTUAL, "GET", "http://lake.store:9000/?list-type=2&prefix=wh/t1-abc/data/", {}),
@@ -245,21 +247,21 @@ def test_requests_inside_the_table_are_signed(
 
 
 REQUESTS_OUTSIDE_THE_TABLE = [
-    (LOCAL, "GET", "http://store:9000/lake/wh/t2/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abcd/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc", {}),
-    (LOCAL, "GET", "http://store:9000/other/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/../t2/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/%2e%2e/t2/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc%2F..%2Ft2/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/%252e%252e/t2/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc//x", {}),
-    (LOCAL, "GET", "http://evil:9000/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store.evil.com:9000/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "https://store:9000/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store:9001/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {"Host": "secrets.store:9000"}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t2/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abcd/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/other/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/../t2/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/%2e%2e/t2/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc%2F..%2Ft2/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/%252e%252e/t2/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc//x", {}),
+    (LOCAL_SETTINGS, "GET", "http://evil:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store.evil.com:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "https://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9001/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x", {"Host": "secrets.store:9000"}),
     (VIRTUAL, "GET", "http://other.store:9000/wh/t1-abc/x", {}),
     (VIRTUAL, "GET", "http://lake.evil:9000/wh/t1-abc/x", {}),
     (VIRTUAL, "GET", "http://lakestore:9000/wh/t1-abc/x", {}),
@@ -268,38 +270,48 @@ REQUESTS_OUTSIDE_THE_TABLE = [
     (AWS, "GET", "https://lake.s3.us-east-1.amazonaws.com.evil.com/wh/t1-abc/x", {}),
     (AWS, "GET", "https://evil.com/lake/wh/t1-abc/x", {}),
     (AWS, "POST", "https://sts.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
-    (LOCAL, "GET", "http://store:9000/", {}),
-    (LOCAL, "GET", "http://store:9000", {}),
-    (LOCAL, "GET", "http://store:9000/lake", {}),
-    (LOCAL, "HEAD", "http://store:9000/lake", {}),
-    (LOCAL, "PUT", "http://store:9000/lake", {}),
-    (LOCAL, "DELETE", "http://store:9000/lake", {}),
-    (LOCAL, "GET", "http://store:9000/lake?policy", {}),
-    (LOCAL, "PUT", "http://store:9000/lake?policy", {}),
-    (LOCAL, "GET", "http://store:9000/lake?list-type=2", {}),
-    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=", {}),
-    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft1-abc", {}),
-    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft2%2F", {}),
-    (LOCAL, "GET", "http://store:9000/other?list-type=2&prefix=wh%2Ft1-abc%2F", {}),
-    (LOCAL, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&versions", {}),
-    (LOCAL, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&uploads", {}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?%61cl", {}),
-    (LOCAL, "DELETE", "http://store:9000/lake/wh/t1-abc/x?versionId=1", {}),
-    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x", {}),
-    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x?restore", {}),
-    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x?select&select-type=2", {}),
-    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x?X-Amz-Expires=604800", {}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "public-read"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"X-Amz-Grant-Read": "uri=all"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "/lake/wh/t2/x"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/..%2Ft2/x"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "arn:aws:s3:::lake/wh/t1-abc/x"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/x?versionId=1"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-security-token": "t"}),
-    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-website-redirect-location": "http://evil"}),
-    (LOCAL, "DELETE", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-bypass-governance-retention": "true"}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake", {}),
+    (LOCAL_SETTINGS, "HEAD", "http://store:9000/lake", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake", {}),
+    (LOCAL_SETTINGS, "DELETE", "http://store:9000/lake", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?policy", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake?policy", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?list-type=2", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?list-type=2&prefix=", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft1-abc", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft2%2F", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/other?list-type=2&prefix=wh%2Ft1-abc%2F", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&versions", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&uploads", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x?%61cl", {}),
+    (LOCAL_SETTINGS, "DELETE", "http://store:9000/lake/wh/t1-abc/x?versionId=1", {}),
+    (LOCAL_SETTINGS, "POST", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL_SETTINGS, "POST", "http://store:9000/lake/wh/t1-abc/x?restore", {}),
+    (LOCAL_SETTINGS, "POST", "http://store:9000/lake/wh/t1-abc/x?select&select-type=2", {}),
+    (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x?X-Amz-Expires=604800", {}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "public-read"}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"X-Amz-Grant-Read": "uri=all"}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "/lake/wh/t2/x"}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/..%2Ft2/x"}),
+    (
+        LOCAL_SETTINGS,
+        "PUT",
+        "http://store:9000/lake/wh/t1-abc/x",
+        {"x-amz-copy-source": "arn:aws:s3:::lake/wh/t1-abc/x"},
+    ),
+    (
+        LOCAL_SETTINGS,
+        "PUT",
+        "http://store:9000/lake/wh/t1-abc/x",
+        {"x-amz-copy-source": "lake/wh/t1-abc/x?versionId=1"},
+    ),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-security-token": "t"}),
+    (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-website-redirect-location": "http://evil"}),
+    (LOCAL_SETTINGS, "DELETE", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-bypass-governance-retention": "true"}),
 ]
 
 
@@ -377,7 +389,7 @@ MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "names"), MALFORMED_REQUESTS)
-def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
+def test_error_of_a_malformed_signing_request_names_its_fault(request_: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest) as error:
         sign_request(request_)
     assert names in error.value.message
@@ -445,7 +457,7 @@ def test_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) 
 def test_nothing_is_signed_for_local_tables_or_when_signing_is_disabled() -> None:
     request = build_sign_request("GET", "http://store:9000/lake/wh/t1-abc/x")
     with pytest.raises(BadRequest, match="not on S3"):
-        sign_s3_request(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
+        sign_s3_request(request, table_location="file:///wh/t", writable=True, settings=LOCAL_SETTINGS, now_ms=NOW_MS)
     with pytest.raises(Forbidden, match="s3_client_access"):
         sign_request(request, settings=Settings(s3_endpoint="http://store:9000"))
 
@@ -467,11 +479,11 @@ def test_keys_come_from_the_environment_if_the_settings_have_no_keys(monkeypatch
 
 
 def test_repr_of_credentials_contains_no_secret() -> None:
-    assert "SECRET" not in repr(credentials.load_server_keys(LOCAL))
+    assert "SECRET" not in repr(credentials.load_server_keys(LOCAL_SETTINGS))
 
 
 _INSIDE = "prefix=wh%2Ft1-abc%2F"
-_LISTING = "http://store:9000/lake?list-type=2&"
+_LISTING_URL = "http://store:9000/lake?list-type=2&"
 _UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
 
 
@@ -479,7 +491,7 @@ _UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
     "uri",
     [
         *(
-            f"{_LISTING}prefix={prefix}"
+            f"{_LISTING_URL}prefix={prefix}"
             for prefix in (
                 *("wh/t1-abc/../", "wh/t1-abc/..", "wh/t1-abc/../t2/", "wh/t1-abc/./", "wh/t1-abc/data/../../t2/"),
                 *("wh%2Ft1-abc%2F..%2F", "wh/t1-abc/%2e%2e/", "wh/t1-abc/%252e%252e/t2/", "wh/t1-abc/%25252e%25252e/"),
@@ -489,12 +501,12 @@ _UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
         ),
         f"http://store:9000/lake?{_INSIDE}..%2Ft2%2F",
         f"http://store:9000/lake?{_INSIDE}&marker=wh/t2/",
-        f"{_LISTING}{_INSIDE}&start-after=wh/t1-abc/../t2/",
-        f"{_LISTING}{_INSIDE}&start-after=wh/t2/a",
-        f"{_LISTING}{_INSIDE}&continuation-token=../t2/x",
-        f"{_LISTING}{_INSIDE}&continuation-token=%252e%252e%252Ft2",
-        f"{_LISTING}{_INSIDE}&delimiter=..",
-        f"{_LISTING}{_INSIDE}&encoding-type=../x",
+        f"{_LISTING_URL}{_INSIDE}&start-after=wh/t1-abc/../t2/",
+        f"{_LISTING_URL}{_INSIDE}&start-after=wh/t2/a",
+        f"{_LISTING_URL}{_INSIDE}&continuation-token=../t2/x",
+        f"{_LISTING_URL}{_INSIDE}&continuation-token=%252e%252e%252Ft2",
+        f"{_LISTING_URL}{_INSIDE}&delimiter=..",
+        f"{_LISTING_URL}{_INSIDE}&encoding-type=../x",
         f"{_UPLOAD}..%2F..%2Ft2",
         f"{_UPLOAD}%252e%252e%252Ft2",
         "http://store:9000/lake/wh/t1-abc/x?versionId=../../t2/y",
@@ -514,17 +526,17 @@ def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
     ],
 )
 def test_continued_listings_inside_the_table_are_signed(query: str) -> None:
-    assert "Authorization" in sign_request(build_sign_request("GET", f"{_LISTING}{_INSIDE}{query}"))["headers"]
+    assert "Authorization" in sign_request(build_sign_request("GET", f"{_LISTING_URL}{_INSIDE}{query}"))["headers"]
     assert (
         "Authorization"
-        in sign_request(build_sign_request("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{query}"))["headers"]
+        in sign_request(build_sign_request("GET", f"{_LISTING_URL}prefix=wh/t1-abc/data/dt%3D2026..{query}"))["headers"]
     )
 
 
 @pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])
 def test_listing_with_an_invalid_number_of_keys_is_a_bad_request(number: str) -> None:
     with pytest.raises(BadRequest, match="not a number of keys"):
-        sign_request(build_sign_request("GET", f"{_LISTING}{_INSIDE}&max-keys={number}"))
+        sign_request(build_sign_request("GET", f"{_LISTING_URL}{_INSIDE}&max-keys={number}"))
 
 
 def test_copy_sources_and_deletes_with_dot_segments_are_not_signed() -> None:

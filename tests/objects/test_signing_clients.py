@@ -33,13 +33,13 @@ SIGN_PATH = "v1/namespaces/n/tables/t/sign"
 
 @dataclass
 class Signer:
-    """An endpoint that only signs requests. `refused` has the messages of rejected requests."""
+    """An endpoint that only signs requests. `refused_paths` has the messages of rejected requests."""
 
     uri: str
     settings: Settings
     table: str
-    signed: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    signed_paths: list[str] = field(default_factory=list)
+    refused_paths: list[str] = field(default_factory=list)
 
     def build_client_properties(self) -> dict[str, str]:
         """Return the properties that a loaded table would have for its client."""
@@ -58,10 +58,10 @@ class Signer:
                 now_ms=SystemClock().now_ms(),
             )
         except SeamarkError as error:
-            self.refused.append(error.message)
+            self.refused_paths.append(error.message)
             wire = {"error": {"message": error.message, "type": error.type, "code": error.code}}
             return web.json_response(wire, status=error.code)
-        self.signed.append(body["method"])
+        self.signed_paths.append(body["method"])
         return web.json_response(answer, headers={"Cache-Control": choose_cache_control(body)})
 
 
@@ -103,26 +103,26 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
         *(signer.table, signer.table.replace("t-0", "t-1") + "/secret"),
         *(f"{name}={value}" for name, value in properties.items()),
     ]
-    java = await asyncio.create_subprocess_exec(
+    java_process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_drop_aws_keys()
     )
     try:
-        output, _ = await asyncio.wait_for(java.communicate(), 120)
+        output, _ = await asyncio.wait_for(java_process.communicate(), 120)
     finally:
-        if java.returncode is None:
-            java.kill()
-            await java.wait()
-    assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refused}"
-    assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed)
-    assert len(signer.refused) == 1, signer.refused
-    assert "t-1/secret" in signer.refused[0]
+        if java_process.returncode is None:
+            java_process.kill()
+            await java_process.wait()
+    assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refused_paths}"
+    assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed_paths)
+    assert len(signer.refused_paths) == 1, signer.refused_paths
+    assert "t-1/secret" in signer.refused_paths[0]
 
 
 async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bucket: str) -> None:
     await asyncio.to_thread(_build_client_with_signer, signer, s3_bucket)
-    assert len(signer.refused) == 2, signer.refused
-    assert "t-1/secret" in signer.refused[0]
-    assert "send it in `body`" in signer.refused[1]
+    assert len(signer.refused_paths) == 2, signer.refused_paths
+    assert "t-1/secret" in signer.refused_paths[0]
+    assert "send it in `body`" in signer.refused_paths[1]
 
 
 def _build_client_with_signer(signer: Signer, bucket: str) -> None:
@@ -136,8 +136,8 @@ def _build_client_with_signer(signer: Signer, bucket: str) -> None:
         region_name=properties["client.region"],
         config=botocore.config.Config(signature_version=UNSIGNED, retries={"max_attempts": 1}),
     )
-    remote = S3V4RestSigner(properties)
-    client.meta.events.register_last("before-sign.s3", remote)
+    remote_signer = S3V4RestSigner(properties)
+    client.meta.events.register_last("before-sign.s3", remote_signer)
     try:
         key = "wh/t-0/data/dt=2026-01-01/x y+ü.parquet"
         client.put_object(Bucket=bucket, Key=key, Body=b"rows")
@@ -153,7 +153,7 @@ def _build_client_with_signer(signer: Signer, bucket: str) -> None:
         with pytest.raises(SignError):
             client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key}]})
     finally:
-        remote._session.close()
+        remote_signer._session.close()
         client.close()
 
 

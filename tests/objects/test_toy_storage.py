@@ -107,7 +107,7 @@ def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: Ind
     block_until(lambda: not [path for path in folder.rglob("*") if path.is_file()])
 
 
-def test_only_the_catalog_gives_clients_the_key(client: IndexClient) -> None:
+def test_storage_key_is_sent_to_clients_only_by_the_catalog(client: IndexClient) -> None:
     loaded_table = client.load_table("db.t")
     path = client.files("db.t")["file_path"][0].as_py()
     assert Storage(loaded_table.storage).read(path)

@@ -60,7 +60,7 @@ class ToyObjects(ForwardingObjects):
         return f"{self._folder}/{address.bucket}/{address.path}".rstrip("/")
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in self._stored.list(self._map_location(prefix)):
+        async for info in self._stored_objects.list(self._map_location(prefix)):
             location = f"toy://{info.location.removeprefix(self._folder + '/')}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)
 

@@ -83,8 +83,8 @@ def compute_closure(names: Iterator[str]) -> set[str]:
         if name in results:
             continue
         results.add(name)
-        required = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        todo += [requirement for requirement in list_requirements(required) if is_installed(requirement)]
+        required_names = [line for line in distribution(name).requires or () if "extra ==" not in line]
+        todo += [requirement for requirement in list_requirements(required_names) if is_installed(requirement)]
     return results
 
 
@@ -142,31 +142,31 @@ def list_part_modules(part: str) -> list[str]:
 )
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
-    allowed = compute_closure(list_requirements(listing))
-    hidden = list_top_modules(list_project_libraries()) - list_top_modules(allowed)
-    assert hidden
-    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {list_part_modules(part)!r}\n{IMPORT_ALL}"
-    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr[-2000:]
+    allowed_names = compute_closure(list_requirements(listing))
+    hidden_modules = list_top_modules(list_project_libraries()) - list_top_modules(allowed_names)
+    assert hidden_modules
+    script = f"HIDDEN = {sorted(hidden_modules)!r}\nNAMES = {list_part_modules(part)!r}\n{IMPORT_ALL}"
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
-    ("imported", "kept_out"),
+    ("imported_module", "absent_modules"),
     [
         ("seamark", ("pyarrow", "numpy", "aiohttp", "pyspark", "sqlglot", "seamark.connector")),
         ("seamark.spark", ("pyspark", "aiohttp", "sqlglot")),
         ("seamark.commands.main", ("pyarrow", "numpy", "aiohttp", "rich", "seamark.metaserver.server")),
     ],
 )
-def test_import_is_delayed_until_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
-    script = f"import sys, {imported}; print([name for name in {kept_out!r} if name in sys.modules])"
-    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "[]"
+def test_import_is_delayed_until_the_first_use(imported_module: str, absent_modules: tuple[str, ...]) -> None:
+    script = f"import sys, {imported_module}; print([name for name in {absent_modules!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("imported", ["seamark", "seamark.spark", "seamark.duckdb"])
-def test_interpreter_completes_all_names(imported: str) -> None:
-    module = import_module(imported)
+@pytest.mark.parametrize("imported_module", ["seamark", "seamark.spark", "seamark.duckdb"])
+def test_interpreter_completes_all_names(imported_module: str) -> None:
+    module = import_module(imported_module)
     assert len(module.__all__) > 3
     assert dir(module) == sorted(module.__all__)
 
@@ -176,8 +176,8 @@ def test_help_imports_no_command() -> None:
         "import sys; from click.testing import CliRunner; from seamark.commands.main import cli;"
         "assert 'trino-proxy' in CliRunner().invoke(cli, ['--help']).output; print(*sys.modules)"
     )
-    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    assert set(completed.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
 
 
 def test_client_never_imports_the_server() -> None:
@@ -186,8 +186,8 @@ def test_client_never_imports_the_server() -> None:
     `seamark` names everything that a user imports from it.
     """
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
-    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    packages = {name.split(".")[1] for name in completed.stdout.split() if name.startswith("seamark.")}
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    packages = {name.split(".")[1] for name in result.stdout.split() if name.startswith("seamark.")}
     assert packages >= {"connector", "formats"}
     assert packages.isdisjoint({"commands", "metaserver"})
 
@@ -211,7 +211,7 @@ def test_no_string_names_a_module_that_import_linter_forbids(package: str, other
 def test_our_modules_can_be_imported_only_below_seamark() -> None:
     """In a checkout, `import metaserver` must fail, because it would make a second copy of each class."""
     packages = "commands|metaserver|connector|formats|cache"
-    bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
+    bare_import = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [
         path
         for folder in ("commands", "metaserver", "connector", "formats", "cache", "tests", "bench", "docs")
@@ -219,13 +219,13 @@ def test_our_modules_can_be_imported_only_below_seamark() -> None:
         if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md")
     ]
     assert len(files) > 500
-    assert [str(path) for path in files if bare.search(path.read_text())] == []
+    assert [str(path) for path in files if bare_import.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("package", ["commands", "metaserver", "connector", "formats", "cache"])
 def test_error_of_an_import_without_seamark_names_the_right_import(package: str) -> None:
     command = [sys.executable, "-c", f"import {package}"]
-    completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    assert completed.returncode == 1
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
     sentence = f"ImportError: The package is named seamark.{package}, not {package}; import seamark.{package}"
-    assert completed.stderr.strip().endswith(sentence)
+    assert result.stderr.strip().endswith(sentence)

@@ -63,10 +63,10 @@ def test_failed_installation_shows_the_output_of_pip(
     monkeypatch.setenv("PATH", "")  # The script does not find uv.
     lock = tmp_path / "broken.lock"
     lock.write_text("no such requirement\n")
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
-    assert script["main"](str(python), str(lock)) != 0
-    printed = capfd.readouterr()
-    assert "Installing 0 packages" in printed.out
-    assert "no such requirement" in printed.out + printed.err
+    python_path = tmp_path / "bin" / "python"
+    python_path.parent.mkdir()
+    python_path.symlink_to(sys.executable)
+    assert script["main"](str(python_path), str(lock)) != 0
+    output = capfd.readouterr()
+    assert "Installing 0 packages" in output.out
+    assert "no such requirement" in output.out + output.err

@@ -22,10 +22,10 @@ def read_pins(lock: str) -> dict[str, str]:
 
 def test_lock_with_hashes_has_the_same_pins_as_the_lock() -> None:
     """`make hashes` writes the lock with hashes."""
-    hashed = read_pins("requirements.hashed.lock")
-    pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}
+    hashed_pins = read_pins("requirements.hashed.lock")
+    pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed_pins.items()}
     assert pins == read_pins("requirements.lock")
-    for entry in hashed.values():
+    for entry in hashed_pins.values():
         assert re.search(r"--hash=sha256:[0-9a-f]{64}(?=\s|-|$)", entry), entry
 
 
@@ -49,9 +49,9 @@ def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
     ids=["first act", "all acts"],
 )
 def test_locks_of_the_demo_have_its_imports(locks: list[str], modules: list[str]) -> None:
-    installed = {name for lock in locks for name in read_pins(lock)}
-    hidden = list_top_modules(list_project_libraries()) - list_top_modules(installed)
-    assert "pytest" in hidden
-    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules!r}\n{IMPORT_ALL}"
-    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr[-2000:]
+    installed_names = {name for lock in locks for name in read_pins(lock)}
+    hidden_modules = list_top_modules(list_project_libraries()) - list_top_modules(installed_names)
+    assert "pytest" in hidden_modules
+    script = f"HIDDEN = {sorted(hidden_modules)!r}\nNAMES = {modules!r}\n{IMPORT_ALL}"
+    result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]

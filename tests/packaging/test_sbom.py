@@ -15,9 +15,9 @@ PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_
 def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
     packages = PROGRAM["list_server_packages"]()
     # The demo needs PyIceberg in addition to the server, and has no tracing.
-    resolved = read_pins("requirements.demo.lock").keys()
-    assert {"aiohttp", "confluent-kafka", "nats-py", "pyarrow", "click", "multidict"} <= packages & resolved
-    assert {name.partition("-")[0] for name in packages - resolved} <= {"opentelemetry", "protobuf", "googleapis"}
+    resolved_names = read_pins("requirements.demo.lock").keys()
+    assert {"aiohttp", "confluent-kafka", "nats-py", "pyarrow", "click", "multidict"} <= packages & resolved_names
+    assert {name.partition("-")[0] for name in packages - resolved_names} <= {"opentelemetry", "protobuf", "googleapis"}
     assert not packages & {"pytest", "pyspark", "mypy", "pyiceberg"}
 
 

@@ -17,7 +17,7 @@ ARGUMENTS = [sys.executable, "-m", "tests.support.up", "--port", "0"]
 
 
 @pytest.mark.slow
-def test_services_run_until_they_are_interrupted(tmp_path: Path, postgres_url: str) -> None:
+def test_servers_of_the_up_command_run_until_an_interrupt(tmp_path: Path, postgres_url: str) -> None:
     """`postgres_url` marks the test as one that needs services."""
     process = ManagedProcess(ARGUMENTS, log=tmp_path / "up.log", cwd=REPO)
     process.start(lambda: "Ready." in process.log.read_text(), timeout_s=120)

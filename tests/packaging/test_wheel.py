@@ -30,18 +30,18 @@ USES = {
 
 def run_command(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    completed = subprocess.run(
+    result = subprocess.run(
         [str(word) for word in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
-    assert completed.returncode == 0, f"{command}: {completed.stdout[-2000:]}{completed.stderr[-2000:]}"
-    return completed.stdout
+    assert result.returncode == 0, f"{command}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
+    return result.stdout
 
 
 def build_wheel(source: Path, folder: Path, name: str) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
     run_command(*pip, "-w", folder, source, cwd=folder)
-    (built,) = folder.glob(f"{name}-*.whl")
-    return built
+    (wheel_path,) = folder.glob(f"{name}-*.whl")
+    return wheel_path
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,25 @@ def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def create_environment(folder: Path, *wheels: Path) -> Path:
     """Return the Python of a new environment with these wheels. It falls back to the libraries of our environment."""
     venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
+    python_path = folder / "bin" / "python"
     run_command(
-        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *wheels, cwd=folder
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python_path,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        *wheels,
+        cwd=folder,
     )
     site_packages = Path(
-        run_command(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+        run_command(python_path, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     )
     (site_packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    return python_path
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +105,8 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         cwd=folder,
     )
-    (built,) = folder.glob("cache-*.whl")
-    return built
+    (wheel_path,) = folder.glob("cache-*.whl")
+    return wheel_path
 
 
 def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
@@ -111,15 +121,16 @@ def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
 @pytest.mark.parametrize("extra", USES)
 def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, other_cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
+    python_path = tmp_path / "venv" / "bin" / "python"
     expected = f"{wheel}[{extra}]" if extra else str(wheel)
     run_command(
-        python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path
+        python_path, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path
     )
-    run_command(python, "-c", USES[extra], cwd=tmp_path)
+    run_command(python_path, "-c", USES[extra], cwd=tmp_path)
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
         assert (
-            run_command(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
+            run_command(python_path, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path)
+            == f"somebody else, {name}\n"
         )
     seamark = tmp_path / "venv" / "bin" / "seamark"
     assert "trino-proxy" in run_command(seamark, "--help", cwd=tmp_path)
@@ -185,22 +196,22 @@ except ModuleNotFoundError:
 def test_client_wheel_writes_plans_and_reads_without_the_server_wheel(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    python = create_environment(tmp_path / "venv", split_wheels[0])
-    assert not (python.parent / "seamark").exists()
+    python_path = create_environment(tmp_path / "venv", split_wheels[0])
+    assert not (python_path.parent / "seamark").exists()
     server = ServerThread(tmp_path / "home")
     server.start()
     try:
-        imported = run_command(python, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
+        imported_output = run_command(python_path, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
     finally:
         server.stop()
-    assert Path(imported).is_relative_to(tmp_path / "venv")
+    assert Path(imported_output).is_relative_to(tmp_path / "venv")
 
 
 def test_server_runs_from_the_server_wheel_with_the_client_wheel(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    python = create_environment(tmp_path / "venv", *split_wheels)
-    run_command(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    python_path = create_environment(tmp_path / "venv", *split_wheels)
+    run_command(python_path, "-c", APPENDS_AND_READS, cwd=tmp_path)
 
 
 def find_other_python(version: str) -> str | None:
@@ -210,23 +221,23 @@ def find_other_python(version: str) -> str | None:
         and subprocess.run([python_path, "-c", ""], capture_output=True, check=False).returncode == 0
     ):
         return python_path
-    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    return str(installed[-1]) if installed else None
+    installed_pythons = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(installed_pythons[-1]) if installed_pythons else None
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path: Path) -> None:
-    python = find_other_python(version)
-    if python is None:
+    python_path = find_other_python(version)
+    if python_path is None:
         pytest.skip(f"no Python {version} here")
-    run_command(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    venv_python = tmp_path / "venv" / "bin" / "python"
+    run_command(python_path, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    venv_path = tmp_path / "venv" / "bin" / "python"
     source = tmp_path / "source"
     run_command("git", "clone", "-q", REPO, source, cwd=tmp_path)
-    run_command(venv_python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
+    run_command(venv_path, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("seamark-*.whl")
     assert f"cp{version.replace('.', '')}-" in wheel.name
     run_command(
-        venv_python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path
+        venv_path, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path
     )
-    run_command(venv_python, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    run_command(venv_path, "-c", APPENDS_AND_READS, cwd=tmp_path)

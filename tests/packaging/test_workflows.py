@@ -26,10 +26,10 @@ def list_commands(workflow: str) -> list[str]:
 
 def test_documentation_is_published_with_the_packages_of_its_extra() -> None:
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    declared = {re.split(r"[><=]", requirement)[0] for requirement in extras["docs"]}
+    declared_names = {re.split(r"[><=]", requirement)[0] for requirement in extras["docs"]}
     install = next(command for command in list_commands("docs.yml") if command.startswith("pip install "))
     assert install.startswith("pip install --constraint requirements.lock ")
-    assert set(install.split()[4:]) == declared
+    assert set(install.split()[4:]) == declared_names
 
 
 def test_release_has_the_wheels_of_the_clients_and_of_the_server() -> None:
@@ -49,15 +49,15 @@ def load_release_notes() -> ModuleType:
 def test_tag_of_the_version_has_the_notes_of_the_changelog() -> None:
     assert any("deploy/wheels/release_notes.py" in command for command in list_commands("wheels.yml"))
     tag = f"v{load_release_notes().read_version()}"
-    completed = subprocess.run([sys.executable, RELEASE_NOTES, tag], capture_output=True, text=True, check=True)
-    assert completed.stdout.count("\n- ") > 10
-    assert not re.search(r"^## ", completed.stdout, re.MULTILINE)
+    result = subprocess.run([sys.executable, RELEASE_NOTES, tag], capture_output=True, text=True, check=True)
+    assert result.stdout.count("\n- ") > 10
+    assert not re.search(r"^## ", result.stdout, re.MULTILINE)
 
 
 def test_tag_of_another_version_fails_before_the_release() -> None:
-    completed = subprocess.run([sys.executable, RELEASE_NOTES, "v99"], capture_output=True, text=True, check=False)
-    assert completed.returncode == 1
-    assert "The tag is v99" in completed.stderr
+    result = subprocess.run([sys.executable, RELEASE_NOTES, "v99"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "The tag is v99" in result.stderr
 
 
 @pytest.mark.parametrize("changelog", ["## Unreleased\n- x\n", "## 1.0 - 2026-11-28\n\n## 0.9 - 2026-11-27\n- x\n"])

@@ -36,12 +36,12 @@ Every plan then reads its manifests through the peers, from their disks or from 
 
 @dataclass
 class PlanReaders:
-    """Threads that plan tables, and compare the answers with `expected`, the data files of each table."""
+    """Threads that plan tables, and compare the answers with `expected_files`, the data files of each table."""
 
     fleet: Fleet
-    expected: dict[str, list[str]]
-    wrong: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    expected_files: dict[str, list[str]]
+    wrong_answers: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     answers: Counter[int] = field(default_factory=Counter)
     faults: Counter[int] = field(default_factory=Counter)
     """A counter for each replica.
@@ -49,38 +49,38 @@ class PlanReaders:
     It rises at the beginning and at the end of a fault that the replica's own clients notice, so it is odd during a
     fault.
     """
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _stop_event: threading.Event = field(default_factory=threading.Event)
 
     def read(self, seed: int) -> None:
         """Plan random tables until the end, and record each failure of a replica that had no fault."""
         rng = random.Random(seed)
-        while not self._stopped.is_set():
+        while not self._stop_event.is_set():
             number = rng.randrange(len(self.fleet.replicas))
             fault_count = self.faults[number]
             if fault_count % 2:
                 time.sleep(0.01)
                 continue
-            table = rng.choice(list(self.expected))
+            table = rng.choice(list(self.expected_files))
             client = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60)
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
-            except OutcomeUnknown as lost:
+            except OutcomeUnknown as unknown_outcome:
                 if self.faults[number] == fault_count:
-                    self.failed.append(f"replica {number}, {table}: {lost}")
+                    self.failures.append(f"replica {number}, {table}: {unknown_outcome}")
                 continue
             finally:
                 client.close()
             if status != 200:
                 if self.faults[number] == fault_count:
-                    self.failed.append(f"replica {number}, {table}: {status} {body}")
+                    self.failures.append(f"replica {number}, {table}: {status} {body}")
                 continue
             self.answers[number] += 1
             file_paths = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
-            if file_paths != self.expected[table]:
-                self.wrong.append(f"replica {number}, {table}: {file_paths}")
+            if file_paths != self.expected_files[table]:
+                self.wrong_answers.append(f"replica {number}, {table}: {file_paths}")
 
     def is_answering(self, number: int) -> bool:
-        client, table = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
+        client, table = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected_files))
         try:
             return client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})[0] == 200
         except OutcomeUnknown:
@@ -96,7 +96,7 @@ class PlanReaders:
         try:
             yield
         finally:
-            self._stopped.set()
+            self._stop_event.set()
             for thread in threads:
                 thread.join(90)
 
@@ -135,16 +135,18 @@ class FleetFaults:
             os.kill(pid, signal.SIGCONT)
 
     def isolate(self, number: int) -> None:
-        """Cut a replica off from requests of the other replicas. It still reaches them, the database and
-        the storage.
+        """Cut a replica off from requests of the other replicas.
+
+        It still reaches them, the database and the storage.
         """
         self._fleet.links[number].is_cut = True
         time.sleep(self._rng.uniform(0.1, 5))
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
-        """Cut the replicas off from each other, so that reads avoid them. All replicas reach the database and the
-        storage.
+        """Cut the replicas off from each other, so that reads avoid them.
+
+        All replicas reach the database and the storage.
         """
         assert self._network is not None
         passed_over_before = self._count_passed_over()
@@ -209,8 +211,8 @@ def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], r
             fault = kinds[number] if number < len(kinds) else rng.choice(kinds)
             fault(rng.randrange(len(fleet.replicas)))
     fleet.wait_for_replicas()
-    assert readers.wrong == []
-    assert readers.failed == []
+    assert readers.wrong_answers == []
+    assert readers.failures == []
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
     assert (
         sum(count_peer_reads(replica, "hits") + count_peer_reads(replica, "fetched") for replica in fleet.replicas) > 50

@@ -28,21 +28,21 @@ class FaultProxy:
     def __init__(
         self, host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
     ) -> None:
-        self._upstream, self._own, self._connect = (host, port), local_address, connect
+        self._upstream, self._own_address, self._connect = (host, port), local_address, connect
         self.port = choose_free_port()
         self.address = f"{local_address}:{self.port}"
         self.url = f"http://{self.address}"
         self.delay_s: Callable[[], float] = lambda: 0.0
         self.piece_delay_s: Callable[[], float] = lambda: 0.0
         self.is_cut = False
-        self._serving: set[asyncio.Task[object]] = set()
+        self._serving_tasks: set[asyncio.Task[object]] = set()
         self.requests: Counter[str] = Counter()
         """The number of requests by method and path, without the query: `GET /bucket/key`."""
 
     async def run(self) -> None:
         """Run until `stop` is called, possibly by another thread."""
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(self._serve, self._own, self.port):
+        async with await asyncio.start_server(self._serve, self._own_address, self.port):
             await self._stopped.wait()
 
     def stop(self) -> None:
@@ -51,19 +51,19 @@ class FaultProxy:
 
     def reset_connections(self) -> None:
         """End all connections immediately. Another thread may call this."""
-        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._serving])
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._serving_tasks])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)  # The event loop has only a weak reference to the task.
+        self._serving_tasks.add(task)  # The event loop has only a weak reference to the task.
         try:
             await self._forward_connection(reader, writer)
         except asyncio.CancelledError:  # `reset_connections` has cancelled the task.
             pass
         finally:
             writer.transport.abort()
-            self._serving.discard(task)
+            self._serving_tasks.discard(task)
 
     async def _forward_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect to the upstream server, and copy bytes in both directions until one side ends."""

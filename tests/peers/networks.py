@@ -102,8 +102,8 @@ def run_and_undo(begin: str, end: str) -> Iterator[None]:
 
 
 def _run_command(command: str) -> None:
-    completed = subprocess.run(command.split(), capture_output=True, text=True)
-    assert completed.returncode == 0, f"{command}: {completed.stderr.strip()}"
+    result = subprocess.run(command.split(), capture_output=True, text=True)
+    assert result.returncode == 0, f"{command}: {result.stderr.strip()}"
 
 
 @contextmanager
@@ -126,13 +126,13 @@ def open_network(count: int) -> Iterator[Network]:
             _run_command(f"ip link set smb{mark} up")
             hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
             for host in hosts:
-                inside = f"ip -n {host.name}"
+                ip_command = f"ip -n {host.name}"
                 stack.enter_context(run_and_undo(f"ip netns add {host.name}", f"ip netns del {host.name}"))
                 _run_command(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
                 _run_command(f"ip link set {host.cable} master smb{mark} up")
-                _run_command(f"{inside} addr add {host.address}/24 dev eth0")
-                _run_command(f"{inside} link set eth0 up")
-                _run_command(f"{inside} link set lo up")
+                _run_command(f"{ip_command} addr add {host.address}/24 dev eth0")
+                _run_command(f"{ip_command} link set eth0 up")
+                _run_command(f"{ip_command} link set lo up")
             network = Network(f"{subnet}.1", hosts)
             with network.divide():
                 pass

@@ -25,9 +25,7 @@ from tests.services.seamark import SHARED_KEY
 
 
 class WatchedObjects(ForwardingObjects):
-    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails them
-    while `is_away`.
-    """
+    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails while `is_away`."""
 
     def __init__(self, object_store: ObjectStore) -> None:
         super().__init__(object_store)
@@ -40,15 +38,15 @@ class WatchedObjects(ForwardingObjects):
         await asyncio.sleep(self.delay_s)
         if self.is_away:
             raise RetryLater("the storage is unavailable")
-        return await self._stored.read(location, limit_bytes=limit_bytes)
+        return await self._stored_objects.read(location, limit_bytes=limit_bytes)
 
 
 @dataclass
 class Node:
-    """A replica. `stored` is its storage without peers, which counts reads."""
+    """A replica. `stored_objects` is its storage without peers, which counts reads."""
 
     peers: Peers
-    stored: WatchedObjects
+    stored_objects: WatchedObjects
     settings: Settings
 
     @property
@@ -84,9 +82,9 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
     async with (
         open_store(settings.make_database_url(), clock=clock) as store,
         open_keyring(settings, store, clock) as keyring,
-        open_objects(settings, clock) as real,
+        open_objects(settings, clock) as real_objects,
     ):
-        watched_objects = WatchedObjects(real)
+        watched_objects = WatchedObjects(real_objects)
         async with (
             open_peers(settings, watched_objects, store, keyring, clock, metrics) as peers,
             peers.serve(make_connection_limits(settings), certificate and certificate.context, metrics),

@@ -33,7 +33,7 @@ from tests.services.s3 import S3
 from tests.waits import block_until
 
 TABLE_PATH = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}"
-STALE_ALLOWED = {"Cache-Control": "stale-if-error=600"}
+STALE_HEADERS = {"Cache-Control": "stale-if-error=600"}
 LIMIT_S = 600
 SET_PROPERTY = {"action": "set-properties", "updates": {"a": "b"}}
 
@@ -79,15 +79,15 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     files = request_plan(client)[1]
     assert fresh_answer[0] == 200
     assert len(files) == 2
-    status, body = load_table(client, STALE_ALLOWED)
+    status, body = load_table(client, STALE_HEADERS)
     assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
     assert "Age" not in client.headers  # The database answers, so the answer is not stale.
     with pause_postgres(own_postgres):
         for _ in range(3):
-            status, body = load_table(client, STALE_ALLOWED)
+            status, body = load_table(client, STALE_HEADERS)
             assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
             assert 1 <= int(client.headers["Age"]) <= LIMIT_S
-            status, stale_plan = request_plan(client, STALE_ALLOWED)
+            status, stale_plan = request_plan(client, STALE_HEADERS)
             assert (status, stale_plan) == (200, files)
             assert int(client.headers["Age"]) >= 1
     block_until(lambda: load_table(client)[0] == 200)
@@ -100,10 +100,10 @@ def test_other_requests_get_503_with_retry_after_while_postgresql_is_down(fleet:
     location = load_table(client)[1]["metadata-location"]
     own_postgres.process.stop(first=signal.SIGINT)
     try:
-        assert load_table(client, STALE_ALLOWED)[0] == 200
+        assert load_table(client, STALE_HEADERS)[0] == 200
         assert load_table(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
         assert int(client.headers["Age"]) >= 1
-        status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, STALE_ALLOWED)
+        status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, STALE_HEADERS)
         assert status == 503  # The server has no earlier result of this request.
         for headers in ({}, {"Cache-Control": "stale-if-error=0"}, {"Cache-Control": "max-age=5"}):
             status, body = load_table(client, headers)
@@ -118,7 +118,7 @@ def test_other_requests_get_503_with_retry_after_while_postgresql_is_down(fleet:
             ("POST", "/v1/namespaces", {"namespace": ["new"]}),
             ("DELETE", TABLE_PATH, None),
         ):
-            status, body = client.call(method, path, request_body, STALE_ALLOWED)
+            status, body = client.call(method, path, request_body, STALE_HEADERS)
             assert status == 503, body
             assert int(client.headers["Retry-After"]) >= 1
     finally:
@@ -141,7 +141,7 @@ def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
     fleet.storage.is_cut = True
     try:
         assert request_plan(client) == (200, files)
-        assert load_table(client, STALE_ALLOWED)[0] == 200
+        assert load_table(client, STALE_HEADERS)[0] == 200
         with urllib.request.urlopen(f"{fleet.replicas[0].base_url}/healthz", timeout=30) as answer:
             assert answer.status == 200
     finally:

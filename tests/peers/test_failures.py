@@ -65,25 +65,25 @@ async def serve_peer(handler: object) -> AsyncIterator[str]:
 async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_is_used(
     tmp_path: Path,
 ) -> None:
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         with closing(socket.socket()) as taken_socket:
             taken_socket.bind(("127.0.0.1", 0))  # The socket is bound but does not listen, so connections are refused.
             removed_replica = build_replica(f"127.0.0.1:{taken_socket.getsockname()[1]}")
-            for node, other_node in ((a, b), (b, a)):
+            for node, other_node in ((first_node, second_node), (second_node, first_node)):
                 add_peers(node, other_node.peers.membership.replica, removed_replica)
                 set_long_timeouts(node)
-            files = await create_files([a], 60, 100)
-            files_of_removed = select_owned(a, removed_replica.address, files)
-            assert len(files_of_removed) > 6
+            files = await create_files([first_node], 60, 100)
+            files_of_removed_replica = select_owned(first_node, removed_replica.address, files)
+            assert len(files_of_removed_replica) > 6
             for location, content in files.items():
-                assert await a.read(location) == content
-                assert await b.read(location) == content
-            assert a.peers.objects.open_breakers == b.peers.objects.open_breakers == 1
-            for node in (a, b):
+                assert await first_node.read(location) == content
+                assert await second_node.read(location) == content
+            assert first_node.peers.objects.open_breakers == second_node.peers.objects.open_breakers == 1
+            for node in (first_node, second_node):
                 counts = node.peers.objects.counts
                 assert counts.failed == 3  # After three failures the breaker is open, and the substitute is used.
-                assert counts.skipped == len(files_of_removed) - 3
-            assert sum(count_reads([a, b], location) for location in files) <= len(files) + 6
+                assert counts.skipped == len(files_of_removed_replica) - 3
+            assert sum(count_reads([first_node, second_node], location) for location in files) <= len(files) + 6
 
 
 @pytest.mark.usefixtures("lasting_breakers")
@@ -92,58 +92,58 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         await asyncio.sleep(60)
         return web.Response()
 
-    async with serve_peer(hang) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, build_replica(address))
-        files = select_owned(a, address, await create_files([a], 40, 100))
+    async with serve_peer(hang) as address, open_node(tmp_path, "a") as first_node:
+        add_peers(first_node, build_replica(address))
+        files = select_owned(first_node, address, await create_files([first_node], 40, 100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The hanging replica would take twice as long.
-                assert await a.read(location) == content
-        counts = a.peers.objects.counts
+                assert await first_node.read(location) == content
+        counts = first_node.peers.objects.counts
         assert counts.hedged == 3
         assert counts.skipped == len(files) - 3
-        assert a.peers.objects.open_breakers == 1
+        assert first_node.peers.objects.open_breakers == 1
 
 
-async def test_storage_is_read_if_a_replica_begins_an_answer_and_never_ends_it(tmp_path: Path) -> None:
+async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Path) -> None:
     async def begin(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={SOURCE_HEADER: "storage"})
         await response.prepare(request)
         await asyncio.sleep(60)
         return response
 
-    async with serve_peer(begin) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, build_replica(address))
-        a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
-        files = select_owned(a, address, await create_files([a], 10, 100))
+    async with serve_peer(begin) as address, open_node(tmp_path, "a") as first_node:
+        add_peers(first_node, build_replica(address))
+        first_node.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
+        files = select_owned(first_node, address, await create_files([first_node], 10, 100))
         for location, content in files.items():
-            assert await a.read(location) == content
-        assert a.peers.objects.counts.hedged == len(files)
+            assert await first_node.read(location) == content
+        assert first_node.peers.objects.counts.hedged == len(files)
 
 
 async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedged_read_fails(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        await wait_for_all_nodes(a, b)
-        files = await create_files([a], 20, 100)
-        a.stored.is_away = True
-        a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
-        b.stored.delay_s = 0.05
-        for location, content in select_owned(a, b.address, files).items():
-            assert await a.read(location) == content
-        for location in select_owned(a, a.address, files):
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
+        await wait_for_all_nodes(first_node, second_node)
+        files = await create_files([first_node], 20, 100)
+        first_node.stored_objects.is_away = True
+        first_node.peers.objects._began = first_node.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
+        second_node.stored_objects.delay_s = 0.05
+        for location, content in select_owned(first_node, second_node.address, files).items():
+            assert await first_node.read(location) == content
+        for location in select_owned(first_node, first_node.address, files):
             with pytest.raises(RetryLater):
-                await a.read(location)
+                await first_node.read(location)
 
 
 async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
     """A relay between two replicas changes one byte of each answer: first of the head, then of the content."""
     change = {"offset": -1}
 
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        host, port = b.address.rsplit(":", 1)
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
+        host, port = second_node.address.rsplit(":", 1)
 
         async def relay(request: web.Request) -> web.StreamResponse:
             reader, writer = await asyncio.open_connection(host, int(port))
-            lines = [f"GET {request.raw_path} HTTP/1.1", f"Host: {b.address}", "Connection: close"]
+            lines = [f"GET {request.raw_path} HTTP/1.1", f"Host: {second_node.address}", "Connection: close"]
             lines += [f"{name}: {value}" for name, value in request.headers.items() if name.startswith("Seamark")]
             writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
             answer = await reader.read(-1)
@@ -156,18 +156,22 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with serve_peer(relay) as address:
-            # `b` announces the address of the relay, as behind a forwarded port.
-            b.peers._server._address = address
-            add_peers(a, build_replica(address))
-            set_long_timeouts(a)
-            location, content = next(iter(select_owned(a, address, await create_files([a], 30, 120)).items()))
-            assert await a.read(location) == content
-            assert a.peers.objects.counts.hits == 1
+            # `second_node` announces the address of the relay, as behind a forwarded port.
+            second_node.peers._server._address = address
+            add_peers(first_node, build_replica(address))
+            set_long_timeouts(first_node)
+            location, content = next(
+                iter(select_owned(first_node, address, await create_files([first_node], 30, 120)).items())
+            )
+            assert await first_node.read(location) == content
+            assert first_node.peers.objects.counts.hits == 1
             for change["offset"] in range(HEAD_BYTES + len(content)):
-                a.peers.objects._breakers.clear()
-                assert await a.read(location) == content
-            assert a.peers.objects.counts.hits == 1
-            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # Each file is requested twice.
+                first_node.peers.objects._breakers.clear()
+                assert await first_node.read(location) == content
+            assert first_node.peers.objects.counts.hits == 1
+            assert first_node.peers.counts()["damaged"] == 2 * (
+                HEAD_BYTES + len(content)
+            )  # Each file is requested twice.
 
 
 def decode_chunks(body: bytes) -> bytes:
@@ -185,31 +189,34 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         assert request.path == FILE_PATH
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
-    async with serve_peer(answer) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, build_replica(address))
-        for location, content in select_owned(a, address, await create_files([a], 8, 100)).items():
-            assert await a.read(location) == content
-        assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
+    async with serve_peer(answer) as address, open_node(tmp_path, "a") as first_node:
+        add_peers(first_node, build_replica(address))
+        for location, content in select_owned(first_node, address, await create_files([first_node], 8, 100)).items():
+            assert await first_node.read(location) == content
+        assert first_node.peers.objects.counts.hits == first_node.peers.objects.counts.fetched == 0
 
 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        add_peers(a, b.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
-        assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
-        for location, content in (await create_files([a], 20, 100)).items():
-            assert await a.read(location) == content
-        assert a.peers.objects.counts.failed == 0
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
+        add_peers(first_node, second_node.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
+        assert [replica.address for replica in first_node.peers.membership.replicas] == [
+            first_node.address,
+            second_node.address,
+        ]
+        for location, content in (await create_files([first_node], 20, 100)).items():
+            assert await first_node.read(location) == content
+        assert first_node.peers.objects.counts.failed == 0
 
 
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
     """Large files stay mapped while they are in use, so the mapped bytes change."""
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        await wait_for_all_nodes(a, b)
-        set_long_timeouts(a), set_long_timeouts(b)
-        files = select_owned(a, b.address, await create_files([a], 24, 200_000))
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
+        await wait_for_all_nodes(first_node, second_node)
+        set_long_timeouts(first_node), set_long_timeouts(second_node)
+        files = select_owned(first_node, second_node.address, await create_files([first_node], 24, 200_000))
         for location, content in files.items():
-            assert await a.read(location) == content
-        await b.peers.cache._stack._queue.join()
+            assert await first_node.read(location) == content
+        await second_node.peers.cache._stack._queue.join()
         paths = list((tmp_path / "b" / "cache" / "files").rglob("*.block"))
         assert len(paths) == len(files)
         for path in paths:
@@ -217,22 +224,22 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
                 file.seek(1000)
                 file.write(b"\x00\x01\x02\x03")
         for location, content in files.items():
-            assert await a.read(location) == content
-            assert await b.read(location) == content
-        assert b.peers.counts()["damaged"] == len(files)
-        assert a.peers.counts()["damaged"] == len(files)
-        assert a.peers.objects.counts.failed == 0  # The owner reads the file from the storage and answers.
+            assert await first_node.read(location) == content
+            assert await second_node.read(location) == content
+        assert second_node.peers.counts()["damaged"] == len(files)
+        assert first_node.peers.counts()["damaged"] == len(files)
+        assert first_node.peers.objects.counts.failed == 0  # The owner reads the file from the storage and answers.
 
 
 async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
-        await wait_for_all_nodes(a, b)
-        set_long_timeouts(a)
-        b.stored.delay_s = 0.05
-        files = select_owned(a, b.address, await create_files([a], 20, 100))
-        results = await asyncio.gather(*(a.read(location) for location in files))
+    async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b", peer_requests_limit=1) as second_node:
+        await wait_for_all_nodes(first_node, second_node)
+        set_long_timeouts(first_node)
+        second_node.stored_objects.delay_s = 0.05
+        files = select_owned(first_node, second_node.address, await create_files([first_node], 20, 100))
+        results = await asyncio.gather(*(first_node.read(location) for location in files))
         assert results == list(files.values())
-        assert a.peers.objects.counts.failed > 0
+        assert first_node.peers.objects.counts.failed > 0
 
 
 def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:

@@ -44,24 +44,24 @@ async def create_files(nodes: list[Node], count: int, size: int, seed: int = 1) 
     warehouse = nodes[0].settings.warehouse
     files = {f"{warehouse}/t/metadata/{create_name(rng, number)}": rng.randbytes(size) for number in range(count)}
     for location, content in files.items():
-        await nodes[0].stored.create(location, content)
+        await nodes[0].stored_objects.create(location, content)
     return files
 
 
 def count_reads(nodes: list[Node], location: str) -> int:
-    return sum(node.stored.reads[location] for node in nodes)
+    return sum(node.stored_objects.reads[location] for node in nodes)
 
 
 async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     seed = first_seed()
     files = await create_files(nodes, 30, 1000, seed)
     for node in nodes:
-        node.stored.delay_s = 0.05
+        node.stored_objects.delay_s = 0.05
     for _ in range(2):
         results = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
         assert results == [content for content in files.values() for _ in range(6)], f"seed {seed}"
     assert {count_reads(nodes, location) for location in files} == {1}
-    assert {node.address: sum(node.stored.reads.values()) for node in nodes} == {
+    assert {node.address: sum(node.stored_objects.reads.values()) for node in nodes} == {
         node.address: sum(node.owns(location) for location in files) for node in nodes
     }
     assert all(sum(node.owns(location) for location in files) for node in nodes)
@@ -73,21 +73,24 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
 
 
 async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
-        await wait_for_all_nodes(a, b)
-        set_long_timeouts(a), set_long_timeouts(b)
-        small_file = await create_files([a], 6, 3 << 20)
-        large = await create_files([a], 6, (3 << 20) + 1, seed=2)
-        for files in (small_file, large):
+    async with (
+        open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as first_node,
+        open_node(tmp_path, "b") as second_node,
+    ):
+        await wait_for_all_nodes(first_node, second_node)
+        set_long_timeouts(first_node), set_long_timeouts(second_node)
+        small_file = await create_files([first_node], 6, 3 << 20)
+        large_files = await create_files([first_node], 6, (3 << 20) + 1, seed=2)
+        for files in (small_file, large_files):
             for location, content in files.items():
-                assert await b.read(location) == content
-                assert await a.read(location) == content
-        assert {count_reads([a, b], location) for location in small_file} == {1}
-        for location in large:
-            assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
+                assert await second_node.read(location) == content
+                assert await first_node.read(location) == content
+        assert {count_reads([first_node, second_node], location) for location in small_file} == {1}
+        for location in large_files:
+            assert count_reads([first_node, second_node], location) >= (2 if first_node.owns(location) else 1)
 
 
-async def test_errors_for_limits_and_missing_files_equal_those_of_the_storage(nodes: list[Node]) -> None:
+async def test_errors_for_limits_and_missing_files_equal_the_errors_of_the_storage(nodes: list[Node]) -> None:
     files = await create_files(nodes, 6, 1000)
     rng = random.Random(7)
     for location in files:
@@ -111,16 +114,16 @@ async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: 
 
 async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
     location = f"{nodes[0].settings.warehouse}/t/metadata/v1.metadata.json"
-    await nodes[0].stored.create(location, b"first")
+    await nodes[0].stored_objects.create(location, b"first")
     assert [await node.read(location) for node in nodes] == [b"first"] * 3
-    await nodes[0].stored.delete(location)
-    await nodes[0].stored.create(location, b"second")
+    await nodes[0].stored_objects.delete(location)
+    await nodes[0].stored_objects.create(location, b"second")
     assert [await node.read(location) for node in nodes] == [b"second"] * 3
     assert count_reads(nodes, location) == 6
 
 
 async def test_single_replica_reads_the_storage(tmp_path: Path) -> None:
-    async with open_node(tmp_path, "a") as a:
-        files = await create_files([a], 3, 100)
-        assert [await a.read(location) for location in files] == list(files.values())
-        assert a.peers.objects.counts.direct == 3
+    async with open_node(tmp_path, "a") as first_node:
+        files = await create_files([first_node], 3, 100)
+        assert [await first_node.read(location) for location in files] == list(files.values())
+        assert first_node.peers.objects.counts.direct == 3

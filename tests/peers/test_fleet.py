@@ -78,27 +78,27 @@ class BalancedLoad:
     errors: list[str] = field(default_factory=list)
     reads: int = 0
     commits: int = 0
-    _ready: list[str] = field(default_factory=list)
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _ready_addresses: list[str] = field(default_factory=list)
+    _stop_event: threading.Event = field(default_factory=threading.Event)
 
     def check_replicas(self) -> None:
-        while not self._stopped.wait(0.05):
-            self._ready = [
+        while not self._stop_event.wait(0.05):
+            self._ready_addresses = [
                 replica.base_url for replica in self.fleet.replicas if is_http_ok(f"{replica.base_url}/readyz")
             ]
 
     def send(self, seed: int) -> None:
         """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
         rng = random.Random(seed)
-        while not self._stopped.is_set():
-            if not (ready := list(self._ready)):
+        while not self._stop_event.is_set():
+            if not (ready_addresses := list(self._ready_addresses)):
                 time.sleep(0.01)
                 continue
-            client, is_commit = HttpClient(rng.choice(ready)), rng.random() < 0.2
+            client, is_commit = HttpClient(rng.choice(ready_addresses)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
-            except OutcomeUnknown as lost:
-                self.errors.append(f"lost: {lost}")
+            except OutcomeUnknown as unknown_outcome:
+                self.errors.append(f"lost: {unknown_outcome}")
                 continue
             finally:
                 client.close()
@@ -122,7 +122,7 @@ class BalancedLoad:
         try:
             yield
         finally:
-            self._stopped.set()
+            self._stop_event.set()
             for thread in threads:
                 thread.join(60)
 

@@ -74,13 +74,13 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     assert status == 200
     assert rig.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
     assert len(body) == HEAD_BYTES + 100
-    reads = rig.node.stored.reads.total()
+    reads = rig.node.stored_objects.reads.total()
 
     ticket = headers[TICKET_HEADER]
-    raw = base64.urlsafe_b64decode(ticket)
+    raw_ticket = base64.urlsafe_b64decode(ticket)
     other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
-    for bad in (
+    for bad_headers in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
         {**headers, LOCATION_HEADER: other_location},
@@ -90,19 +90,19 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
         forged_tickets.issue(rig.node.address, rig.location)[0],
         *(
-            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, at)).decode()}
-            for at in range(0, len(raw), 5)
+            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw_ticket, start)).decode()}
+            for start in range(0, len(raw_ticket), 5)
         ),
     ):
-        if len(bad.get(TICKET_HEADER, "")) > 8000:
-            bad = {**bad, TICKET_HEADER: "x" * 8000}
-        assert (await rig.ask(bad))[0] == 401, bad
-    assert rig.node.stored.reads.total() == reads
+        if len(bad_headers.get(TICKET_HEADER, "")) > 8000:
+            bad_headers = {**bad_headers, TICKET_HEADER: "x" * 8000}
+        assert (await rig.ask(bad_headers))[0] == 401, bad_headers
+    assert rig.node.stored_objects.reads.total() == reads
 
 
 async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
     """An attacker on the network between replicas repeats requests, possibly to another worker of the replica."""
-    repeated: list[dict[str, str]] = []
+    repeated_headers: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
         location = next(iter(await create_files([node], 1, 100)))
         rig = ProtocolRig(node, node.peers.client._tickets, http, location)
@@ -110,39 +110,39 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
             headers, _ = rig.tickets.issue(node.address, location)
             assert (await rig.ask(headers))[0] == 200
             assert await rig.ask(headers) == (401, b"")
-            repeated.append(headers)
-        reads = node.stored.reads.total()
+            repeated_headers.append(headers)
+        reads = node.stored_objects.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
             other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
                 other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
-        assert await asyncio.gather(*(rig.ask(headers) for headers in repeated)) == [(401, b"")] * 20
-        assert node.stored.reads.total() == reads
+        assert await asyncio.gather(*(rig.ask(headers) for headers in repeated_headers)) == [(401, b"")] * 20
+        assert node.stored_objects.reads.total() == reads
         address = node.address
     async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
         rig_after_restart = ProtocolRig(node, node.peers.client._tickets, http, location)
-        for headers in repeated:
+        for headers in repeated_headers:
             assert await rig_after_restart.ask(headers) == (401, b"")
         assert (await rig_after_restart.ask(rig_after_restart.tickets.issue(address, location)[0]))[0] == 200
 
 
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
     """A ticket is remembered until it has expired. Then the record reuses its place."""
-    with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used:
+    with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used_tickets:
         group = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
-        assert [used.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
-        assert not any(used.accept(nonce, 1000, 5000, 5000) for nonce in group)
-        assert used.accept(group[16], 6000, 9000, 5001)
-        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # The ticket is older than the record.
+        assert [used_tickets.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
+        assert not any(used_tickets.accept(nonce, 1000, 5000, 5000) for nonce in group)
+        assert used_tickets.accept(group[16], 6000, 9000, 5001)
+        assert not used_tickets.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # The ticket is older than the record.
     assert (tmp_path / "used").stat().st_mode & 0o777 == 0o600
-    with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used:
-        assert not used.accept(group[16], 6000, 9000, 7000)
-        assert used.accept(bytes(16), 6000, 9000, 7000)
+    with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used_tickets:
+        assert not used_tickets.accept(group[16], 6000, 9000, 7000)
+        assert used_tickets.accept(bytes(16), 6000, 9000, 7000)
     size = (tmp_path / "used").stat().st_size
     (tmp_path / "used").write_bytes(b"damaged")
-    with closing(UsedTickets(tmp_path / "used", now_ms=8000)) as used:
-        assert not used.accept(group[16], 6000, 9000, 8000)
-        assert used.accept(group[16], 8000, 9000, 8000)
+    with closing(UsedTickets(tmp_path / "used", now_ms=8000)) as used_tickets:
+        assert not used_tickets.accept(group[16], 6000, 9000, 8000)
+        assert used_tickets.accept(group[16], 8000, 9000, 8000)
     assert (tmp_path / "used").stat().st_size == size
 
 
@@ -169,7 +169,7 @@ async def test_replica_sends_no_file_outside_the_catalog_even_to_another_replica
     ):
         status, body = await rig.ask(rig.tickets.issue(rig.node.address, location)[0])
         assert (status, body) == (400, b""), location
-    assert not any("secret" in location or secret.name in location for location in rig.node.stored.reads)
+    assert not any("secret" in location or secret.name in location for location in rig.node.stored_objects.reads)
 
 
 async def test_peer_port_has_a_single_route_that_only_reads(rig: ProtocolRig) -> None:
@@ -187,17 +187,17 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
     authority.issue("replica")
     tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
 
-    async def read_through(trusted: Path) -> tuple[int, int]:
+    async def read_through(trusted_path: Path) -> tuple[int, int]:
         """Return (answers of the other replica, its failures)."""
-        monkeypatch.setenv(CA_VARIABLE, str(trusted))
-        folder = tmp_path / trusted.stem
+        monkeypatch.setenv(CA_VARIABLE, str(trusted_path))
+        folder = tmp_path / trusted_path.stem
         folder.mkdir()
-        async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
-            await wait_for_all_nodes(a, b)
-            set_long_timeouts(a)
-            files = await create_files([a], 20, 100)
-            assert [await a.read(location) for location in files] == list(files.values())
-            counts = a.peers.objects.counts
+        async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
+            await wait_for_all_nodes(first_node, second_node)
+            set_long_timeouts(first_node)
+            files = await create_files([first_node], 20, 100)
+            assert [await first_node.read(location) for location in files] == list(files.values())
+            counts = first_node.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed
 
     assert (await read_through(authority.file))[0] > 0
@@ -243,13 +243,18 @@ def test_answer_is_valid_only_for_its_own_request() -> None:
     tickets = PeerTickets(make_fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
     head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
-    sealed = tickets.seal(macs[0], head)
-    assert tickets.unseal(macs[0], sealed) == head
-    for data in (sealed[:-1], sealed + b"x", b"", *(_flip_byte(sealed, at) for at in range(HEAD_BYTES))):
+    sealed_head = tickets.seal(macs[0], head)
+    assert tickets.unseal(macs[0], sealed_head) == head
+    for data in (
+        sealed_head[:-1],
+        sealed_head + b"x",
+        b"",
+        *(_flip_byte(sealed_head, index) for index in range(HEAD_BYTES)),
+    ):
         with pytest.raises(BadAnswer):
             tickets.unseal(macs[0], data)
     with pytest.raises(BadAnswer):
-        tickets.unseal(macs[1], sealed)
+        tickets.unseal(macs[1], sealed_head)
     with pytest.raises(BadAnswer, match="outcome"):
         tickets.unseal(macs[0], tickets.seal(macs[0], AnswerHead(9, 0, bytes(32))))  # type: ignore[arg-type]
 

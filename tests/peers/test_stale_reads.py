@@ -1,5 +1,6 @@
-"""Tests of stale results. They replace results of the database only if the request allows their age, and only in an
-outage.
+"""Tests of stale results.
+
+They replace results of the database only if the request allows their age, and only in an outage.
 
 The server never uses data that it knows to have changed.
 """
@@ -136,13 +137,13 @@ async def test_other_errors_and_missing_values_of_the_database_are_returned(read
             await reads.read(KEY, database.read())
 
 
-async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
+async def test_cached_value_is_not_used_after_its_server_has_changed_it(reads: StaleReads) -> None:
     database = Database()
     table = make_entry_key(EntryKind.TABLE, ("db",), "t")
     other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")
     keys = (KEY, ("grants", "ann"), table, other_key)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
-    for operation, forgotten in (
+    for operation, stale_keys in (
         (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
         (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
         (swap, {table}),
@@ -155,7 +156,7 @@ async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads)
         database.error = RetryLater("away")
         with allow_staleness(Staleness(60, 30)):
             for key in keys:
-                if key in forgotten:
+                if key in stale_keys:
                     with pytest.raises(RetryLater):
                         await reads.read(key, database.read())
                 else:

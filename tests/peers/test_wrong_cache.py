@@ -1,5 +1,6 @@
-"""Tests of a cache below the server that returns wrong bytes. If the server detects the damage, it reads the storage
-again.
+"""Tests of a cache below the server that returns wrong bytes.
+
+If the server detects the damage, it reads the storage again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Pat
     clock = SystemClock()
     async with open_objects(settings, clock) as objects:
         halves = HalfObjects(objects)
-        async with open_planner(settings, halves, clock, stored=objects if has_storage else None) as planner:
+        async with open_planner(settings, halves, clock, stored_objects=objects if has_storage else None) as planner:
             if has_storage:
                 assert sorted(await plan_file_numbers(planner, table.metadata)) == list(range(30))
                 assert halves.reads.total() == 4
@@ -52,7 +53,7 @@ async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_
     async with open_objects(settings, clock) as objects:
         await objects.create(location, content)
         documents = Documents(
-            HalfObjects(objects), clock, budget_bytes=1 << 20, stored=objects if has_storage else None
+            HalfObjects(objects), clock, budget_bytes=1 << 20, stored_objects=objects if has_storage else None
         )
         if has_storage:
             assert await documents.read_raw(location) == content

@@ -52,7 +52,7 @@ KINDS = {
     13: "double",
     14: "int",
 }
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -133,7 +133,7 @@ def build_scan(
         metadata=table,
         stages=(),
         snapshot_id=1,
-        considered=view.file_count,
+        considered_files=view.file_count,
     )
 
 
@@ -332,9 +332,9 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour", "bucket[8]", "void"])
 def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None:
     value = {"void": None, "day": 19_000}.get(transform, 7)
-    for plain in (False, True):
+    for is_plain in (False, True):
         spec = (PartitionField(1000, "p", 4, transform),)
-        style = replace(STYLE, sparse=plain)
+        style = replace(STYLE, sparse=is_plain)
         data = build_manifest_bytes(
             [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
@@ -408,9 +408,9 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     """
     spec = (PartitionField(1000, "a", 3, "identity"),)
     days = build_metadata(spec)
-    promoted = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
+    promoted_metadata = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
     plan = build_scan(days, [build_block([build_data_file(partition=(1,))], 0, spec)])
-    promoted_plan = build_scan(promoted, [], view=plan.view)
+    promoted_plan = build_scan(promoted_metadata, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
             (plan, STANDARD_DIALECT, "1970-01-02"),
@@ -455,7 +455,7 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
     data = [build_data_file(f"f{number}", sequence=3) for number in range(4)] + [build_data_file("newer", sequence=20)]
     deletes = [
         build_delete("positions", 1),
-        build_delete("of f2", 1, referenced="f2"),
+        build_delete("of f2", 1, referenced_path="f2"),
         build_delete("equality", 2, equality_ids=[1, 2]),
     ]
     parsed_answer = parse_answer(build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)]))
@@ -477,7 +477,7 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
     data = [build_data_file("a", sequence=3), build_data_file("b", sequence=3)]
-    deletes = [build_delete("of a", 1, referenced="a"), build_delete("of b", 1, referenced="b")]
+    deletes = [build_delete("of a", 1, referenced_path="a"), build_delete("of b", 1, referenced_path="b")]
     plan = build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)])
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.write_tasks(plan.entry_ids[1:])) + b"]")
@@ -489,7 +489,7 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = build_delete(
-        "v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1
+        "v.puffin", 1, format="PUFFIN", referenced_path="a", content_offset=4, content_size=40, record_count=1
     )
     data = build_block([build_data_file("a", sequence=3)], version=3)
     parsed_answer = parse_answer(build_scan(build_metadata(()), [data], [build_block([vector], version=3)]))
@@ -509,9 +509,9 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     for column, kind in KINDS.items():
         lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
         metrics[column] = build_metrics_of(kind, lower, upper)
-    bare = build_data_file("bare")
-    full = build_data_file("full", metrics=metrics)
-    plan = build_scan(build_metadata(()), [build_block([full, bare])])
+    bare_file = build_data_file("bare")
+    full_file = build_data_file("full", metrics=metrics)
+    plan = build_scan(build_metadata(()), [build_block([full_file, bare_file])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
     data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
@@ -556,20 +556,20 @@ def test_pyiceberg_parses_every_answer() -> None:
     }
     plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json)
     answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG_DIALECT)
-    parsed = ScanTasks.model_validate_json(json.dumps(answer))
+    parsed_tasks = ScanTasks.model_validate_json(json.dumps(answer))
     paths = [
         file.path
         for file, row in zip(files, plan.entry_ids.tolist(), strict=True)
         if plan.compute_residual(row) != FALSE
     ]
     assert paths
-    assert [task.data_file.file_path for task in parsed.file_scan_tasks] == paths
+    assert [task.data_file.file_path for task in parsed_tasks.file_scan_tasks] == paths
 
 
 def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
     assert choose_dialect("PyIceberg/0.12.0") is PYICEBERG_DIALECT
-    for other in ("", "DuckDB/1.5", "a PyIceberg/0.12.0"):
-        assert choose_dialect(other) is STANDARD_DIALECT
+    for other_agent in ("", "DuckDB/1.5", "a PyIceberg/0.12.0"):
+        assert choose_dialect(other_agent) is STANDARD_DIALECT
 
 
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
@@ -585,14 +585,14 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     kinds = {1: "int", 2: "int"}
     table = build_metadata((first, second), kinds=kinds)
     filter_json = {"type": "gt", "term": "c1", "value": 5}
-    turned = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
-    row = int(turned.entry_ids[0])
-    assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
-    assert encode_expression(turned.compute_residual(row)) is False
-    lacking = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
-    assert encode_expression(lacking.compute_residual(int(lacking.entry_ids[0]))) == filter_json
+    turned_plan = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
+    row = int(turned_plan.entry_ids[0])
+    assert turned_plan.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
+    assert encode_expression(turned_plan.compute_residual(row)) is False
+    lacking_plan = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
+    assert encode_expression(lacking_plan.compute_residual(int(lacking_plan.entry_ids[0]))) == filter_json
 
-    promoted = build_metadata((first,), kinds={1: "timestamp"})
+    promoted_metadata = build_metadata((first,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
-    days = build_plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
+    days = build_plan(promoted_metadata, (20_000,), first, kinds={1: "date"}, where=filter_json)
     assert days.compute_residual(int(days.entry_ids[0])) == days.bound

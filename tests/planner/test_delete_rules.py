@@ -39,7 +39,7 @@ from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = build_schema(0, KINDS, set(), late=True)
-PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+PLAIN_STYLE = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
 def build_entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
@@ -73,9 +73,9 @@ def build_delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, .
     return DeleteFile(**make_common_fields("x", content, spec_id, partition) | fields)
 
 
-def build_vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
+def build_vector(referenced_path: str | None = "d", **fields: Any) -> DeleteFile:
     return build_delete_file(
-        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **fields
+        POSITION_DELETES, referenced_path=referenced_path, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
 
@@ -154,7 +154,7 @@ def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
     other_files = [
         build_entry(build_delete_file(POSITION_DELETES), 5),
-        build_entry(build_delete_file(POSITION_DELETES, referenced="d"), 5),
+        build_entry(build_delete_file(POSITION_DELETES, referenced_path="d"), 5),
         build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
@@ -195,10 +195,10 @@ def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> No
     deletes = [
         build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
         build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
-        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
+        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced_path="one"), 1),
     ]
-    unpartitioned = [build_entry(build_delete_file(POSITION_DELETES), 1)]
-    assert find_applying_deletes(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
+    unpartitioned_entries = [build_entry(build_delete_file(POSITION_DELETES), 1)]
+    assert find_applying_deletes(data, deletes, unpartitioned_entries) == [(2,), (0,), (1,)]
 
 
 def test_float_partitions_are_compared_by_their_bits() -> None:
@@ -236,7 +236,7 @@ def build_metrics(
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "excluded", "held_values", "is_kept"),
+    ("key", "kind", "excluded_values", "held_values", "is_kept"),
     [
         pytest.param(A, "long", (1, 5, 0), (6, 9, 0), False, id="apart"),
         pytest.param(A, "long", (1, 6, 0), (6, 9, 0), True, id="touching"),
@@ -255,7 +255,7 @@ def build_metrics(
     ],
 )
 def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
-    key: int, kind: str, excluded: tuple[Any, ...], held_values: tuple[Any, ...], is_kept: bool
+    key: int, kind: str, excluded_values: tuple[Any, ...], held_values: tuple[Any, ...], is_kept: bool
 ) -> None:
     def build_metrics_of(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
         def write_value(value: Any) -> bytes | None:
@@ -264,7 +264,7 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
         return {key: build_metrics(write_value(lower), write_value(upper), nulls)}
 
-    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded))
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded_values))
     data = build_data_file(metrics=build_metrics_of(*held_values))
     assert find_applying_deletes([build_entry(data, 1)], [build_entry(delete, 2)]) == [(0,) if is_kept else ()]
 
@@ -275,7 +275,7 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 ) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
-    blank = {"kinds": {1: KINDS}, "required": set()}
+    blank = {"kinds": {1: KINDS}, "required_ids": set()}
     judge = Situation.__new__(Situation)
     judge.__dict__.update(blank)
 
@@ -296,16 +296,16 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 
     data = [
         build_entry(
-            build_data_file(f"d{at}", metrics=build_metrics_of([A, LATE]), **draw_partition()), rng.randrange(9)
+            build_data_file(f"d{index}", metrics=build_metrics_of([A, LATE]), **draw_partition()), rng.randrange(9)
         )
-        for at in range(80)
+        for index in range(80)
     ]
     deletes = []
     for position_count, where in ((250, draw_partition), (150, dict)):
         files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
-            build_delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **at)
-            for ids, at in files
+            build_delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **index)
+            for ids, index in files
         ]
         deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
     applying_deletes = find_applying_deletes(data, *deletes)
@@ -313,8 +313,8 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
     listed_deletes = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
-            at
-            for at, delete in enumerate(listed_deletes)
+            index
+            for index, delete in enumerate(listed_deletes)
             if judge.is_in_scope(delete, (listing, item)) and not judge.is_dropped_by_java(delete, (listing, item))
         )
         for item in data
@@ -324,14 +324,14 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
-    required = build_schema(0, KINDS, {A}, late=True)
-    excluded, included = (
+    schema = build_schema(0, KINDS, {A}, late=True)
+    excluded_metrics, included_metrics = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
-    delete = build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
-    data = [build_entry(build_data_file(metrics=included), 1)]
+    delete = build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded_metrics), 2)
+    data = [build_entry(build_data_file(metrics=included_metrics), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
-    assert find_applying_deletes(data, [delete], schema=required) == [()]
+    assert find_applying_deletes(data, [delete], schema=schema) == [()]
 
 
 def test_bounds_in_a_former_unit_of_time_exclude_no_delete() -> None:

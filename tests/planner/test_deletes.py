@@ -88,11 +88,11 @@ class Situation:
             for key, kind in old_kinds.items()
         }
         self.kinds = {0: old_kinds, 1: new_kinds}
-        required = {key for key in (A, F) if rng.random() < 0.3}
-        self.required = required
+        required_ids = {key for key in (A, F) if rng.random() < 0.3}
+        self.required_ids = required_ids
         self.schemas = {
-            0: build_schema(0, old_kinds, required, late=False),
-            1: build_schema(1, new_kinds, required, late=True),
+            0: build_schema(0, old_kinds, required_ids, late=False),
+            1: build_schema(1, new_kinds, required_ids, late=True),
         }
         self.units = {
             key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
@@ -139,7 +139,7 @@ class Situation:
         rng = self.rng
         row: dict[int, Any] = {}
         for key in (A, B, NESTED, F, LATE):
-            null = key not in self.required and rng.random() < 0.25
+            null = key not in self.required_ids and rng.random() < 0.25
             row[key] = None if null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
         return row | partition_values
 
@@ -184,47 +184,52 @@ class Situation:
         # The schema of a file is that of the manifest or an older one, because a rewritten manifest keeps the bytes of
         # old bounds.
         schema_id = self.rng.randint(0, manifest.schema_id)
-        common = self._draw_common_fields(manifest, DATA)
-        parts = zip(SPECS[manifest.spec_id], common["partition"], strict=True)
-        fixed = {part.source: value for part, value in parts if part.transform == "identity"}
-        rows = [self.draw_row(schema_id, fixed) for _ in range(self.rng.randint(1, 4))]
+        common_fields = self._draw_common_fields(manifest, DATA)
+        parts = zip(SPECS[manifest.spec_id], common_fields["partition"], strict=True)
+        fixed_values = {part.source: value for part, value in parts if part.transform == "identity"}
+        rows = [self.draw_row(schema_id, fixed_values) for _ in range(self.rng.randint(1, 4))]
         keys = [key for key in (A, B, NESTED, F, LATE) if key != LATE or schema_id == 1]
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
-        return DataFile(**common, record_count=len(rows), metrics=metrics, rows=rows)
+        return DataFile(**common_fields, record_count=len(rows), metrics=metrics, rows=rows)
 
     def _delete(self, manifest: ListedManifest) -> DeleteFile:
         rng = self.rng
         shape = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
         if shape == "vector" and manifest.version < 3:
             shape = "file"
-        common = self._draw_common_fields(manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES)
+        common_fields = self._draw_common_fields(
+            manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES
+        )
         paths = [entry.file.path for _, entry in self.data] or ["none"]
         if shape == "equality":
-            return self._build_equality_delete(manifest, common)
+            return self._build_equality_delete(manifest, common_fields)
         if shape == "positions":
             sampled_rows = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
             paths_before = sorted(path.encode() for path, _ in sampled_rows)
             path_metrics = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
             return DeleteFile(
-                **common, record_count=2, metrics=rng.choice([{}, path_metrics]), positions=frozenset(sampled_rows)
+                **common_fields,
+                record_count=2,
+                metrics=rng.choice([{}, path_metrics]),
+                positions=frozenset(sampled_rows),
             )
         path = rng.choice(paths)
-        metrics, referenced = {}, path
+        metrics, referenced_path = {}, path
         if shape == "bounds":
-            metrics, referenced = {PATH_ID: ColumnMetrics(lower=path.encode(), upper=path.encode())}, None
+            metrics, referenced_path = {PATH_ID: ColumnMetrics(lower=path.encode(), upper=path.encode())}, None
         if shape == "vector":
-            common |= {"format": rng.choice(["PUFFIN", "puffin"])}
+            common_fields |= {"format": rng.choice(["PUFFIN", "puffin"])}
         return DeleteFile(
-            **common,
+            **common_fields,
             record_count=1,
             metrics=metrics,
-            referenced=referenced,
+            referenced_path=referenced_path,
             positions=frozenset({(path, 0)}),
             content_offset=4 if shape == "vector" else None,
             content_size=40 if shape == "vector" else None,
         )
 
-    def _build_equality_delete(self, manifest: ListedManifest, common: dict[str, Any]) -> DeleteFile:
+    def _build_equality_delete(self, manifest: ListedManifest, common_fields: dict[str, Any]) -> DeleteFile:
         rng = self.rng
         schema_id = rng.randint(0, manifest.schema_id)
         usable = [A, B, NESTED, F] + [LATE] * schema_id
@@ -232,7 +237,7 @@ class Situation:
         rows = [self.draw_row(schema_id, {}) for _ in range(rng.randint(1, 3))]
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in ids})
         keys = tuple(tuple(row[key] for key in ids) for row in rows)
-        return DeleteFile(**common, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
+        return DeleteFile(**common_fields, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
 
     def view(self) -> TableView:
         def build_blocks(listeds: list[ListedManifest]) -> list[Block]:
@@ -285,17 +290,17 @@ class Situation:
         If a position delete names its data file, only the name counts, as in Java.
         """
         removal, file = delete[1].file, data[1].file
-        alike = removal.partition_key == file.partition_key
-        older, newest = self.compute_sequence(data), self.compute_sequence(delete)
+        has_same_partition = removal.partition_key == file.partition_key
+        data_sequence, delete_sequence = self.compute_sequence(data), self.compute_sequence(delete)
         if removal.content == EQUALITY_DELETES:
-            return older < newest and (removal.spec_id in GLOBAL_SPECS or alike)
-        if older > newest:
+            return data_sequence < delete_sequence and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
+        if data_sequence > delete_sequence:
             return False
-        referenced = removal.referenced
+        referenced = removal.referenced_path
         bounds = removal.metrics.get(PATH_ID)
         if referenced is None and bounds is not None and bounds.lower == bounds.upper:
             referenced = bounds.lower.decode()
-        if not (alike if referenced is None else referenced == file.path):
+        if not (has_same_partition if referenced is None else referenced == file.path):
             return False
         return removal.is_vector or not any(
             other[1].file.is_vector and self.is_in_scope(other, data) for other in self.deletes
@@ -332,13 +337,13 @@ class Situation:
         )
 
     def _is_dropped_by_column(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
-        required = key in self.required
+        is_required = key in self.required_ids
 
         def is_null_possible(metrics: ColumnMetrics) -> bool:
-            return not required and (metrics.nulls is None or metrics.nulls > 0)
+            return not is_required and (metrics.nulls is None or metrics.nulls > 0)
 
         def is_always_null(metrics: ColumnMetrics) -> bool:
-            return not required and metrics.nulls is not None and metrics.nulls == metrics.values
+            return not is_required and metrics.nulls is not None and metrics.nulls == metrics.values
 
         if is_null_possible(held_metrics) and is_null_possible(column_metrics):
             return False
@@ -379,21 +384,21 @@ def check_situation(seed: int) -> int:
     rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
     deletes = index.find_deletes(names[rows])
-    dropped = 0
-    for row, applying in zip(rows, deletes, strict=True):
+    dropped_count = 0
+    for row, applying_deletes in zip(rows, deletes, strict=True):
         data = situation.data[row]
-        assert list(applying) == sorted(set(applying)), seed
-        assert applying == index.find_deletes_for_file(int(names[row])), seed
+        assert list(applying_deletes) == sorted(set(applying_deletes)), seed
+        assert applying_deletes == index.find_deletes_for_file(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
             context = f"seed {seed}: delete row {number}, data row {row}"
             scope = situation.is_in_scope(delete, data)
-            if number in applying:
+            if number in applying_deletes:
                 assert scope, f"{context} is out of scope"
                 assert not situation.is_dropped_by_java(delete, data), f"{context} is excluded by statistics"
             elif scope:
-                dropped += 1
+                dropped_count += 1
                 assert not situation.removes(delete, data), f"{context} is missing"
-    return dropped
+    return dropped_count
 
 
 def test_views_have_exactly_the_delete_files_that_apply() -> None:
@@ -415,7 +420,7 @@ def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(mo
 
 
 def test_plan_names_all_delete_files_that_remove_rows_of_a_random_history(tmp_path: Path) -> None:
-    removing, count = 0, examples(30, 5)
+    removing_count, count = 0, examples(30, 5)
     for seed in range(count):
         lake = write_random_lake(seed, tmp_path / str(seed))
         location = lake.metadata_location
@@ -424,14 +429,16 @@ def test_plan_names_all_delete_files_that_remove_rows_of_a_random_history(tmp_pa
             view = build_view(snapshot.json["manifest-list"])
             index = DeleteIndex(view, metadata.partition_specs, metadata.schemas)
             deletes = index.find_deletes(read_positions(view))
-            for file, applying in zip(snapshot.data_files, deletes, strict=True):
-                names = {snapshot.delete_files[number].name for number in applying}
-                allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
-                assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                needed_deletes = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
+            for file, applying_deletes in zip(snapshot.data_files, deletes, strict=True):
+                names = {snapshot.delete_files[number].name for number in applying_deletes}
+                allowed_deletes = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
+                assert names <= allowed_deletes.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
+                needed_deletes = {
+                    name for name, delete in allowed_deletes.items() if lake.find_removed_positions(delete, file)
+                }
                 assert needed_deletes <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                removing += len(needed_deletes)
-    assert removing > 3 * count
+                removing_count += len(needed_deletes)
+    assert removing_count > 3 * count
 
 
 def build_view(manifest_list: str) -> TableView:

@@ -143,8 +143,8 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
                 outcomes["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
                 continue
             expected = plan_by_fastavro(manifests)
-            located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-            texts = [block.read_text("file_path", row) for block, row in located]
+            entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+            texts = [block.read_text("file_path", row) for block, row in entry_places]
             if expected is not None:
                 assert texts == expected, context
             outcomes["as stored"] += 1
@@ -218,8 +218,8 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
-    for number, (name, content, spec_id, listed_counts) in enumerate(contradictions, start=2):
-        kept_files = {
+    for number, (name, content, spec_id, message) in enumerate(contradictions, start=2):
+        kept_fields = {
             "content": [manifest.content for manifest in manifests],
             "spec": [manifest.spec_id for manifest in manifests],
         }
@@ -227,16 +227,16 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
             if to_path(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
         table.commit(number, manifests)
-        for manifest, old_content, old_spec in zip(manifests, kept_files["content"], kept_files["spec"], strict=True):
+        for manifest, old_content, old_spec in zip(manifests, kept_fields["content"], kept_fields["spec"], strict=True):
             manifest.content, manifest.spec_id = old_content, old_spec
         async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
-                with pytest.raises(Corrupt, match=listed_counts):
+                with pytest.raises(Corrupt, match=message):
                     await plan_file_numbers(planner, table.metadata)
             assert await plan_file_numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
                 "the earlier snapshot, which has the same blocks, must be planned"
             )
-            with pytest.raises(Corrupt, match=listed_counts):
+            with pytest.raises(Corrupt, match=message):
                 await plan_file_numbers(planner, table.metadata)
 
 
@@ -244,9 +244,9 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
     """The type may come from a later format version or from a flipped bit in the schema of the header."""
     table, manifests = create_filled_table(tmp_path / "t")
     path = to_path(manifests[1])
-    known_type, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
+    known_type, unknown_type = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
     assert path.read_bytes().count(known_type) == 1
-    path.write_bytes(path.read_bytes().replace(known_type, unknown))
+    path.write_bytes(path.read_bytes().replace(known_type, unknown_type))
     async with open_test_planner(tmp_path) as planner:
         assert await plan_file_numbers(planner, table.metadata) == list(range(40))
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
@@ -356,15 +356,15 @@ def list_block_files(tmp_path: Path) -> list[Path]:
     return sorted(folder.rglob("*.block"))
 
 
-def damage_file(path: Path, how: Damage, rng: random.Random) -> None:
+def damage_file(path: Path, damage_kind: Damage, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
-    (how if data else append_bytes)(data, rng)
+    (damage_kind if data else append_bytes)(data, rng)
     path.write_bytes(data)
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("how", mark_fast(DAMAGES, 2))
-async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
+@pytest.mark.parametrize("damage_kind", mark_fast(DAMAGES, 2))
+async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, damage_kind: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
     all_numbers = list(range(6_400))
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -376,15 +376,15 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await plan_file_numbers(planner, table.metadata) == all_numbers
         assert planner.read_stats().decoded == 0
-    rng = random.Random(how.__name__)
+    rng = random.Random(damage_kind.__name__)
     for path in files:
-        damage_file(path, how, rng)
+        damage_file(path, damage_kind, rng)
     for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected, and is harmless.
             decoded_count = planner.read_stats().decoded
-            assert decoded_count == len(manifests) or how in (flip_byte, write_zeros) or filter is True
+            assert decoded_count == len(manifests) or damage_kind in (flip_byte, write_zeros) or filter is True
 
 
 @pytest.mark.few_cases(1)

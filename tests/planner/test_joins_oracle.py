@@ -61,8 +61,8 @@ class RandomTable:
     """The types of the key, in the order of schemas; the last type is the current one."""
     leads: dict[str, RandomTable] = field(default_factory=dict)
     """The tables to whose keys the columns of this table refer, by column."""
-    also: dict[str, str] = field(default_factory=dict)
-    """The columns that refer to the column `also` of a table, by the column that refers to the table's key."""
+    other_columns: dict[str, str] = field(default_factory=dict)
+    """The columns that refer to the column `other_columns` of a table, by the column that refers to the table's key."""
 
 
 def format_literal(kind: str, value: Any) -> tuple[str, str]:
@@ -122,10 +122,10 @@ def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
     ]
     results = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
     # Trino rounds longer decimals twice, so plans do not prune by such decimals.
-    short = [
+    short_values = [
         item for item in results if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
-    return short or results or [kept_values[0] if kept_values else values[0]]
+    return short_values or results or [kept_values[0] if kept_values else values[0]]
 
 
 async def draw_table(
@@ -133,8 +133,8 @@ async def draw_table(
 ) -> RandomTable:
     version = rng.choice([2, 3])
     key_kind = rng.choice(KEY_KINDS)
-    starts_as = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
-    kinds = {"k": starts_as, "also": rng.choice(KEY_KINDS)}
+    first_kind = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
+    kinds = {"k": first_kind, "also": rng.choice(KEY_KINDS)}
     kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
     pools = {column: draw_pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
     random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ async def draw_table(
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
             pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
-            random_table.also[lead] = f"g{number}"
+            random_table.other_columns[lead] = f"g{number}"
     columns = [Col(number, name, kind) for number, (name, kind) in enumerate(kinds.items(), 1)]
     parts = []
     if fact and random_table.leads and rng.random() < 0.4:
@@ -154,7 +154,7 @@ async def draw_table(
         parts = [PartitionField(1000, "p", source.id, "identity")]
     random_table.table = await StarTable.create(api, name, columns, version=version, parts=parts)
     files = _draw_files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
-    if starts_as != key_kind or rng.random() < 0.5:
+    if first_kind != key_kind or rng.random() < 0.5:
         await random_table.table.commit(files)
         new_columns = [
             Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
@@ -218,15 +218,15 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -
     Text and bytes are hexadecimal, which keeps their order; times and decimals are integers.
     """
     table = random_table.table
-    live = [
+    live_rows = [
         (number, row)
         for number, file in enumerate(table.data)
-        for at, row in enumerate(table.rows[file.path])
-        if at not in table.deleted.get(file.path, set())
+        for index, row in enumerate(table.rows[file.path])
+        if index not in table.deleted_positions.get(file.path, set())
     ]
-    columns = {"file": pa.array([number for number, _ in live], pa.int64())}
+    columns = {"file": pa.array([number for number, _ in live_rows], pa.int64())}
     for column in table.columns:
-        columns[column.name] = _build_oracle_array(column.kind, [row[column.name] for _, row in live])
+        columns[column.name] = _build_oracle_array(column.kind, [row[column.name] for _, row in live_rows])
     arrow = pa.table(columns)
     con.register("arrow", arrow)
     con.execute(f"CREATE OR REPLACE TABLE {table.name} AS SELECT * FROM arrow")
@@ -248,15 +248,15 @@ def draw_joins(
     """Return random joins.
 
     Returns:
-        The joins as JSON of a plan request, the conditions on `drawn` in DuckDB, and whether a plan can be exact.
+        The joins as JSON of a plan request, the conditions on the table in DuckDB, and whether a plan can be exact.
     """
     request, tables_json, exact = [], [], True
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
         name, join_columns = other.table.name, {lead: "k"}
-        if lead in table.also and rng.random() < 0.6:
-            join_columns[table.also[lead]] = "also"
+        if lead in table.other_columns and rng.random() < 0.6:
+            join_columns[table.other_columns[lead]] = "also"
             exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
@@ -264,16 +264,16 @@ def draw_joins(
         if rng.random() < 0.8:
             join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)
-        likes, condition, sure = draw_likes(rng, other)
+        likes, condition, is_sure = draw_likes(rng, other)
         if likes:
             join["likes"] = likes
             conditions.append(condition)
-            exact = exact and sure
+            exact = exact and is_sure
             counts["joins with LIKE"] += 1
-        nested, further, all_joins = draw_joins(rng, other, counts)
-        if nested:
-            join["joins"] = nested
-            conditions += further
+        nested_joins, further_joins, all_joins = draw_joins(rng, other, counts)
+        if nested_joins:
+            join["joins"] = nested_joins
+            conditions += further_joins
             counts["snowflakes"] += 1
         request.append(join)
         tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
@@ -305,8 +305,8 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
             text = f"decode(unhex({table.table.name}.{name}))"
             text = f"{like['function']}({text})" if "function" in like else text
             escape = f" ESCAPE '{like['escape']}'" if "escape" in like else ""
-            quoted = str(like["pattern"]).replace("'", "''")
-            spelling.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
+            quoted_pattern = str(like["pattern"]).replace("'", "''")
+            spelling.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted_pattern}'{escape})")
         likes.append(either)
         conditions.append(f"({' OR '.join(spelling)})")
     return likes, " AND ".join(conditions), exact
@@ -325,23 +325,25 @@ async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
         for number in range(rng.choice([1, 2, 3]))
     ]
     fact = await draw_table(rng, api, f"s{seed}", dims, fact=True)
-    deleted = rng.random() < 0.4
-    if deleted:
+    is_deleted = rng.random() < 0.4
+    if is_deleted:
         for item in (*outer, *dims, fact):
             await delete_some(rng, item)
-    indexing, described = rng.choice(["none", "some", "all", "all"]), True
-    for column in fact.table.columns if fact.table.data and indexing != "none" else ():
-        if indexing == "all" or rng.random() < 0.5:
-            kind = "bitmap" if indexing == "all" else rng.choice(["bitmap", "bloom", "record"])
-            covered = fact.table.data if indexing == "all" else rng.sample(fact.table.data, len(fact.table.data) // 2)
-            if covered:
-                described &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered)
+    indexing_mode, described = rng.choice(["none", "some", "all", "all"]), True
+    for column in fact.table.columns if fact.table.data and indexing_mode != "none" else ():
+        if indexing_mode == "all" or rng.random() < 0.5:
+            kind = "bitmap" if indexing_mode == "all" else rng.choice(["bitmap", "bloom", "record"])
+            covered_files = (
+                fact.table.data if indexing_mode == "all" else rng.sample(fact.table.data, len(fact.table.data) // 2)
+            )
+            if covered_files:
+                described &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered_files)
     con = duckdb.connect()
     for item in (*outer, *dims, fact):
         store_in_duckdb(con, item)
     for number in range(PLANS):
         context = f"seed {seed}, plan {number}"
-        joins, conditions, exact = draw_joins(rng, fact, counts)
+        joins, conditions, is_exact = draw_joins(rng, fact, counts)
         body: dict[str, Any] = {"joins": joins, "files": True}
         if rng.random() < 0.4:
             body["where"], condition = draw_predicate(rng, fact)
@@ -357,7 +359,7 @@ async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
         )
         reported_joins = answer.json.get("joins", [])
         assert all(item["used"] for item in reported_joins), f"{context}: {reported_joins}"
-        if indexing == "all" and described and exact and not deleted and answer.json["complete"]:
+        if indexing_mode == "all" and described and is_exact and not is_deleted and answer.json["complete"]:
             assert kept_paths == expected, (
                 f"{context}: {kept_paths - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
             )

@@ -47,9 +47,11 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
             applicable_deletes = lake.find_applicable_deletes(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in applicable_deletes}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in applicable_deletes if lake.find_removed_positions(delete, file)}
+            removing_deletes = {
+                delete.name for delete in applicable_deletes if lake.find_removed_positions(delete, file)
+            }
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
-                assert hitting <= deletes, f"seed {lake.seed} {file.path}"
+                assert removing_deletes <= deletes, f"seed {lake.seed} {file.path}"
             counts.update(
                 {"vector" if delete.is_vector else f"content {delete.content}" for delete in applicable_deletes}
             )
@@ -76,14 +78,14 @@ def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
     counts: Counter[str] = Counter()
     if answer.error is not None:
         return Counter(["refused"])
-    trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
+    is_trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
         expected = case.match_rows(file, case.filter, JAVA_MEANING)
         assert expected == case.match_rows(file, case.java_filter, JAVA_MEANING), (
             f"the two forms of the filter have different results: {case}"
         )
         counts["dropped" if file.path not in answer.tasks else "kept"] += 1
-        if not trusted:
+        if not is_trusted:
             continue
         if file.path not in answer.tasks:
             assert not any(expected), f"Java drops {file.path}, which has a matching row: {case}"
@@ -119,7 +121,7 @@ def test_same_seed_always_makes_the_same_table(tmp_path: Path) -> None:
 
 
 KINDS_BY_NAME = {"i": "int", "f": "double", "s": "string", "d": "decimal(9, 2)", "t": "timestamptz_ns", "b": "binary"}
-FIELDS = tuple(Field(at, name, False, kind) for at, (name, kind) in enumerate(KINDS_BY_NAME.items(), start=1))
+FIELDS = tuple(Field(index, name, False, kind) for index, (name, kind) in enumerate(KINDS_BY_NAME.items(), start=1))
 NAMES = Names(Schema(0, FIELDS))
 ROW = {1: 5, 2: math.nan, 3: "a\U0001f600b", 4: 125, 5: 1_000_000_001, 6: b"\x00\xff"}
 NULLS = dict.fromkeys(ROW)
@@ -163,6 +165,6 @@ def test_meanings_differ_on_zeros_and_nan() -> None:
     predicate = {"type": "eq", "term": "f", "value": 0.0}
     assert matches(predicate, zero, NAMES)
     assert not matches(predicate, zero, NAMES, JAVA_MEANING)
-    above = {"type": "gt", "term": "f", "value": 1.0}
-    assert not matches(above, nan, NAMES)
-    assert matches(above, nan, NAMES, SPARK_MEANING)
+    above_filter = {"type": "gt", "term": "f", "value": 1.0}
+    assert not matches(above_filter, nan, NAMES)
+    assert matches(above_filter, nan, NAMES, SPARK_MEANING)

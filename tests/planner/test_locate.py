@@ -69,9 +69,9 @@ def test_key_from_json_equals_the_key_from_a_column(kind: str) -> None:
 
 def test_key_columns_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
-    twice = pa.table([[1], [2]], names=["c", "c"])
+    repeated_columns = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns named c"):
-        extract_term_arrays([resolve_term("c", schema)], twice)
+        extract_term_arrays([resolve_term("c", schema)], repeated_columns)
     with pytest.raises(BadRequest, match="no column c"):
         extract_term_arrays([resolve_term("c", schema)], pa.table({"d": [1]}))
 
@@ -136,7 +136,7 @@ async def test_columns_with_ambiguous_names_in_a_data_file_are_not_used(data: Pa
 async def stored_table(tmp_path: Path) -> Any:
     async with run_server(tmp_path) as server:
         table = await StoredTable.create(Api(server))
-        files = [table.write_data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
+        files = [table.write_data_file([(index // 20, "a", None, 1) for index in range(1000)]) for _ in range(2)]
         await table.commit(files)
         await table.index("keys", "record", ["id"], files)
         yield table

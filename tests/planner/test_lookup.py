@@ -95,9 +95,9 @@ def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) ->
     """Return some fields of the partition of some file by name, in some cases with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
-    positions = [at for at in range(len(fields)) if rng.random() < 0.6]
+    positions = [index for index in range(len(fields)) if rng.random() < 0.6]
     other_file = rng.choice([item for item in files if item.spec_id == file.spec_id])
-    return {fields[at].name: rng.choice([file, file, other_file]).partition[at] for at in positions}
+    return {fields[index].name: rng.choice([file, file, other_file]).partition[index] for index in positions}
 
 
 def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
@@ -228,9 +228,9 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
             rng = random.Random(seed)
             for _, _, view in await build_views(lake, planner):
                 all_results = find_files_by_prefix(view)
-                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.file_count)])
-                files = find_files_at(view, all_results.list_entry_ids()[picked])
-                assert list_paths(files) == [list_paths(all_results)[at] for at in picked]
+                picked_numbers = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.file_count)])
+                files = find_files_at(view, all_results.list_entry_ids()[picked_numbers])
+                assert list_paths(files) == [list_paths(all_results)[index] for index in picked_numbers]
                 start, end = sorted(rng.randint(0, files.file_count + 2) for _ in range(2))
                 assert list_paths(files.slice_files(start, end)) == list_paths(files)[start:end]
                 assert (
@@ -260,11 +260,13 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
     """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
-    style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+    style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(parts):
         fields = (PartitionField(1000, "p", 1, "identity"),)
-        files = [DataFile(f"{number}-{at}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for at, value in enumerate(values)]
+        files = [
+            DataFile(f"{number}-{index}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for index, value in enumerate(values)
+        ]
         schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
         data = build_manifest_bytes(
             [Entry(ADDED, 1, 1, 1, file) for file in files],
@@ -310,8 +312,8 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
     lookup_result = find_files_by_prefix(view, parse_prefix(text, build_metadata_of_one_column(metadata, "timestamp")))
-    expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted_day]
-    expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted_day]
+    expected = [f"0-{index}" for index, day in enumerate(days) if day == wanted_day]
+    expected += [f"1-{index}" for index, day in enumerate([*days, 19_723]) if day == wanted_day]
     assert list_paths(lookup_result) == expected
     values = [
         group_by_partition(lookup_result).partitions[number].fields[0].value
@@ -371,8 +373,8 @@ def metadata(tmp_path: Path) -> TableMetadata:
         (1008, "d", 7, "identity"),
     ]
     specs = [
-        [{"field-id": i, "name": n, "source-id": s, "transform": t} for i, n, s, t in chosen]
-        for chosen in (parts, [part for part in parts if part[1] != "bucket"])
+        [{"field-id": i, "name": n, "source-id": s, "transform": t} for i, n, s, t in key_parts]
+        for key_parts in (parts, [part for part in parts if part[1] != "bucket"])
     ]
     document = {
         "format-version": 2,
@@ -389,7 +391,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
             }
         ],
         "current-schema-id": 0,
-        "partition-specs": [{"spec-id": at, "fields": spec} for at, spec in enumerate(specs)],
+        "partition-specs": [{"spec-id": index, "fields": spec} for index, spec in enumerate(specs)],
         "default-spec-id": 0,
         "last-partition-id": 1008,
         "sort-orders": [{"order-id": 0, "fields": []}],

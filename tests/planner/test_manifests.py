@@ -109,7 +109,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present_values = [value for value in values if value is not None]
-    kept_files = {
+    expected_results = {
         Op.LT: lambda: min(present_values) < literal,
         Op.LT_EQ: lambda: min(present_values) <= literal,
         Op.GT: lambda: max(present_values) > literal,
@@ -118,11 +118,11 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
     other_summaries = [FieldSummary(None, None, None, None)] * (field - 1000)
-    for op, allowed in kept_files.items():
+    for op, is_expected in expected_results.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, javas=True, terse=False))
-        assert is_kept == (bool(present_values) and allowed()), op
+        assert is_kept == (bool(present_values) and is_expected()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:
@@ -160,10 +160,10 @@ def test_unreadable_bounds_prune_nothing(
 
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
-    never = make_bound("string", Op.EQ, "zzz")
+    absent_value = make_bound("string", Op.EQ, "zzz")
     results = [FieldSummary(False, None, b"a", b"b")]
     listing = [build_manifest(None), build_manifest(()), build_manifest(results, spec_id=4), build_manifest(results)]
-    assert ManifestSummaries(listing).find_needed_manifests({3: never}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
+    assert ManifestSummaries(listing).find_needed_manifests({3: absent_value}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150, 8))
@@ -174,7 +174,7 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
     Some have no summary or fewer fields, or were decoded for earlier expressions.
     """
     kinds = list(KINDS.items())
-    turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    turned_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     listed_manifests = []
     for _ in range(data.draw(st.integers(0, 12))):
         spec_id = data.draw(st.sampled_from([3, 3, 4, 5]))
@@ -188,7 +188,7 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
         listed_manifests.append(
             build_manifest(None if field_count is None else summaries[:field_count], spec_id=spec_id)
         )
-    together = ManifestSummaries(listed_manifests)
+    all_summaries = ManifestSummaries(listed_manifests)
     for _ in range(4):
         by_spec = {
             spec_id: data.draw(draw_expression(KINDS, terms=False))
@@ -197,14 +197,14 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
         single_manifests = [
             number
             for number, listed_manifest in enumerate(listed_manifests)
-            if ManifestSummaries([listed_manifest]).find_needed_manifests(by_spec, [SPEC, turned])
+            if ManifestSummaries([listed_manifest]).find_needed_manifests(by_spec, [SPEC, turned_spec])
         ]
-        assert together.find_needed_manifests(by_spec, [SPEC, turned]) == single_manifests
-        assert together.find_needed_manifests(by_spec, [SPEC, turned]) == single_manifests
+        assert all_summaries.find_needed_manifests(by_spec, [SPEC, turned_spec]) == single_manifests
+        assert all_summaries.find_needed_manifests(by_spec, [SPEC, turned_spec]) == single_manifests
 
 
 def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
-    turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    turned_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     field = 1000 + list(VALUES).index("string")
     summaries = [FieldSummary(None, None, None, None)] * (len(KINDS) - 1)
     place = len(KINDS) - 1 - (field - 1000)
@@ -212,7 +212,9 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     for literal, kept_files in (("a", [0]), ("c", [])):
         bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
         assert (
-            ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed_manifests({4: bound}, [SPEC, turned])
+            ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed_manifests(
+                {4: bound}, [SPEC, turned_spec]
+            )
             == kept_files
         )
 
@@ -240,11 +242,11 @@ async def test_long_in_list_is_evaluated_outside_of_the_event_loop(
 ) -> None:
     threads = []
 
-    find_needed = ManifestSummaries.find_needed_manifests
+    find_manifests = ManifestSummaries.find_needed_manifests
 
     def note_thread(*args: Any) -> list[int]:
         threads.append(threading.current_thread())
-        return find_needed(*args)
+        return find_manifests(*args)
 
     monkeypatch.setattr(ManifestSummaries, "find_needed_manifests", note_thread)
     table = Table(tmp_path / "t")

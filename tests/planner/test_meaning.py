@@ -31,7 +31,7 @@ VALUES: dict[str, list[Any]] = {
 }
 POINTS = [Op.EQ, Op.NOT_EQ]
 SETS = [Op.IN, Op.NOT_IN]
-ORDERED = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ]
+ORDER_OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ]
 
 
 def build_predicate(op: Op, kind: str, *values: Any) -> Bound:
@@ -92,7 +92,7 @@ def list_predicates(kind: str) -> list[Bound]:
     predicates = [build_predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
     if kind in ("float", "double"):
         predicates += [build_predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
-    ordered = [] if kind in ("uuid", "boolean") else ORDERED
+    ordered = [] if kind in ("uuid", "boolean") else ORDER_OPS
     predicates += [build_predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
     rng = random.Random(kind)
     for op in SETS * 6:
@@ -118,11 +118,11 @@ def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
 def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
     for bound in list_predicates(kind):
         for value in (*VALUES[kind], None):
-            java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
+            java_matches, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
             expected = {
-                ComparisonSemantics.ICEBERG: java,
+                ComparisonSemantics.ICEBERG: java_matches,
                 ComparisonSemantics.SQL: ieee,
-                ComparisonSemantics.POSSIBLE: java or ieee,
+                ComparisonSemantics.POSSIBLE: java_matches or ieee,
             }
             for semantics, answer in expected.items():
                 ranges = compute_key_ranges(bound, kind, semantics)
@@ -130,7 +130,7 @@ def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> N
                 assert is_in_ranges(ranges, kind, value) == answer, (bound, value, semantics, ranges)
 
 
-@pytest.mark.parametrize("op", ORDERED)
+@pytest.mark.parametrize("op", ORDER_OPS)
 def test_uuid_comparisons_are_left_to_the_reader(op: Op) -> None:
     assert compute_key_ranges(build_predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 

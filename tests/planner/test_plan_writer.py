@@ -60,7 +60,7 @@ class PlanTableFolder:
             filter=parse_expression(case.filter), snapshot_id=case.snapshot.id, case_sensitive=case.case_sensitive
         )
         scan = await self.planner.bind_and_plan(metadata, request)
-        located = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
+        entry_places = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
         kept_manifests = find_kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
@@ -70,7 +70,7 @@ class PlanTableFolder:
         plan_table = await self.writer.write(kept_manifests, metadata, snapshot, folder.as_uri(), "p")
         for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
-        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in located}
+        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in entry_places}
 
 
 async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[str], Counter[str]]:
@@ -146,7 +146,7 @@ def judge_java(case: ScanCase, paths: set[str], table: JavaPlan, plan: JavaPlan)
     return True
 
 
-async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_planner: JavaPlanner) -> Counter[str]:
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
@@ -160,7 +160,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
                 counts += written_plan
                 request = change_plan_options(case.build_java_request(), snapshot_id=case.snapshot.id)
                 queries += [request, change_plan_options(request, metadata=location)]
-            answers = java.plan(queries)
+            answers = java_planner.plan(queries)
             for case, (_, paths, _), table, plan in zip(
                 random_cases, results, answers[::2], answers[1::2], strict=True
             ):
@@ -241,8 +241,8 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
 async def test_files_older_than_an_upgrade_to_version_3_get_no_row_ids(tables: PlanTableFolder, tmp_path: Path) -> None:
     planned_count = 0
     for case in draw_lake_cases(tmp_path, 2):
-        upgraded = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
-        kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
+        upgraded_metadata = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
+        kept_manifests, plan_table, expected = await tables.plan(case, upgraded_metadata)
         assert plan_table.metadata.format_version == 3
         (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.first_row_id is None
@@ -273,16 +273,16 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Pla
             await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 
 
-async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(
+async def test_plan_table_has_an_empty_location_that_is_never_cleaned_or_written(
     tables: PlanTableFolder, tmp_path: Path
 ) -> None:
     case = draw_lake_cases(tmp_path, 2)[0]
     _, plan_table, _ = await tables.plan(case)
-    planned, metadata = plan_table.metadata, read_metadata(case)
-    assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
+    planned_metadata, metadata = plan_table.metadata, read_metadata(case)
+    assert planned_metadata.properties == {**metadata.properties, "gc.enabled": "false"}
     # The location of the plan table is empty, so engines find no unreferenced files to remove.
-    assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")
-    assert not Path(planned.location.removeprefix("file://")).exists()
-    assert all(at.startswith(f"{planned.location}-p") for at, _ in plan_table.files)
-    assert planned.snapshot_log == planned.metadata_log == ()
-    assert planned.table_uuid == metadata.table_uuid
+    assert planned_metadata.location.startswith(f"{metadata.location}/_seamark/plans/")
+    assert not Path(planned_metadata.location.removeprefix("file://")).exists()
+    assert all(index.startswith(f"{planned_metadata.location}-p") for index, _ in plan_table.files)
+    assert planned_metadata.snapshot_log == planned_metadata.metadata_log == ()
+    assert planned_metadata.table_uuid == metadata.table_uuid

@@ -60,23 +60,23 @@ def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys
 def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
     schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
     definition = define_index("i", "record", ["c", "d"], schema)
-    of_old, of_new = (
+    old_filter, new_filter = (
         join_by_and(build_equality(7, kind), build_equality(7, "int", column_id=2)) for kind in ("date", "timestamp")
     )
-    assert project_onto_indexes(of_old, [definition]) is None
-    assert project_onto_indexes(of_new, [definition]) is not None
+    assert project_onto_indexes(old_filter, [definition]) is None
+    assert project_onto_indexes(new_filter, [definition]) is not None
 
 
 def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     columns = range(1, 23)
     schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
     definition = define_index("i", "record", [f"c{number}" for number in columns], schema)
-    projected = project_onto_indexes(
+    projected_predicate = project_onto_indexes(
         join_by_and(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition]
     )
-    assert projected is not None
+    assert projected_predicate is not None
     view = TableView((), ())
-    probe = Probe(view, projected, {definition.id: Coverage(compute_view_file_ids(view), ())}, {})
+    probe = Probe(view, projected_predicate, {definition.id: Coverage(compute_view_file_ids(view), ())}, {})
     tracemalloc.start()
     try:
         probe.narrow(FileSelection.select_all(view), frozenset({"record"}), lambda: False)
@@ -93,21 +93,23 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
         await create_namespace(store)
         table = Table(tmp_path / "t")
         table.commit(1, [table.write_manifest("a", range(6))])
-        indexed = IndexedTable(table, store, Registry(store, clock), {"i": f"{kind}(id)"})
-        await indexed.register()
+        indexed_table = IndexedTable(table, store, Registry(store, clock), {"i": f"{kind}(id)"})
+        await indexed_table.register()
         for number in range(6):
-            await indexed.index("i", [number])
-        async with open_planning(tmp_path, indexed.registry) as planning:
-            view = await planning.planner.view(indexed.metadata, ScanRequest())
+            await indexed_table.index("i", [number])
+        async with open_planning(tmp_path, indexed_table.registry) as planning:
+            view = await planning.planner.view(indexed_table.metadata, ScanRequest())
             files = [
-                index for file in await indexed.list_files() if (index := await planning.indexes.open(file)) is not None
+                index
+                for file in await indexed_table.list_files()
+                if (index := await planning.indexes.open(file)) is not None
             ]
-    definition = indexed.definitions["i"]
-    projected = project_onto_indexes(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
-    assert projected is not None
+    definition = indexed_table.definitions["i"]
+    projected_predicate = project_onto_indexes(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
+    assert projected_predicate is not None
     for query_number in range(7):
         coverage = {definition.id: Coverage(compute_view_file_ids(view), files)}
-        probe = Probe(view, projected, coverage, {file.location: file for file in files})
+        probe = Probe(view, projected_predicate, coverage, {file.location: file for file in files})
         answers = iter([False] * (1 + query_number))
         selection = FileSelection.select_all(view)
         probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
@@ -119,9 +121,9 @@ def test_long_list_is_transformed_for_a_limited_number_of_indexes() -> None:
     terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
     definitions = [define_index(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]
     values = tuple(range(TRANSFORMED_MAX // 4))
-    projected = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
-    assert projected is not None
-    assert [definition.name for definition in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
+    projected_predicate = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
+    assert projected_predicate is not None
+    assert [definition.name for definition in projected_predicate.definitions] == ["i0", "i1", "i2", "i3", "i4"]
     few_values = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
     assert few_values is not None
     assert len(few_values.definitions) == 11

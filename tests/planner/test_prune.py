@@ -21,12 +21,12 @@ from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_manifests import build_manifest
 
-ELEMENT = 4
+ELEMENT_ID = 4
 UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, compute_java_uuid_order)
 
 
 def build_schema(element: str) -> dict[str, Any]:
-    tags = {"type": "list", "element-id": ELEMENT, "element": element, "element-required": False}
+    tags = {"type": "list", "element-id": ELEMENT_ID, "element": element, "element-required": False}
     return {
         "type": "struct",
         "schema-id": 0,
@@ -42,7 +42,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     """Return a view with one file for each item of a list's statistics. File n has the ids from 10 n to 10 n + 9."""
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
-        file.metrics[ELEMENT] = metrics
+        file.metrics[ELEMENT_ID] = metrics
     data = build_manifest_bytes(
         [Entry(ADDED, 1, None, None, file) for file in files],
         version=2,
@@ -50,7 +50,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
         style=STYLE,
         spec_id=0,
         fields=(),
-        kinds={1: "long", 2: "string", ELEMENT: kind},
+        kinds={1: "long", 2: "string", ELEMENT_ID: kind},
         schema=build_schema(kind),
     )
     manifest_file: ManifestFile = build_manifest(None, spec_id=0)
@@ -73,7 +73,7 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
-        build_view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+        build_view(*column_metrics), Bound(op, ELEMENT_ID, "tags.element", "list", "identity", "string", values)
     ) == [
         0,
         1,
@@ -87,9 +87,9 @@ class Uuids:
         self.rng = rng
         # There are few values, so that files and literals share halves.
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
-        self.held = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
+        self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
-        for values in self.held:
+        for values in self.values_by_file:
             order = rng.choice(UUID_ORDERS)
             lower = min(values, key=order) if rng.random() < 0.95 else None
             upper = max(values, key=order) if rng.random() < 0.95 else None
@@ -100,7 +100,7 @@ class Uuids:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
     def find_remaining(self, op: Op, *values: bytes) -> set[int]:
-        return set(find_remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
+        return set(find_remaining_files(self.view, Bound(op, ELEMENT_ID, "u", "uuid", "identity", "uuid", values)))
 
 
 @pytest.mark.parametrize("length", [3, IN_VALUES_MAX + 1])
@@ -109,11 +109,13 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     rng = files.rng
     for _ in range(40):
         random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
-        dynamic_filters = {number for number, held_values in enumerate(files.held) if set(held_values) & set(listing)}
+        listing = sorted([rng.choice(rng.choice(files.values_by_file)), *random_values])
+        dynamic_filters = {
+            number for number, held_values in enumerate(files.values_by_file) if set(held_values) & set(listing)
+        }
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
-    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
+    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.values_by_file)
 
 
 @pytest.mark.parametrize(("op", "comparison"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
@@ -121,19 +123,19 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     op: Op, comparison: Callable[[Any, Any], bool]
 ) -> None:
     files = Uuids(random.Random(op.value))
-    dropped = 0
+    dropped_count = 0
     for _ in range(40):
         literal = files.draw_uuid()
         remaining_files = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
-            matching = {
+            matching_numbers = {
                 number
-                for number, values in enumerate(files.held)
+                for number, values in enumerate(files.values_by_file)
                 if any(comparison(order(item), order(literal)) for item in values)
             }
-            assert matching <= remaining_files, (literal, order)
-        dropped += len(files.held) - len(remaining_files)
-    assert dropped > 100
+            assert matching_numbers <= remaining_files, (literal, order)
+        dropped_count += len(files.values_by_file) - len(remaining_files)
+    assert dropped_count > 100
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:

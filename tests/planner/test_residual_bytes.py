@@ -31,9 +31,9 @@ from tests.planner.lakes.manifests import PartitionField
 from tests.planner.test_answer import build_block, build_data_file, build_metadata, build_scan
 from tests.seeds import mark_fast
 
-BUDGET = 1 << 20
+BUDGET_BYTES = 1 << 20
 TABLE = build_metadata((), kinds={1: "long", 2: "string", 13: "double"})
-PYTHON = Schema(
+PYICEBERG_SCHEMA = Schema(
     NestedField(1, "c1", LongType()), NestedField(2, "c2", StringType()), NestedField(13, "c13", DoubleType())
 )
 JSON: TypeAdapter[Any] = TypeAdapter(BooleanExpression)
@@ -68,17 +68,17 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         assert weak != TRUE
         residual_json = JSON.validate_python(encode_expression(weak))
         assert residual_json != AlwaysTrue()
-        strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
-        evaluator = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
-        always = expression_evaluator(
-            PYTHON,
+        strict_evaluator = expression_evaluator(PYICEBERG_SCHEMA, JSON.validate_python(where), case_sensitive=True)
+        evaluator = expression_evaluator(PYICEBERG_SCHEMA, residual_json, case_sensitive=True)
+        true_filter = expression_evaluator(
+            PYICEBERG_SCHEMA,
             JSON.validate_python(encode_expression(make_tautology(collect_predicates(bound)[0]))),
             case_sensitive=True,
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
-            assert always(row)
-            assert evaluator(row) or not strict(row)
+            assert true_filter(row)
+            assert evaluator(row) or not strict_evaluator(row)
 
 
 def encode_plan(
@@ -86,7 +86,7 @@ def encode_plan(
 ) -> Any:
     entries = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
     plan = build_scan(build_metadata(spec), [build_block(entries, 0, spec)], where=where)
-    answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
+    answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=exact))
     pieces = list(answer.write_tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
@@ -99,7 +99,7 @@ def build_in_filter(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
     tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
-    assert size < BUDGET
+    assert size < BUDGET_BYTES
     residuals = [task.get("residual-filter") for task in tasks]
     span = {
         "type": "and",
@@ -126,7 +126,7 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
     for term in terms:
         filter_json = {"type": "or", "left": filter_json, "right": term}
     tasks, size = encode_plan(500, filter_json, dialect, spec=spec)
-    assert size < BUDGET
+    assert size < BUDGET_BYTES
     assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
 
@@ -147,15 +147,15 @@ def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
 def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
     table = build_metadata((), kinds={1: "long"})
     plan = build_scan(table, [build_block([build_data_file("f")], 0)], where=build_in_filter(count))
-    form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
+    form = TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=True)
     maximum = ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=form).files_max
     if maximum is not None:
         _, size = encode_plan(maximum, build_in_filter(count), JAVA_DIALECT, exact=True)
         json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
-        assert maximum == 1 or maximum * json_size <= BUDGET < (maximum + 1) * json_size
-        assert size < max(BUDGET, json_size) + maximum * 1000
+        assert maximum == 1 or maximum * json_size <= BUDGET_BYTES < (maximum + 1) * json_size
+        assert size < max(BUDGET_BYTES, json_size) + maximum * 1000
     assert (maximum is None) is (count <= 100)
-    assert ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residual_bytes=BUDGET)).files_max is None
+    assert ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residual_bytes=BUDGET_BYTES)).files_max is None
     assert (
         ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residuals=False, exact_residuals=True)).files_max
         is None

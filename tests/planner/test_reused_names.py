@@ -45,8 +45,8 @@ def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> t
     elif kind == "widen" and first["type"] == "int":
         first["type"] = "long"
     else:
-        free = [name for name in NAMES if name not in {item["name"] for item in results}]
-        first["name"] = rng.choice(free) if free else first["name"]
+        free_names = [name for name in NAMES if name not in {item["name"] for item in results}]
+        first["name"] = rng.choice(free_names) if free_names else first["name"]
     return results, last_id
 
 
@@ -143,9 +143,9 @@ def _check_reused_names(seed: int) -> None:
             bound = bind_for_java(metadata, request, request.filter).bound
         except BadRequest as error:
             raise AssertionError(f"{context}, {where}: {error.message}") from None
-        columns_asked = {predicate.column_id for predicate in collect_predicates(bound)}
+        predicate_columns = {predicate.column_id for predicate in collect_predicates(bound)}
         for _ in range(10):
             row = {schema["id"]: rng.choice(VALUES[schema["type"]]) for schema in schemas[0]}
             if matches(where, row, {item["name"]: item["id"] for item in used_schema}):
-                values = {column_id: row.get(column_id) for column_id in columns_asked}
+                values = {column_id: row.get(column_id) for column_id in predicate_columns}
                 assert may_match(bound, values), f"{context}, {where} of {row}: {bound}"

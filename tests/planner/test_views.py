@@ -100,8 +100,8 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         assert await plan_file_numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
         table.commit(9, [manifests[-1], manifests[3]])
         assert await plan_file_numbers(planner, table.metadata) == [85, *range(30, 40)]
-        appended = await plan_file_numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
-        assert appended == [83, 84]
+        appended_numbers = await plan_file_numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
+        assert appended_numbers == [83, 84]
         assert planner.read_stats().decoded == DAYS + 4
 
 
@@ -109,12 +109,12 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
     tmp_path: Path,
 ) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
-        full_plan = await plan_table(full, table)
+    async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full_planner:
+        full_plan = await plan_table(full_planner, table)
         for prepared_days, day in enumerate((6, 2, 5), start=1):
             partial_plan, complete_plan = (
                 await plan_table(part, table, build_day_filter(day)),
-                await plan_table(full, table, build_day_filter(day)),
+                await plan_table(full_planner, table, build_day_filter(day)),
             )
             assert part.read_stats().decoded == prepared_days
             assert list_file_numbers(partial_plan) == list(range(day * 10, day * 10 + 10))
@@ -124,7 +124,7 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
                 == full_plan.entry_ids.tolist()[day * 10 : day * 10 + 10]
             )
             assert partial_plan.considered == complete_plan.considered == 80
-        assert full.read_stats().decoded == DAYS
+        assert full_planner.read_stats().decoded == DAYS
         assert await plan_file_numbers(part, table.metadata) == list(range(80))
         assert part.read_stats().decoded == DAYS, "blocks of earlier partial views must be reused"
 
@@ -143,7 +143,7 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
-async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
+async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, reading: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
@@ -152,7 +152,7 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
         waiting_tasks = [
             asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
         ]
-        while not storage.held:
+        while not storage.is_holding:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         waiting_tasks[0].cancel()
@@ -172,7 +172,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
     async with open_test_planner(tmp_path, capture) as planner:
         capture.wrapper.hold = "m3.avro"
         waiting_tasks = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
-        await until(lambda: capture.wrapper.held)
+        await until(lambda: capture.wrapper.is_holding)
         for item in waiting_tasks:
             item.cancel()
         capture.wrapper.let_go()
@@ -206,7 +206,7 @@ async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
     return results
 
 
-async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
+async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     expected = await list_sizes_bytes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3
@@ -274,33 +274,33 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reader can have tens of thousands of views of parts of one table."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
-    looked: list[CachedView] = []
+    looked_views: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
 
-    def note_examined(cached: CachedView) -> str:
-        looked.append(cached)
-        return str(holder.__get__(cached))
+    def note_examined(cached_view: CachedView) -> str:
+        looked_views.append(cached_view)
+        return str(holder.__get__(cached_view))
 
     monkeypatch.setattr(
-        CachedView, "holder", property(note_examined, lambda cached, name: holder.__set__(cached, name))
+        CachedView, "holder", property(note_examined, lambda cached_view, name: holder.__set__(cached_view, name))
     )
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await plan_file_numbers(planner, table.metadata, build_day_filter(0))
-        counts, evicted = [], 0
+        counts, evicted_count = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
-                looked.clear()
+                looked_views.clear()
                 views = len(planner._views)
                 file_numbers = await plan_file_numbers(
                     planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
                 )
                 assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
-                counts.append(len({id(cached) for cached in looked}))
-                evicted += len(planner._views) <= views
+                counts.append(len({id(cached_view) for cached_view in looked_views}))
+                evicted_count += len(planner._views) <= views
                 if number % 100 == 0:
                     planner.check_invariants()
-        assert evicted > 100
+        assert evicted_count > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
@@ -404,18 +404,18 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
-    """Servers with time answer tokens of a plan without time, and the reverse."""
+    """Each of the two servers answers the page tokens of a plan that the other server made."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
-    hurried = run_server(tmp_path, **settings, plan_time_budget_s=0)
+    server_without_time = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried as first, run_server(tmp_path, **settings) as second:
-        slow, fast = Api(first), Api(second)
-        await slow.table()
+    async with server_without_time as first, run_server(tmp_path, **settings) as second:
+        slow_api, fast_api = Api(first), Api(second)
+        await slow_api.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
-        await append_files(slow, "t", files, snapshot_id=1, manifests=4)
-        for request, other_request in ((slow, fast), (fast, slow)):
+        await append_files(slow_api, "t", files, snapshot_id=1, manifests=4)
+        for request, other_request in ((slow_api, fast_api), (fast_api, slow_api)):
             plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
@@ -428,8 +428,8 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
                 assert len(results) == len(set(results)), "a file occurs twice"
                 assert set(results) >= set(expected)
-        second_slow = await slow("POST", f"{path}/plan", where)
-        assert json.loads(second_slow.raw)["status"] == "completed"
+        second_slow_answer = await slow_api("POST", f"{path}/plan", where)
+        assert json.loads(second_slow_answer.raw)["status"] == "completed"
 
 
 @pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.

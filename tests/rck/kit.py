@@ -48,8 +48,8 @@ class KitReport:
     """
 
     tests: int
-    skipped: frozenset[str]
-    failed: dict[str, str]
+    skipped_tests: frozenset[str]
+    failures: dict[str, str]
 
 
 def read_report(path: Path) -> KitReport:
@@ -74,24 +74,24 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
         warehouse: The warehouse to request. Without it the kit requests `rck_warehouse`.
         description: The tests to run: all, catalog, view or a JUnit selector.
     """
-    temporary = folder / "tmp"
-    temporary.mkdir(parents=True)
+    temporary_folder = folder / "tmp"
+    temporary_folder.mkdir(parents=True)
     java_home = Path(find_java_17()).parent.parent
     env = {
         **os.environ,
         "PATH": f"{java_home / 'bin'}:{os.environ['PATH']}",
         "REPORTS": str(folder / "reports"),
-        "RCK_OPTS": " ".join([*OPTIONS, *SHORT_LIVED, f"-Djava.io.tmpdir={temporary}"]),
-        "TMPDIR": str(temporary),
+        "RCK_OPTS": " ".join([*OPTIONS, *SHORT_LIVED, f"-Djava.io.tmpdir={temporary_folder}"]),
+        "TMPDIR": str(temporary_folder),
     }
-    left_behind = [path for path in KIT_FOLDERS if not path.exists()]
+    remaining_folders = [path for path in KIT_FOLDERS if not path.exists()]
     try:
         with (folder / "rck.log").open("wb") as out:
             subprocess.run(
                 ["bash", str(RCK / "run.sh"), uri, warehouse, description], env=env, stdout=out, stderr=out, timeout=900
             )
     finally:
-        for path in left_behind:
+        for path in remaining_folders:
             shutil.rmtree(path, ignore_errors=True)
     report = folder / "reports" / "TEST-junit-jupiter.xml"
     if not report.exists():

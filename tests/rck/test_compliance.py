@@ -1,5 +1,6 @@
-"""Tests with Iceberg's own compliance kit. None of its 157 tests fails, and only tests that the kit disables are
-skipped.
+"""Tests with Iceberg's own compliance kit.
+
+None of its 157 tests fails, and only tests that the kit disables are skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def test_compliance_kit_passes_on_an_empty_server(
 ) -> None:
     server = start_seamark(database=database, env=KIT_SETTINGS)
     report = run_kit(server.base_url, tmp_path / "rck")
-    assert report.failed == {}
+    assert report.failures == {}
     assert report.tests == 157
-    assert report.skipped == DISABLED_BY_THE_KIT
+    assert report.skipped_tests == DISABLED_BY_THE_KIT
 
 
 @pytest.mark.slow
@@ -42,4 +43,4 @@ def test_kit_runner_reports_the_known_failures_of_the_java_server(tmp_path: Path
     with run_java_fixture(tmp_path / "warehouse", log=tmp_path / "java.log") as base_url:
         report = run_kit(base_url, tmp_path / "rck")
     assert report.tests == 157
-    assert "Namespace does not exist: non-existing" in report.failed["tableCreationWithoutNamespace()"]
+    assert "Namespace does not exist: non-existing" in report.failures["tableCreationWithoutNamespace()"]

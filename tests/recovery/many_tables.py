@@ -15,14 +15,15 @@ TABLES_PER_NAMESPACE = 1000
 
 
 def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, str]:
-    """Write the metadata files of `count` tables as the server writes them. Return the newest file of each
-    table name.
+    """Write the metadata files of `count` tables as the server writes them.
+
+    Return the newest file of each table name.
     """
     fields = [
         {"id": number, "name": f"c{number}", "required": False, "type": "long"} for number in range(1, COLUMNS + 1)
     ]
     schema = {"type": "struct", "fields": fields}
-    newest: dict[str, str] = {}
+    newest_locations: dict[str, str] = {}
     for number in range(count):
         name, table_uuid = f"t{number}", str(uuid.UUID(int=number + 1))
         namespace = f"n{number // TABLES_PER_NAMESPACE}"
@@ -42,5 +43,5 @@ def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, st
                 *document.get("metadata-log", []),
                 {"timestamp-ms": version + 1, "metadata-file": f"file://{path}"},
             ]
-            newest[f"{namespace}.{name}"] = f"file://{path}"
-    return newest
+            newest_locations[f"{namespace}.{name}"] = f"file://{path}"
+    return newest_locations

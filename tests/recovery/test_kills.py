@@ -72,7 +72,7 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
     database, file, target = home / "seamark.db", tmp_path / "backup", tmp_path / "target.db"
     rng = random.Random(first_seed())
     lasts_s = measure_s(lambda: run_command(home, "backup", str(file)))
-    backed_up = read_sqlite_content(database)
+    content_before = read_sqlite_content(database)
     for _ in range(KILLS):
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(
@@ -81,14 +81,14 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
         later_content = read_sqlite_content(database)
         delay_s = rng.uniform(0, 1.5 * lasts_s)
         kill_command(tmp_path, delay_s, "restore", str(file), "--home", str(home), "--overwrite")
-        restored = read_sqlite_content(database)
-        assert restored in (later_content, backed_up)
+        content_after = read_sqlite_content(database)
+        assert content_after in (later_content, content_before)
         target_before = read_sqlite_content(target) if target.exists() else {}
         kill_command(tmp_path, delay_s, "migrate", "--home", str(home), "--to", f"sqlite://{target}", "--overwrite")
-        assert read_sqlite_content(database) == restored
+        assert read_sqlite_content(database) == content_after
         if target.exists():
             with closing(sqlite3.connect(target)) as connection:
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert read_sqlite_content(target) in ({}, target_before, restored)
+            assert read_sqlite_content(target) in ({}, target_before, content_after)
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before

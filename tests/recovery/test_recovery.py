@@ -23,9 +23,9 @@ ACTIONS = 60
 
 def run_command(home: Path, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
     environment = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, **(env or {})}
-    completed = run_seamark(*arguments, "--home", str(home), env=environment)
-    assert completed.returncode == code, completed.stdout + completed.stderr
-    return completed.stdout
+    result = run_seamark(*arguments, "--home", str(home), env=environment)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout
 
 
 def delete_database(home: Path) -> None:
@@ -86,16 +86,18 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
     assert not any(later_table["is-advanced"] for later_table in report["later"])
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
-    advanced = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
-    assert {later_table["name"] for later_table in advanced["later"] if later_table["is-advanced"]} == changed_names
-    assert not advanced["findings"]
+    advance_report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
+    assert {
+        later_table["name"] for later_table in advance_report["later"] if later_table["is-advanced"]
+    } == changed_names
+    assert not advance_report["findings"]
     run_rebuild(home)
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_after
 
 
 def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: int, postgres_url: str) -> None:
-    home, restored = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
+    home, restored_url = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
     with Seamark(home) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
         listing_before = list_catalog(server.base_url)
@@ -105,8 +107,8 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
     run_command(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
         assert list_catalog(server.base_url) == listing_before
-    run_command(home, "migrate", "--database", postgres_url, "--to", restored)
-    with Seamark(home, database=restored) as server:
+    run_command(home, "migrate", "--database", postgres_url, "--to", restored_url)
+    with Seamark(home, database=restored_url) as server:
         assert list_catalog(server.base_url) == listing_before
         RandomCatalog(server.base_url, seed + 1)
 
@@ -121,9 +123,9 @@ def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: i
     delete_database(home)
     report = run_rebuild(home)
     # A rebuilt table has the name with which it was created, unless several tables had this name.
-    counts = Counter(world.created.values())
+    counts = Counter(world.created_objects.values())
     assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
-        uuid: created for uuid, created in world.created.items() if counts[created] == 1
+        uuid: created_name for uuid, created_name in world.created_objects.items() if counts[created_name] == 1
     }
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)
@@ -149,9 +151,9 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
     (tmp_path / "names.json").write_text(json.dumps(names))
     database = (home / "seamark.db").read_bytes()
     delete_database(home)
-    dry = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
+    dry_report = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
     assert not (home / "seamark.db").exists(), database[:4]
-    assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry
+    assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry_report
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)
     for kind in ("table", "view", "function"):

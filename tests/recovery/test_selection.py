@@ -44,21 +44,21 @@ def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_pr
             location = rng.choice(folders[1:] or [location])
         folders.append(location)
         files.append(make_file(location, table_uuid))
-    selected = [candidate.file for candidate in select_candidates(files, WAREHOUSE, {}).candidates]
-    for file in selected:
-        assert not any(do_overlap(file, other_file) for other_file in selected if other_file is not file), (
+    selected_files = [candidate.file for candidate in select_candidates(files, WAREHOUSE, {}).candidates]
+    for file in selected_files:
+        assert not any(do_overlap(file, other_file) for other_file in selected_files if other_file is not file), (
             file,
-            selected,
+            selected_files,
         )
     for file in files:
         rivals = [other_file for other_file in files if other_file is not file and do_overlap(file, other_file)]
         if not rivals:
-            assert file in selected
+            assert file in selected_files
         if has_folder_of_its_uuid(file) and not any(
             has_folder_of_its_uuid(other_file) and file.table_location.startswith(other_file.table_location)
             for other_file in rivals
         ):
-            assert file in selected, "the folder with its own UUID is not inside another such folder"
+            assert file in selected_files, "the folder with its own UUID is not inside another such folder"
 
 
 def test_chosen_file_is_selected_although_the_rules_exclude_it() -> None:

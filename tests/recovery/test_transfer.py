@@ -180,7 +180,7 @@ async def test_upgrade_moves_the_sums_of_the_query_history(tmp_path: Path) -> No
 
 
 async def test_copy_to_postgres_and_back_keeps_all_rows(tmp_path: Path, postgres_url: str) -> None:
-    path, restored, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
+    path, restored_path, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
     create_old_database(path, NEWEST)
     columns, content_before = list_columns(path), read_sqlite_content(path)
     await move_database(f"sqlite://{path}", postgres_url)
@@ -188,8 +188,8 @@ async def test_copy_to_postgres_and_back_keeps_all_rows(tmp_path: Path, postgres
     assert read_sqlite_content(path) == content_before
     await back_up(postgres_url, file)
     assert read_sqlite_content(file) == content_before
-    await move_database(postgres_url, f"sqlite://{restored}")
-    assert read_sqlite_content(restored) == content_before
+    await move_database(postgres_url, f"sqlite://{restored_path}")
+    assert read_sqlite_content(restored_path) == content_before
 
 
 async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_path: Path, postgres_url: str) -> None:

@@ -67,12 +67,12 @@ class Warehouse:
         """Check that the folder of each table is claimed by the table, or by an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
-            unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
+            unnamed_uuids = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
             folder, own_uuid = f"file://{self.find_folder(name)}", self.tables[name]["metadata"]["table-uuid"]
             owners = {owner for owner, location in claims if do_overlap(location, folder)}
             assert owners, f"{name} has no claim"
-            assert owners <= {own_uuid, *unnamed}, (name, owners)
+            assert owners <= {own_uuid, *unnamed_uuids}, (name, owners)
 
     def list_registered_locations(self, rebuild_report: Json) -> dict[str, str]:
         return {table["name"]: table["location"] for table in rebuild_report["registered"]}
@@ -144,9 +144,9 @@ def write_path_of_a_future_table(warehouse: Warehouse) -> str:
 
 
 def write_table_inside_a_table(warehouse: Warehouse) -> str:
-    inside = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
-    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
-    return warehouse.write(Path(inside) / "metadata", metadata, 0)
+    inner_folder = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
+    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inner_folder}", "table-uuid": NOWHERE_UUID}
+    return warehouse.write(Path(inner_folder) / "metadata", metadata, 0)
 
 
 def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:
@@ -191,19 +191,19 @@ def test_copied_uuid_is_reported_until_the_operator_chooses_a_file(warehouse: Wa
 
 
 def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Warehouse) -> None:
-    newest = warehouse.tables["ours.t"]["metadata-location"]
+    newest_location = warehouse.tables["ours.t"]["metadata-location"]
     metadata = warehouse.read_metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 2)
     rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
-    assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
+    assert "Several files may be the newest" in list_reasons(rebuild_report, newest_location)[0]
     names = warehouse.home / "names"
-    names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
+    names.write_text(json.dumps({location: "ours.t", newest_location: None, f"{newest_location}x": "ours.x"}))
     rebuild_report = run_rebuild(warehouse.home, "--names", str(names))
     assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": location}
-    assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest}x"]
+    assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest_location}x"]
 
 
 def test_rebuild_ignores_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
@@ -256,9 +256,9 @@ def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
 
 
 def test_rebuild_follows_no_symbolic_links(warehouse: Warehouse) -> None:
-    outside_folder = warehouse.home / "outside" / "metadata"
-    shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_folder)
-    os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")
+    outside_metadata = warehouse.home / "outside" / "metadata"
+    shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_metadata)
+    os.symlink(outside_metadata.parent, warehouse.root / "ours" / "linked")
     link = warehouse.find_folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.find_metadata_file("ours.t"), link)
     rebuild_report = warehouse.run_rebuild()

@@ -29,8 +29,8 @@ class RandomCatalog:
         self.namespaces: list[Path] = []
         self.tables: dict[str, tuple[Path, str]] = {}
         self.views: dict[str, tuple[Path, str]] = {}
-        self.dropped: dict[str, str] = {}
-        self.created: dict[str, tuple[str, str]] = {}
+        self.dropped_objects: dict[str, str] = {}
+        self.created_objects: dict[str, tuple[str, str]] = {}
         """(kind, name at the creation) of each object, by UUID."""
 
     def run(self, actions: int) -> None:
@@ -77,11 +77,11 @@ class RandomCatalog:
         for version in range(self._rng.randint(1, 3)):
             document["properties"] = {"version": str(version)}
             self._call_and_check("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
-        self.created[document["function-uuid"]] = ("function", ".".join((*path, name)))
+        self.created_objects[document["function-uuid"]] = ("function", ".".join((*path, name)))
 
-    def _remember(self, live: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
-        live[uuid] = (path, name)
-        self.created[uuid] = (kind, ".".join((*path, name)))
+    def _remember(self, live_objects: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
+        live_objects[uuid] = (path, name)
+        self.created_objects[uuid] = (kind, ".".join((*path, name)))
 
     def commit(self) -> None:
         """Commit a change of properties, an append or a new branch to a random table."""
@@ -117,16 +117,16 @@ class RandomCatalog:
             )
 
     def rename(self) -> None:
-        kind, live = self._rng.choice((("tables", self.tables), ("views", self.views)))
-        if live:
-            uuid = self._rng.choice(list(live))
-            (path, name), target = live[uuid], (self._rng.choice(self.namespaces), self._draw_name())
+        kind, live_objects = self._rng.choice((("tables", self.tables), ("views", self.views)))
+        if live_objects:
+            uuid = self._rng.choice(list(live_objects))
+            (path, name), target = live_objects[uuid], (self._rng.choice(self.namespaces), self._draw_name())
             body = {
                 "source": {"namespace": list(path), "name": name},
                 "destination": {"namespace": list(target[0]), "name": target[1]},
             }
             self._call_and_check("POST", f"/v1/{kind}/rename", body)
-            live[uuid] = target
+            live_objects[uuid] = target
 
     def drop(self) -> None:
         if self.tables:
@@ -134,14 +134,14 @@ class RandomCatalog:
             path, name = self.tables.pop(uuid)
             self._call_and_check("DELETE", f"{build_namespace_route(path)}/tables/{name}")
             rows = self._call_and_check("GET", "/api/v1/dropped")["dropped"]
-            self.dropped[uuid] = next(row["id"] for row in rows if row["uuid"] == uuid)
+            self.dropped_objects[uuid] = next(row["id"] for row in rows if row["uuid"] == uuid)
 
     def undrop_table(self) -> None:
-        if self.dropped:
-            uuid = self._rng.choice(list(self.dropped))
+        if self.dropped_objects:
+            uuid = self._rng.choice(list(self.dropped_objects))
             target = (self._rng.choice(self.namespaces), self._draw_name())
             body = {"namespace": list(target[0]), "name": target[1]}
-            self._call_and_check("POST", f"/api/v1/dropped/{self.dropped.pop(uuid)}/undrop", body)
+            self._call_and_check("POST", f"/api/v1/dropped/{self.dropped_objects.pop(uuid)}/undrop", body)
             self.tables[uuid] = target
 
 
@@ -163,11 +163,11 @@ def list_catalog(base_url: str) -> Listing:
         return body
 
     listing: Listing = {"namespace": {}, "table": {}, "view": {}, "function": {}, "dropped": {}}
-    pending: list[Path] = [()]
-    while pending:
-        path = pending.pop()
+    pending_paths: list[Path] = [()]
+    while pending_paths:
+        path = pending_paths.pop()
         children = get(f"/v1/namespaces?parent={encode(path)}" if path else "/v1/namespaces")["namespaces"]
-        pending += map(tuple, children)
+        pending_paths += map(tuple, children)
         if not path:
             continue
         route = build_namespace_route(path)

@@ -100,7 +100,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLo
         await wire.send(build_head("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
         wire.writer.write(
-            b"".join(encode_chunk(packed_body[at : at + 4096]) for at in range(0, len(packed_body), 4096))
+            b"".join(encode_chunk(packed_body[start : start + 4096]) for start in range(0, len(packed_body), 4096))
         )
         status, answer = await wire.answer()
         assert status == 400
@@ -156,16 +156,14 @@ MEDIUM = {
     ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
-LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
+LARGE_BODY_OPERATIONS = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
 def test_only_operations_in_large_and_medium_accept_more_than_a_mebibyte() -> None:
     settings = Settings()
-    limits = {
-        described.operation: get_body_limit(described.body_size, settings) for _, _, described in list_descriptions()
-    }
-    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
-    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
+    limits = {route.operation: get_body_limit(route.body_size, settings) for _, _, route in list_descriptions()}
+    assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE_BODY_OPERATIONS
+    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE_BODY_OPERATIONS | MEDIUM
     assert limits["getToken"] == 16 << 10
 
 
@@ -190,23 +188,23 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
             order.append(holder)
             await asyncio.sleep(0)
 
-    hostile = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
+    hostile_tasks = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
-    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile)
+    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile_tasks)
     assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(order) == 52
 
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, has_ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, has_ended, running_counts = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def return_one() -> int:
-        running[0] += 1
-        running[1] = max(running)
+        running_counts[0] += 1
+        running_counts[1] = max(running_counts)
         has_started.set()
         assert has_ended.wait(60)
-        running[0] -= 1
+        running_counts[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
@@ -221,7 +219,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     assert not turns.is_free
     has_ended.set()
     assert await other_task == 1
-    assert running == [0, 1]
+    assert running_counts == [0, 1]
     assert turns.is_free
     with pytest.raises(ZeroDivisionError):
         await turns.run("eve", lambda: 1 // 0)
@@ -251,35 +249,35 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
 async def test_slow_clients_take_no_slots_and_are_disconnected(hurried_logins: BodyLogins) -> None:
     logins = hurried_logins
     async with AsyncExitStack() as stack:
-        slow = []
+        slow_connections = []
         for _ in range(4):
             wire = await stack.enter_async_context(await RawConnection.open(logins.server))
             await wire.send(
                 build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
                 + b"{"
             )
-            slow.append(wire)
+            slow_connections.append(wire)
         await asyncio.sleep(0.2)
-        good = await stack.enter_async_context(await RawConnection.open(logins.server))
+        good_connection = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
-            await good.send(build_head("GET", "/v1/namespaces/db/tables", logins.build_header("rita")))
-            assert (await good.answer())[0] == 200
+            await good_connection.send(build_head("GET", "/v1/namespaces/db/tables", logins.build_header("rita")))
+            assert (await good_connection.answer())[0] == 200
         body = b'{"namespace":["db","n"]}'
-        await good.send(
+        await good_connection.send(
             build_head("POST", "/v1/namespaces", logins.build_header("root"), f"Content-Length: {len(body)}")
         )
-        await good.send(body[:5])
+        await good_connection.send(body[:5])
         await asyncio.sleep(0.1)
-        await good.send(body[5:])
-        assert (await good.answer())[0] == 200
-        for wire in slow:
+        await good_connection.send(body[5:])
+        assert (await good_connection.answer())[0] == 200
+        for wire in slow_connections:
             status, answer = await wire.answer()
             assert status == 408
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
 async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: BodyLogins) -> None:
-    living = _list_instances(WorkerLimits)
+    living_limits = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
@@ -289,11 +287,13 @@ async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: Bo
             if number >= 4:
                 statuses.append((await wire.answer())[0])
             else:
-                await until(lambda taken=number + 1: sum(limits.reading.taken for limits in living) == taken)
+                await until(
+                    lambda taken_slots=number + 1: sum(limits.reading.taken for limits in living_limits) == taken_slots
+                )
         assert statuses == [429] * 4
 
 
-async def test_one_principal_cannot_hold_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_principal_cannot_use_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
     release = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
     list_tables = tables.list
@@ -417,14 +417,15 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
         statuses.add(operation)
-        allowed = {401} if principal == "stranger" else {403, 404}
-        assert status in allowed, (method, path, operation, status)
+        allowed_statuses = {401} if principal == "stranger" else {403, 404}
+        assert status in allowed_statuses, (method, path, operation, status)
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
 async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins) -> None:
-    """A reader requests changes. It may only read the table, so the server rejects the request without reading the
-    body.
+    """A reader requests changes.
+
+    It may only read the table, so the server rejects the request without reading the body.
     """
     for path in (
         "/v1/namespaces",

@@ -367,10 +367,10 @@ async def test_cache_accounts_the_memory_of_its_entries(
     ):  # A measurement is repeated, because it includes allocations of other threads of the process.
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        charged, held_bytes = await _measure_charged_and_held(cache, make(folder))
-        if abs(charged - held_bytes) < held_bytes / 10 + LAST_READ_BYTES:
+        charged_bytes, held_bytes = await _measure_charged_and_held(cache, make(folder))
+        if abs(charged_bytes - held_bytes) < held_bytes / 10 + LAST_READ_BYTES:
             return
-    pytest.fail(f"the cache accounts {charged:,} bytes, but {held_bytes:,} are allocated")
+    pytest.fail(f"the cache accounts {charged_bytes:,} bytes, but {held_bytes:,} are allocated")
 
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
@@ -379,7 +379,7 @@ async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncConte
         cached_values = await fill_cache()  # The first call imports modules and creates objects that all entries share.
         del cached_values
         gc.collect()
-        charged = measure_named_caches().get(cache, 0)
+        charged_bytes = measure_named_caches().get(cache, 0)
         tracemalloc.start()
         try:
             cached_values = await fill_cache()
@@ -387,6 +387,6 @@ async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncConte
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        charged = measure_named_caches()[cache] - charged
+        charged_bytes = measure_named_caches()[cache] - charged_bytes
         del cached_values
-        return charged, held_bytes
+        return charged_bytes, held_bytes

@@ -79,28 +79,28 @@ def test_printed_version_equals_the_version_of_the_distribution() -> None:
 def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    completed = run_seamark("serve", "--home", str(tmp_path), "--port", "0", *arguments)
-    assert completed.returncode == 2, completed.stderr
-    assert message in completed.stderr
-    assert "Traceback" not in completed.stderr
-    assert completed.stdout == ""
+    result = run_seamark("serve", "--home", str(tmp_path), "--port", "0", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_error_names_the_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        completed = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
-    assert completed.returncode == 2
-    assert f"Cannot bind 127.0.0.1:{port}" in completed.stderr
+        result = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
+    assert result.returncode == 2
+    assert f"Cannot bind 127.0.0.1:{port}" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_binding_beyond_loopback_without_authentication_is_rejected_with_the_command_that_fixes_it(
+def test_error_of_a_public_address_without_authentication_names_a_command_that_corrects_it(
     tmp_path: Path, host: str
 ) -> None:
-    completed = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
-    assert completed.returncode == 2, completed.stderr
-    assert "seamark token create" in completed.stderr
+    result = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
+    assert result.returncode == 2, result.stderr
+    assert "seamark token create" in result.stderr
     assert not (tmp_path / "server.json").exists()
 
 

@@ -290,7 +290,7 @@ async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
         (b"POST /nowhere HTTP/1.1\r\nHost: a\r\nExpect: sm_verysecret\r\nContent-Length: 9\r\n\r\n", 417),
     ],
 )
-async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_it(
+async def test_data_other_than_http_get_a_standard_error_without_a_quotation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
     with capture_all_logs(capfd) as lines:

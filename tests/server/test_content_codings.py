@@ -31,10 +31,10 @@ def deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
+def inflate_pieces(coding: str, packed_data: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
     inflater, out = Inflater(coding), bytearray()
-    for offset in range(0, len(packed), pieces):
-        inflater.feed(packed[offset : offset + pieces])
+    for offset in range(0, len(packed_data), pieces):
+        inflater.feed(packed_data[offset : offset + pieces])
         while chunk := inflater.inflate(step):
             assert len(chunk) <= step
             out += chunk
@@ -76,10 +76,10 @@ def test_number_of_empty_gzip_members_is_limited() -> None:
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
-    packed = pack(b"some text, and more of it" * 40)
-    for size in range(1, len(packed)):
+    packed_data = pack(b"some text, and more of it" * 40)
+    for size in range(1, len(packed_data)):
         with pytest.raises(BadRequest, match="ends too early"):
-            inflate_pieces(coding, packed[:size])
+            inflate_pieces(coding, packed_data[:size])
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
@@ -92,10 +92,10 @@ def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
     data = random.Random(5).randbytes(300)
-    packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
+    packed_data = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
     refused_count = 0
-    for offset in range(len(packed)):
-        damaged_bytes = bytearray(packed)
+    for offset in range(len(packed_data)):
+        damaged_bytes = bytearray(packed_data)
         damaged_bytes[offset] ^= 0x55
         try:
             assert (
@@ -107,18 +107,18 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
 
 
 def test_decompression_bomb_is_rejected_at_the_ratio_limit() -> None:
-    bomb, unpacked = gzip.compress(b" " * (64 << 20)), 0
+    bomb, unpacked_bytes = gzip.compress(b" " * (64 << 20)), 0
     inflater = Inflater("gzip")
     inflater.feed(bomb)
 
     def inflate_all() -> None:
-        nonlocal unpacked
+        nonlocal unpacked_bytes
         while chunk := inflater.inflate(1 << 16):
-            unpacked += len(chunk)
+            unpacked_bytes += len(chunk)
 
     with pytest.raises(TooLarge, match="200 times"):
         inflate_all()
-    assert RATIO_FREE_BYTES <= unpacked <= RATIO_FREE_BYTES + RATIO_MAX * 8192
+    assert RATIO_FREE_BYTES <= unpacked_bytes <= RATIO_FREE_BYTES + RATIO_MAX * 8192
 
 
 def test_small_bodies_may_have_any_ratio() -> None:
@@ -174,8 +174,8 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
     tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
 ) -> None:
     async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
-        sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
-        await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
+        length_header = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
+        await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", length_header))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
         actual, answer = await wire.answer()
         assert actual == status

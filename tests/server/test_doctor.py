@@ -44,7 +44,7 @@ def list_faults(findings: list[CheckResult]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 
-def test_doctor_finds_a_stopped_server_and_says_how_to_start_it(tmp_path: Path) -> None:
+def test_doctor_reports_a_stopped_server_with_the_command_that_starts_it(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
         code, actual = run_doctor("--home", str(server.home))
         assert code == 0
@@ -147,8 +147,8 @@ def test_completion_prints_a_script_that_the_shell_accepts(shell: str) -> None:
     assert "_SEAMARK_COMPLETE" in result.output
     program = shutil.which(shell)
     if program is not None:
-        checked = subprocess.run([program, "-n"], input=result.output, capture_output=True, text=True, timeout=20)
-        assert checked.returncode == 0, checked.stderr
+        check_result = subprocess.run([program, "-n"], input=result.output, capture_output=True, text=True, timeout=20)
+        assert check_result.returncode == 0, check_result.stderr
 
 
 def test_completion_suggests_commands_and_options() -> None:
@@ -267,11 +267,11 @@ def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path
     """setup.py and the doctor report it in one sentence, with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(setup), "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert completed.returncode == 1
-    assert completed.stderr == (
+    assert result.returncode == 1
+    assert result.stderr == (
         f"Seamark's kernels need a C compiler and Python's headers. Run: {packages.INSTALLERS['apt-get']}\n"
     )
     assert not list(tmp_path.iterdir())

@@ -27,22 +27,25 @@ async def test_server_with_64_open_files_answers_connected_clients_and_logs_a_li
         "--port",
         str(port),
     ]
-    quoted = " ".join(f"'{part}'" for part in command)
+    quoted_command = " ".join(f"'{part}'" for part in command)
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["/bin/sh", "-c", f"ulimit -n {FILES}; exec {quoted}"], stdout=output, stderr=output, env={**os.environ}
+            ["/bin/sh", "-c", f"ulimit -n {FILES}; exec {quoted_command}"],
+            stdout=output,
+            stderr=output,
+            env={**os.environ},
         )
     try:
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(is_http_ok, f"http://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.2)
         async with AsyncExitStack() as stack:
-            good = await open_connection(stack, port)
-            assert await _get_status(good, b"/v1/config") == 200
+            good_connection = await open_connection(stack, port)
+            assert await _get_status(good_connection, b"/v1/config") == 200
             for _ in range(300):
                 await open_connection(stack, port)
-            assert await _get_status(good, b"/v1/config") == 200
+            assert await _get_status(good_connection, b"/v1/config") == 200
             assert await _get_status(await open_connection(stack, port), b"/readyz") == 200
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:

@@ -1,5 +1,6 @@
-"""Tests of the caches in /metrics. Each cache is listed by name, with a size within a tenth of the memory
-that it uses.
+"""Tests of the caches in /metrics.
+
+Each cache is listed by name, with a size within a tenth of the memory that it uses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.server.test_operation import read_metrics
 REPO = Path(__file__).resolve().parents[2]
 REPORTED_BY_OWNER = {
     "metaserver/planner/plan/cached_views.py",  # These plans belong to a view, and `views` includes them.
-    "metaserver/planner/plan/planner.py",  # This cache has no size of its own: views keep its blocks alive.
+    "metaserver/planner/plan/planner.py",  # The size of this cache is not counted, because views keep its blocks alive.
 }
 """Files whose caches have no name, because another object reports their size."""
 
@@ -91,10 +92,12 @@ async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkey
         gauge = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
-            used, actual_scrape = measure_named_caches(), await read_metrics(server)
+            used_bytes, actual_scrape = measure_named_caches(), await read_metrics(server)
             planner = server.components.planner.read_stats()
-            used["views"] = planner.live_bytes + planner.added_bytes
-            return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
+            used_bytes["views"] = planner.live_bytes + planner.added_bytes
+            return used_bytes["metadata"] > 0 and all(
+                actual_scrape.get(gauge(name)) == size for name, size in used_bytes.items()
+            )
 
         async with asyncio.timeout(60):
             while not await is_reported():

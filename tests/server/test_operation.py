@@ -101,11 +101,14 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
         table = f"{server.url}/v1/namespaces/db/tables"
         async with server.http.post(table, json={"name": "t", "schema": schema}) as answer:
             assert answer.status == 200
-        good = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]}
-        bad = {**good, "requirements": [{"type": "assert-table-uuid", "uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12}]}
-        async with server.http.post(f"{table}/t", json=good) as answer:
+        good_commit = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]}
+        bad_commit = {
+            **good_commit,
+            "requirements": [{"type": "assert-table-uuid", "uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12}],
+        }
+        async with server.http.post(f"{table}/t", json=good_commit) as answer:
             assert answer.status == 200
-        async with server.http.post(f"{table}/t", json=bad) as answer:
+        async with server.http.post(f"{table}/t", json=bad_commit) as answer:
             assert answer.status == 409
         metrics = await read_metrics(server)
     assert metrics["seamark_commits_total{outcome=committed}"] == 1
@@ -156,9 +159,9 @@ def test_log_lines_of_requests_contain_no_secret(start_seamark: Callable[..., Se
     request = urllib.request.Request(f"{server.base_url}/v1/namespaces?token=hunter2", headers=headers)
     urllib.request.urlopen(request, timeout=60).close()
     server.terminate()
-    logged = server.log.read_text()
-    assert "hunter2" not in logged
-    events = [json.loads(line) for line in logged.splitlines() if line.startswith("{")]
+    log_text = server.log.read_text()
+    assert "hunter2" not in log_text
+    events = [json.loads(line) for line in log_text.splitlines() if line.startswith("{")]
     line = [event for event in events if event.get("request_id") == "me"][-1]
     assert line["route"] == "/v1/namespaces"
     assert line["method"] == "GET"
@@ -174,8 +177,8 @@ def test_log_lines_of_requests_contain_no_secret(start_seamark: Callable[..., Se
 def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
     port = choose_free_port()
     argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path), "--port", str(port)]
-    with open("/dev/full", "wb") as full:
-        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full)
+    with open("/dev/full", "wb") as full_device:
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full_device)
     try:
         deadline = time.monotonic() + 60
         while not is_http_ok(f"http://127.0.0.1:{port}/readyz"):
@@ -188,13 +191,13 @@ def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
 
 
 async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Path) -> None:
-    received: list[ExportTraceServiceRequest] = []
+    received_requests: list[ExportTraceServiceRequest] = []
 
     async def collect(request: web.Request) -> web.Response:
         body = await request.read()
         if body[:2] == b"\x1f\x8b":
             body = gzip.decompress(body)
-        received.append(ExportTraceServiceRequest.FromString(body))
+        received_requests.append(ExportTraceServiceRequest.FromString(body))
         return web.Response(body=b"", content_type="application/x-protobuf")
 
     app = web.Application()
@@ -212,7 +215,7 @@ async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Pa
         await runner.cleanup()
     spans = [
         span
-        for request in received
+        for request in received_requests
         for resource in request.resource_spans
         for scope in resource.scope_spans
         for span in scope.spans
@@ -262,8 +265,8 @@ def make_drop(name: str) -> list[Any]:
 
 
 def test_openapi_file_equals_the_generated_one() -> None:
-    committed = (reference.REFERENCE / "openapi.json").read_text()
-    assert committed == reference.write_openapi_document(), "run python -m seamark.commands.reference"
+    committed_text = (reference.REFERENCE / "openapi.json").read_text()
+    assert committed_text == reference.write_openapi_document(), "run python -m seamark.commands.reference"
 
 
 async def test_housekeeping_archives_old_instants_and_deletes_expired_data(tmp_path: Path) -> None:

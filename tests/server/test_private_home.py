@@ -69,9 +69,9 @@ def test_home_that_other_accounts_can_read_is_made_private_at_the_next_start(sta
     log_before = server.log.stat().st_size
     server.restart()
     assert [file for file in list_accessible_files(server.home) if "/warehouse/" not in file] == []
-    logged = server.log.read_bytes()[log_before:].decode()
-    assert "files were open to other accounts" in logged
-    assert str(server.home / "seamark.db") in logged
+    log_text = server.log.read_bytes()[log_before:].decode()
+    assert "files were open to other accounts" in log_text
+    assert str(server.home / "seamark.db") in log_text
 
 
 def test_token_commands_make_the_database_private(permissive_umask: None, tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_home_or_database_of_another_account_is_rejected(tmp_path: Path, name: s
 
 
 def test_shared_folder_is_rejected_as_home(tmp_path: Path) -> None:
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    shared.chmod(0o1777)
+    shared_folder = tmp_path / "tmp"
+    shared_folder.mkdir()
+    shared_folder.chmod(0o1777)
     with pytest.raises(ConfigError, match="shared with other programs"):
-        prepare_home(build_settings(shared))
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+        prepare_home(build_settings(shared_folder))
+    assert stat.S_IMODE(shared_folder.stat().st_mode) == 0o1777
 
 
 def test_foreign_files_in_adjacent_folders_keep_their_modes(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
     config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
     config.chmod(0o644)
     args = ("grant", "add", "oidc:ann", "reader", "--home", str(tmp_path / "home"), "--config", str(config))
-    warned = run_seamark(*args)
-    assert warned.returncode == 0
-    assert f"every account can read {config}" in warned.stderr
-    assert "s3_secret_access_key" in warned.stderr
-    assert "very-secret" not in warned.stderr
+    warn_result = run_seamark(*args)
+    assert warn_result.returncode == 0
+    assert f"every account can read {config}" in warn_result.stderr
+    assert "s3_secret_access_key" in warn_result.stderr
+    assert "very-secret" not in warn_result.stderr
     config.chmod(0o600)
     assert "every account" not in run_seamark(*args).stderr
 

@@ -92,12 +92,12 @@ def list_workers(server: Seamark) -> list[psutil.Process]:
 
     multiprocessing's tracker and processes that have just ended are excluded.
     """
-    serving = []
+    serving_workers = []
     for child in psutil.Process(server.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # psutil also counts a zombie as a process.
             if not any("resource_tracker" in part for part in child.cmdline()):
-                serving.append(child)
-    return serving
+                serving_workers.append(child)
+    return serving_workers
 
 
 def test_crashed_worker_is_replaced_while_other_workers_continue(start_seamark: Start) -> None:

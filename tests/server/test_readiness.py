@@ -18,30 +18,30 @@ Usage = namedtuple("Usage", "total used free")
 
 async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
-    free = [10 << 30]
+    free_bytes = [10 << 30]
     async with run_server(
         tmp_path / "home", warehouse=f"file://{tmp_path}/warehouse", free_space_min_bytes=1 << 30
     ) as server:
 
         def read_usage(folder: Any) -> Usage:
-            full = str(folder).startswith(str(tmp_path / "warehouse"))
-            return Usage(100 << 30, 0, free[0] if full else 10 << 30)
+            is_full = str(folder).startswith(str(tmp_path / "warehouse"))
+            return Usage(100 << 30, 0, free_bytes[0] if is_full else 10 << 30)
 
         monkeypatch.setattr(shutil, "disk_usage", read_usage)
         assert (await server.get("/readyz"))[0] == 200
-        free[0] = (1 << 30) - 1
+        free_bytes[0] = (1 << 30) - 1
         status, body = await server.get("/readyz")
         assert (status, body["checks"]["disk"]) == (503, "full")
         assert (await server.get("/healthz"))[0] == 200
-        free[0] = 2 << 30
+        free_bytes[0] = 2 << 30
         assert (await server.get("/readyz"))[0] == 200
 
 
 async def test_small_disk_needs_a_twentieth_of_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     async with run_server(tmp_path) as server:
-        for free, status in ((1_000_001, 200), (999_999, 503)):
-            monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(20_000_000, 0, free))
+        for free_bytes, status in ((1_000_001, 200), (999_999, 503)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, free_bytes=free_bytes: Usage(20_000_000, 0, free_bytes))
             assert (await server.get("/readyz"))[0] == status
 
 

@@ -114,7 +114,7 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "meant"),
+    ("arguments", "expected_location"),
     [
         ("/srv/lake", "file:///srv/lake"),
         ("file:/srv/lake", "file:///srv/lake"),
@@ -124,13 +124,13 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
         ("s3:lake", None),
     ],
 )
-def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, meant: str | None) -> None:
+def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, expected_location: str | None) -> None:
     with pytest.raises(ConfigError) as error:
         resolve_settings({"warehouse": arguments}, {})
-    hint = "" if meant is None else f"; write {meant}"
+    hint = "" if expected_location is None else f"; write {expected_location}"
     assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss://; {arguments!r} is not{hint}")
-    if meant is not None:
-        assert resolve_settings({"warehouse": meant}, {}).warehouse == meant
+    if expected_location is not None:
+        assert resolve_settings({"warehouse": expected_location}, {}).warehouse == expected_location
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[port]\nx = 1\n"])
@@ -208,5 +208,5 @@ def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -
 
 
 def test_reference_page_equals_the_generated_one() -> None:
-    committed = (reference.REFERENCE / "settings.md").read_text()
-    assert committed == reference.write_settings_page(), "run python -m seamark.commands.reference"
+    committed_text = (reference.REFERENCE / "settings.md").read_text()
+    assert committed_text == reference.write_settings_page(), "run python -m seamark.commands.reference"

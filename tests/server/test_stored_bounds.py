@@ -58,11 +58,13 @@ async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
         await send_request(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        large = {**REPORT, "metadata": {"x": "y" * 10_000}}
-        answers = [await send_request(server, secrets["rita"], "POST", f"{TABLE}/metrics", large) for _ in range(8)]
+        large_report = {**REPORT, "metadata": {"x": "y" * 10_000}}
+        answers = [
+            await send_request(server, secrets["rita"], "POST", f"{TABLE}/metrics", large_report) for _ in range(8)
+        ]
         assert [status for status, *_ in answers] == [204] * 4 + [429] * 4
         assert int(answers[-1][1]["Retry-After"]) >= 1
-        assert (await send_request(server, secrets["ron"], "POST", f"{TABLE}/metrics", large))[0] == 204
+        assert (await send_request(server, secrets["ron"], "POST", f"{TABLE}/metrics", large_report))[0] == 204
 
 
 async def test_number_of_indexes_is_limited_and_decreases_with_a_drop(tmp_path: Path) -> None:
@@ -86,11 +88,11 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", **limits) as server:
         api = Api(server)
-        rooted = {"Authorization": f"Bearer {secrets['root']}"}
+        root_headers = {"Authorization": f"Bearer {secrets['root']}"}
         assert (
-            await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
+            await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=root_headers)
         ).status == 200
-        server.http.headers.update(rooted)
+        server.http.headers.update(root_headers)
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
@@ -111,10 +113,10 @@ async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_cou
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
-        rooted = {"Authorization": f"Bearer {secrets['root']}"}
-        creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
+        root_headers = {"Authorization": f"Bearer {secrets['root']}"}
+        creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=root_headers)
         assert creation.status == 200
-        server.http.headers.update(rooted)
+        server.http.headers.update(root_headers)
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
         path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
@@ -161,7 +163,7 @@ async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
         assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
 
 
-async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -> None:
+async def test_one_principal_has_at_most_half_of_the_watches(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"

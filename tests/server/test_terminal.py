@@ -28,9 +28,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
-    escaped = terminal.escape_for_terminal(text)
-    assert all(character.isprintable() for character in escaped), escaped
-    assert "\\" in escaped
+    escaped_text = terminal.escape_for_terminal(text)
+    assert all(character.isprintable() for character in escaped_text), escaped_text
+    assert "\\" in escaped_text
 
 
 @pytest.mark.parametrize(

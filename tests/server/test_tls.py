@@ -73,9 +73,9 @@ def read_presented_name(tls_server: TlsServer, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
         socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain_socket,
-        context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as secured,
+        context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as tls_socket,
     ):
-        certificate = secured.getpeercert(binary_form=True)
+        certificate = tls_socket.getpeercert(binary_form=True)
     assert certificate is not None
     subject = x509.load_der_x509_certificate(certificate).subject
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
@@ -167,10 +167,10 @@ def test_start_fails_with_the_names_of_a_mismatched_certificate_and_key(
         key = ec.generate_private_key(ec.SECP256R1())
         authority.key.write_bytes(encode_key_pem(key, b"secret" if broken == "passphrase" else None))
     arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
-    completed = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
-    assert completed.returncode == 2
-    assert str(authority.key if broken == "passphrase" else authority.certificate) in completed.stderr
-    assert "Traceback" not in completed.stderr
+    result = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
+    assert result.returncode == 2
+    assert str(authority.key if broken == "passphrase" else authority.certificate) in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.few_cases(1)

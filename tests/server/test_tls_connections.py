@@ -17,7 +17,7 @@ from tests.services.authority import Authority
 from tests.services.process import choose_free_port
 from tests.waits import until
 
-SILENT = 30
+SILENT_COUNT = 30
 
 
 def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
@@ -27,9 +27,9 @@ def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
 
 
-async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> RawConnection:
+async def connect_and_request(stack: AsyncExitStack, port: int, authority: Authority) -> RawConnection:
     """Return a TLS connection that has received an answer."""
-    context = ssl.create_default_context(cafile=str(trusted.file))
+    context = ssl.create_default_context(cafile=str(authority.file))
     async with asyncio.timeout(60):
         wire = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
     await stack.enter_async_context(wire)
@@ -38,18 +38,19 @@ async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authori
 
 
 async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
-    trusted, tls = create_authority(tmp_path)
+    authority, tls = create_authority(tmp_path)
     async with run_server(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        old_connection = await connect_and_request(stack, port, trusted)
-        silent = [
-            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)
+        old_connection = await connect_and_request(stack, port, authority)
+        silent_connections = [
+            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}"))
+            for n in range(SILENT_COUNT)
         ]
-        new_connection = await connect_and_request(stack, port, trusted)
+        new_connection = await connect_and_request(stack, port, authority)
         # The test has cancelled the task at its end, or the server has reset the connection.
-        reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
+        reading = [asyncio.create_task(wire.reader.read()) for wire in silent_connections]
         try:
-            await until(lambda: sum(task.done() for task in reading) >= SILENT - 8)
+            await until(lambda: sum(task.done() for task in reading) >= SILENT_COUNT - 8)
         finally:
             for task in reading:
                 task.cancel()
@@ -68,34 +69,34 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp
 
 
 async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
-    trusted, tls = create_authority(tmp_path)
+    authority, tls = create_authority(tmp_path)
     async with run_server(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        wires = await asyncio.gather(*(connect_and_request(stack, port, trusted) for _ in range(50)))
+        wires = await asyncio.gather(*(connect_and_request(stack, port, authority) for _ in range(50)))
         assert all(await asyncio.gather(*(wire.is_healthy() for wire in wires)))
 
 
 async def test_server_with_64_open_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
-    trusted, tls = create_authority(tmp_path)
+    authority, tls = create_authority(tmp_path)
     port = choose_free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
     command += ["--port", str(port), "--tls-cert", tls["tls_cert"], "--tls-key", tls["tls_key"]]
-    limited = ["/bin/sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command]
+    limited_command = ["/bin/sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command]
     with (tmp_path / "log").open("wb") as output:
-        process = subprocess.Popen(limited, stdout=output, stderr=output, env={**os.environ})
+        process = subprocess.Popen(limited_command, stdout=output, stderr=output, env={**os.environ})
     try:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(60):
                 while True:
                     try:
-                        good = await connect_and_request(stack, port, trusted)
+                        good_connection = await connect_and_request(stack, port, authority)
                         break
                     except OSError:
                         await asyncio.sleep(0.2)
             for _ in range(300):
                 await stack.enter_async_context(RawConnection(*await asyncio.open_connection("127.0.0.1", port)))
-            assert await good.is_healthy()
-            await connect_and_request(stack, port, trusted)
+            assert await good_connection.is_healthy()
+            await connect_and_request(stack, port, authority)
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:
         process.terminate()

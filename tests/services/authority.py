@@ -80,12 +80,12 @@ class Authority:
         return files
 
     def build_revocation_list(
-        self, *revoked: ClientFiles, valid_s: float = _DAYS_VALID * 86400, issuer: x509.Name | None = None
+        self, *revoked_files: ClientFiles, valid_s: float = _DAYS_VALID * 86400, issuer: x509.Name | None = None
     ) -> str:
         """Return the list of revoked certificates as PEM.
 
         Args:
-            revoked: The files of the revoked certificates.
+            revoked_files: The files of the revoked certificates.
             valid_s: The seconds from now until the next list is due. If negative, this list is out of date.
             issuer: The issuer that the list names. By default it is this authority.
         """
@@ -96,7 +96,7 @@ class Authority:
             .last_update(now - datetime.timedelta(days=_DAYS_VALID))
             .next_update(now + datetime.timedelta(seconds=valid_s))
         )
-        for files in revoked:
+        for files in revoked_files:
             number = x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
             entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
             builder = builder.add_revoked_certificate(entry)

@@ -1,6 +1,4 @@
-"""Run `seamark …` commands that end in a separate process, forked from a process that has already imported
-the server.
-"""
+"""Run `seamark …` commands that end in a process that is forked from a process with the server imported."""
 
 from __future__ import annotations
 

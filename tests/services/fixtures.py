@@ -56,9 +56,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_logs() -> Iterator[None]:
-    """Restore the configuration of logs after each test, because commands in a test configure the logs of
-    the process.
-    """
+    """Restore the log configuration after each test, because commands in a test configure the logs of the process."""
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:
         # A cached logger would keep its configuration.

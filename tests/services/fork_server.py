@@ -53,11 +53,11 @@ _fork_lock = threading.Lock()
 class ForkedProcess:
     """A child of the fork server, with the interface of `subprocess.Popen`. The child sends its exit code."""
 
-    def __init__(self, argv: Sequence[str], pid: int, ended: int) -> None:
+    def __init__(self, argv: Sequence[str], pid: int, end_pipe: int) -> None:
         self.args = list(argv)
         self.pid = pid
         self.returncode: int | None = None
-        self._ended = ended
+        self._end_pipe = end_pipe
 
     def poll(self) -> int | None:
         return self._read(0.0)
@@ -69,9 +69,9 @@ class ForkedProcess:
         return code
 
     def _read(self, timeout_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
-            exit_message = os.read(self._ended, 16)
-            os.close(self._ended)
+        if self.returncode is None and select.select([self._end_pipe], [], [], timeout_s)[0]:
+            exit_message = os.read(self._end_pipe, 16)
+            os.close(self._end_pipe)
             self.returncode = (
                 int(exit_message) if exit_message else -signal.SIGKILL
             )  # Without data, the fork server itself has ended.
@@ -93,15 +93,15 @@ class ForkServer:
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int
     ) -> ForkedProcess:
-        ended, child_end = os.pipe()
+        end_pipe, child_end = os.pipe()
         wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _read_umask()}
         socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, child_end])
         os.close(child_end)
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
         if not pid:
-            os.close(ended)
+            os.close(end_pipe)
             raise RuntimeError(f"the fork server has ended with {self._process.wait(60)}")
-        return ForkedProcess(argv, pid, ended)
+        return ForkedProcess(argv, pid, end_pipe)
 
     def close(self) -> None:
         self._socket.close()
@@ -150,18 +150,18 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
     Return None at the end. In a child, return the program that the child must run.
     """
     children: dict[int, int] = {}
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
+    wake_reader, wake = os.pipe()
+    os.set_blocking(wake_reader, False)
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
-        ready = select.select([control, woken], [], [])[0]
-        if woken in ready:
+        ready_pipes = select.select([control, wake_reader], [], [])[0]
+        if wake_reader in ready_pipes:
             with suppress(BlockingIOError):
-                os.read(woken, 4096)
+                os.read(wake_reader, 4096)
             reap_children(children)
-        if control not in ready:
+        if control not in ready_pipes:
             continue
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
@@ -175,7 +175,7 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (woken, wake, end_pipe, *children.values()):
+        for descriptor in (wake_reader, wake, end_pipe, *children.values()):
             os.close(descriptor)
         os.setsid()
         control.send(str(os.getpid()).encode())  # From here on, signals to the process group reach the child.
@@ -251,8 +251,8 @@ def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
     code = 1
     try:
         exec(program, {"__name__": "__main__"})
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    except SystemExit as exit_error:
+        code = int(exit_error.code or 0)
     except BaseException:  # noqa: BLE001 - an error must not reach the frames of the supervisor
         traceback.print_exc()
     _end_process(code)
@@ -281,10 +281,10 @@ def main() -> None:
     if wish is not None:
         try:
             run_program(**wish)  # type: ignore[arg-type]
-        except SystemExit as ended:
-            if isinstance(ended.code, str):
+        except SystemExit as exit_error:
+            if isinstance(exit_error.code, str):
                 raise
-            _end_process(ended.code or 0)
+            _end_process(exit_error.code or 0)
         _end_process(0)
 
 

@@ -96,8 +96,8 @@ def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> No
 def _start(request: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
     """Start a forked process, or a new interpreter if the fork server cannot be used."""
     argv, env, cwd = [SEAMARK, *request["arguments"]], request["env"], request["cwd"]  # type: ignore[misc]
-    forked = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
-    return forked or subprocess.Popen(
+    forked_process = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
+    return forked_process or subprocess.Popen(
         argv,
         env=env,
         cwd=cwd,

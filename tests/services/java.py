@@ -33,12 +33,12 @@ verification takes a fifth of the CPU time of a start of Trino.
 
 
 def find_java_17() -> str:
-    """Return the path of a `java` of version 17 or newer: from JAVA_HOME, or from PATH."""
+    """Return the path of a `java_path` of version 17 or newer: from JAVA_HOME, or from PATH."""
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
+    java_path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java_path is None or not Path(java_path).exists():
         raise ServiceFailed("no java found: install a JDK 17 or newer, or set JAVA_HOME")
-    return java
+    return java_path
 
 
 def compile_java(source: Path, classpath: Sequence[str]) -> Path:
@@ -51,18 +51,18 @@ def compile_java(source: Path, classpath: Sequence[str]) -> Path:
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
-    beside = Path(find_java_17()).with_name("javac")
-    javac = str(beside) if beside.exists() else shutil.which("javac")
+    new_folder = Path(tempfile.mkdtemp(dir=folder.parent))
+    javac_path = Path(find_java_17()).with_name("javac")
+    javac = str(javac_path) if javac_path.exists() else shutil.which("javac")
     if javac is None:
         raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
-    argv = [javac, "-nowarn", "-d", str(fresh), "-cp", ":".join(classpath), str(source)]
-    completed = subprocess.run(argv, capture_output=True, text=True)
-    if completed.returncode != 0:
-        raise ServiceFailed(f"{source.name} does not compile\n{completed.stderr}")
+    argv = [javac, "-nowarn", "-d", str(new_folder), "-cp", ":".join(classpath), str(source)]
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise ServiceFailed(f"{source.name} does not compile\n{result.stderr}")
     if not folder.exists():
         try:
-            fresh.rename(folder)
+            new_folder.rename(folder)
         except OSError:
             if not folder.exists():
                 raise
@@ -85,10 +85,10 @@ def configure_local_files() -> dict[str, str]:
 
 def read_rck_classpath() -> str:
     """Return the jars of the compliance kit and the fixture, which `make jars` lists in .cache/rck/classpath.txt."""
-    resolved = CACHE / "rck" / "classpath.txt"
-    if not resolved.exists():
-        raise ServiceFailed(f"{resolved} is missing: run `make jars`")
-    return resolved.read_text().strip()
+    classpath_path = CACHE / "rck" / "classpath.txt"
+    if not classpath_path.exists():
+        raise ServiceFailed(f"{classpath_path} is missing: run `make jars`")
+    return classpath_path.read_text().strip()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_
 
 _CLUSTER_ID = "c2VhbWFyay10ZXN0cy0wMQ"
 _DIRECTORY_ID = "c2VhbWFyay1mb2xkZXItMQ"
-_LOGGING = """\
+_LOGGING_CONFIG = """\
 status = warn
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -58,7 +58,7 @@ class Kafka:
 
 @contextmanager
 def run_kafka_broker(
-    folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised: str = ""
+    folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised_address: str = ""
 ) -> Iterator[Kafka]:
     """Start a broker, and yield it. Its files are below `folder`, and clients reach it at `host`.
 
@@ -66,7 +66,7 @@ def run_kafka_broker(
         folder: A new folder.
         host: The address on which the broker listens.
         port: Its port. By default it is a free port.
-        advertised: The address `host:port` that the broker gives to its clients, for example the address of a proxy.
+        advertised_address: The `host:port` that the broker gives to its clients, for example of a proxy.
     """
     jars = CACHE / "kafka"
     if not any(jars.glob("kafka_2.13-*.jar")):
@@ -83,7 +83,7 @@ def run_kafka_broker(
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{advertised or f'{host}:{port}'}",
+        "advertised.listeners": f"PLAINTEXT://{advertised_address or f'{host}:{port}'}",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
@@ -97,7 +97,7 @@ def run_kafka_broker(
     }
     properties, logging = folder / "server.properties", folder / "log4j2.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    logging.write_text(_LOGGING)
+    logging.write_text(_LOGGING_CONFIG)
     options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
     argv = [find_java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)

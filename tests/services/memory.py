@@ -9,12 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
-SHARED = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 FREE_MIN_BYTES = 8 << 30
 """The minimum free space in bytes. A complete run needs 1 to 3 GiB at a time."""
 
 
 def find_folder_in_memory() -> Path | None:
     """Return a folder in memory, or None if the machine has no file system in memory with enough space."""
-    is_large = os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free >= FREE_MIN_BYTES
-    return SHARED if is_large else None
+    is_large = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= FREE_MIN_BYTES
+    return SHARED_MEMORY if is_large else None

@@ -32,8 +32,9 @@ class Nats:
 
 @contextmanager
 def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
-    """Start a server, and yield it. Its files are below `folder`. `arguments` are additional arguments of
-    the command.
+    """Start a server, and yield it.
+
+    Its files are below `folder`. `arguments` are additional arguments of the command.
     """
     port = choose_free_port()
     argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]

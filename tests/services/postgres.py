@@ -71,10 +71,10 @@ class Postgres:
             statement,
             self.make_url(database),
         ]
-        completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-        if completed.returncode:
-            raise ServiceFailed(f"{statement!r}: {completed.stderr.strip()}")
-        return completed.stdout.strip()
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        if result.returncode:
+            raise ServiceFailed(f"{statement!r}: {result.stderr.strip()}")
+        return result.stdout.strip()
 
     def create_database(self, name: str = "") -> str:
         """Create an empty database, and return its URL."""
@@ -83,8 +83,9 @@ class Postgres:
         return self.make_url(name)
 
     def clear_database(self, url: str) -> None:
-        """Return the database of `url` to its initial state. This takes a tenth of the time of creating another
-        database.
+        """Return the database of `url` to its initial state.
+
+        This takes a tenth of the time of creating another database.
         """
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
@@ -92,20 +93,20 @@ class Postgres:
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
         self.run_sql(f"{ended_sessions}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
-    def delete_rows(self, url: str, keep: Sequence[str], then: str) -> None:
+    def delete_rows(self, url: str, keep: Sequence[str], replacement_sql: str) -> None:
         """Delete the rows of all tables except `keep`. This takes less time than creating the tables again.
 
         Args:
             url: The URL of the database.
             keep: The tables whose rows stay.
-            then: A statement to execute afterwards.
+            replacement_sql: A statement to execute afterwards.
         """
         other_sessions = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        kept_databases = ", ".join(f"'{name}'" for name in keep)
-        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_databases})"
+        kept_tables = ", ".join(f"'{name}'" for name in keep)
+        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_tables})"
         delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
-        self.run_sql(f"{end_sessions}; {delete}; {then}", url.rsplit("/", 1)[1])
+        self.run_sql(f"{end_sessions}; {delete}; {replacement_sql}", url.rsplit("/", 1)[1])
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, and end all its connections."""
@@ -127,17 +128,17 @@ def _create_cluster(data: Path, password: Path) -> None:
         return
     argv = [str(initdb), "-D", str(data), "-U", USER, "--pwfile", str(password), "--auth=scram-sha-256"]
     argv += ["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
-    completed = subprocess.run(_run_as_server_user(argv), capture_output=True, text=True, cwd=data.parent, timeout=120)
-    if completed.returncode:
-        raise ServiceFailed(f"initdb failed: {completed.stdout}{completed.stderr}")
+    result = subprocess.run(_run_as_server_user(argv), capture_output=True, text=True, cwd=data.parent, timeout=120)
+    if result.returncode:
+        raise ServiceFailed(f"initdb failed: {result.stdout}{result.stderr}")
     cluster_folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=cluster_folder.parent))
-    _copy_folder(data, fresh / "data")
+    new_folder = Path(tempfile.mkdtemp(dir=cluster_folder.parent))
+    _copy_folder(data, new_folder / "data")
     try:
-        (fresh / "data").rename(cluster_folder)
+        (new_folder / "data").rename(cluster_folder)
     except OSError:
-        shutil.rmtree(fresh / "data")
-    fresh.rmdir()
+        shutil.rmtree(new_folder / "data")
+    new_folder.rmdir()
 
 
 def _copy_folder(source: Path, target: Path) -> None:

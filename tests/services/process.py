@@ -96,7 +96,7 @@ class ManagedProcess:
         self.log = log
         self._env = {**os.environ, **(env or {})}
         self._cwd = cwd
-        self._forked = forked
+        self._forked_process = forked
         self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
@@ -109,21 +109,21 @@ class ManagedProcess:
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
+    def start(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Start the child, and return when `ready()` is True.
 
         Raises:
             ServiceFailed: The child was not ready in time. The message has the end of its log.
         """
         with self.log.open("ab") as out:
-            self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
+            self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked_process else None
             self._child = self._child or subprocess.Popen(
                 self.argv, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
         _living.add(self)
         deadline = time.monotonic() + timeout_s
-        while not ready():
+        while not is_ready():
             code = self._child.poll()
             if code is not None:
                 _living.discard(self)

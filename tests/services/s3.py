@@ -42,8 +42,9 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 @cache
 def _get_session() -> botocore.session.Session:
-    """Return the session that all clients share. Reading the description of S3 takes a tenth of a second
-    of CPU time.
+    """Return the session that all clients share.
+
+    Reading the description of S3 takes a tenth of a second of CPU time.
     """
     return botocore.session.Session()
 
@@ -64,9 +65,7 @@ class S3:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def client(self) -> Any:
-        """Return a botocore client with path-style addresses and without retries, because tests check the
-        first answer.
-        """
+        """Return a botocore client with path-style addresses and without retries: tests check the first answer."""
         return _get_session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -115,9 +114,9 @@ def manage_users(s3: S3, *arguments: str) -> None:
         raise ServiceFailed("versitygw is not installed; run `make services`")
     login = ("--access", s3.access_key, "--secret", s3.secret_key, "--endpoint-url", s3.endpoint, "--region", s3.region)
     command = [binary, "admin", *login, *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if completed.returncode:
-        raise ServiceFailed(f"versitygw admin {arguments[0]} failed: {completed.stderr or completed.stdout}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if result.returncode:
+        raise ServiceFailed(f"versitygw admin {arguments[0]} failed: {result.stderr or result.stdout}")
 
 
 def find_versitygw() -> str | None:

@@ -25,11 +25,12 @@ from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed,
 from tests.services.s3 import S3
 
 ETC = DEPLOY / "trino" / "etc"
-MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
+MAIN_SOURCE = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
-SPOOLING = Path(__file__).with_name("LocalSpooling.java")
+SPOOLING_SOURCE = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
 """The name of the catalog in compose's configuration."""
+SERVICE_ENTRY = "seamark-service-entry.jar"
 PLANS = "trino"
 """The value of `X-Seamark-Plans` in Trino's catalogs, which is the default of the proxy's option."""
 BY_NAME = "_by_name"
@@ -70,9 +71,9 @@ class Trino:
 
 
 def _assemble_iceberg_plugin() -> Path:
-    """Return the plugin's jars, with the service entry that Trino's archive would have."""
+    """Return the folder of the plugin's jars, after adding the service entry that Trino's archive has."""
     folder = JARS / "plugin" / "iceberg"
-    entry = folder / "seamark-service-entry.jar"
+    entry = folder / SERVICE_ENTRY
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
         raise ServiceFailed(f"no Trino in {JARS}: run `make trino`")
     if not entry.exists():
@@ -87,16 +88,22 @@ def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) ->
             file.write(item, item.name)
 
 
-def _install_plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
+def _install_plugins(folder: Path, home: Path, plugin_jars: Sequence[Path], *, spooling: bool) -> Path:
     plugins = folder / "plugin"
     plugins.mkdir()
-    (plugins / "iceberg").symlink_to(_assemble_iceberg_plugin())
+    assembled = _assemble_iceberg_plugin()
+    if plugin_jars:
+        (plugins / "iceberg").mkdir()
+        for jar in (*plugin_jars, assembled / SERVICE_ENTRY):
+            (plugins / "iceberg" / jar.name).symlink_to(jar)
+    else:
+        (plugins / "iceberg").symlink_to(assembled)
     if spooling:
         classes = folder / "classes"
-        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING)]
+        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING_SOURCE)]
         subprocess.run(argv, check=True)
         (plugins / "spooling").mkdir()
-        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING.stem, classes)
+        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING_SOURCE.stem, classes)
     return plugins
 
 
@@ -113,11 +120,19 @@ def _write_spooling(folder: Path) -> dict[str, str]:
     }
 
 
-def _write_catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
+def _write_catalogs(
+    folder: Path,
+    more_catalogs: Mapping[str, str],
+    extra: Mapping[str, str],
+    changed_catalogs: Mapping[str, Mapping[str, str]],
+    *,
+    by_name: bool,
+) -> Path:
     """Write compose's catalog, and catalogs that differ from it only in their name and the server's address.
 
     Args:
         extra: Properties that replace those of all catalogs.
+        changed_catalogs: Further catalogs, with the properties that replace those of the first one.
         by_name: If True, each catalog has a twin `{name}_by_name` without `X-Seamark-Plans`.
     """
     catalogs = folder / "catalog"
@@ -127,6 +142,9 @@ def _write_catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mappi
     (catalogs / f"{CATALOG}.properties").write_text(text)
     for name, uri in more_catalogs.items():
         (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))
+    for name, changes in changed_catalogs.items():
+        lines = [f"{key}={value}" for key, value in {**properties, **changes}.items()]
+        (catalogs / f"{name}.properties").write_text("\n".join(lines) + "\n")
     for file in list(catalogs.glob("*.properties")) if by_name else []:
         lines = [line for line in file.read_text().splitlines() if "http-headers" not in line]
         (catalogs / f"{file.stem}{BY_NAME}.properties").write_text("\n".join(lines) + "\n")
@@ -152,6 +170,8 @@ def trino_server(
     properties: Mapping[str, str] | None = None,
     by_name: bool = False,
     catalog: Mapping[str, str] | None = None,
+    changed_catalogs: Mapping[str, Mapping[str, str]] | None = None,
+    plugin_jars: Sequence[Path] = (),
 ) -> Iterator[Trino]:
     """Run Trino over the Seamark server at `uri`, and yield it.
 
@@ -164,6 +184,8 @@ def trino_server(
         tests.
         properties: Additional properties of Trino.
         catalog: Properties that replace those of the catalogs.
+        changed_catalogs: Further catalogs, with the properties that replace those of the first one.
+        plugin_jars: Jars of the Iceberg plugin that replace those of `make trino`.
     """
     home = find_java_25_home()
     if home is None:
@@ -178,8 +200,10 @@ def trino_server(
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(_write_catalogs(folder, more_catalogs or {}, catalog or {}, by_name=by_name)),
-        "plugin.dir": str(_install_plugins(folder, home, spooling=spooling)),
+        "catalog.config-dir": str(
+            _write_catalogs(folder, more_catalogs or {}, catalog or {}, changed_catalogs or {}, by_name=by_name)
+        ),
+        "plugin.dir": str(_install_plugins(folder, home, plugin_jars, spooling=spooling)),
         **(_write_spooling(folder) if spooling else {}),
     }
     if certificate:
@@ -200,7 +224,7 @@ def trino_server(
         "S3_ACCESS_KEY": s3.access_key if s3 else "none",
         "S3_SECRET_KEY": s3.secret_key if s3 else "none",
     }
-    process = ManagedProcess([*argv, str(MAIN)], log=folder / "trino.log", env=env, cwd=folder)
+    process = ManagedProcess([*argv, str(MAIN_SOURCE)], log=folder / "trino.log", env=env, cwd=folder)
     running = Trino(port, process, https_port)
     with process:
         running.start()

@@ -45,12 +45,12 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
     pair = folder / "trino.pem"
     pair.write_text(key.read_text() + certificate.read_text())
     with (
-        Seamark(folder / "local") as local,
-        Seamark(folder / "remote", warehouse=warehouse, env=s3.build_seamark_env()) as remote,
+        Seamark(folder / "local") as local_server,
+        Seamark(folder / "remote", warehouse=warehouse, env=s3.build_seamark_env()) as remote_server,
         trino_server(
             folder / "trino",
-            uri=local.base_url,
-            more_catalogs={REMOTE: remote.base_url},
+            uri=local_server.base_url,
+            more_catalogs={REMOTE: remote_server.base_url},
             s3=s3,
             spooling=True,
             certificate=pair,
@@ -58,7 +58,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
             properties=properties,
         ) as trino,
     ):
-        servers = {CATALOG: local, REMOTE: remote}
+        servers = {CATALOG: local_server, REMOTE: remote_server}
         yield TrinoLake(trino, servers, {CATALOG: {}, REMOTE: s3.build_client_properties()}, certificate)
 
 

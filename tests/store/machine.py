@@ -30,8 +30,9 @@ _states = st.sampled_from(InstantState)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine for a pointer store. A subclass defines `create_url`, which returns a new, empty database for
-    each run.
+    """A state machine for a pointer store.
+
+    A subclass defines `create_url`, which returns a new, empty database for each run.
     """
 
     def create_url(self) -> str:
@@ -177,11 +178,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
     def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
         moved_instant = data.draw(st.sampled_from(list(self.model.instants)))
-        current = self.model.instants[moved_instant]
+        current_instant = self.model.instants[moved_instant]
         # A finished instant is not moved, because the store does not check this.
-        if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
+        if current_instant in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(
-                operations.MoveInstant(moved_instant, current if right else guess, state, self.clock.now_ms())
+                operations.MoveInstant(moved_instant, current_instant if right else guess, state, self.clock.now_ms())
             )
 
     @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))
@@ -204,7 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
             pages = await _read_pages(
-                lambda after, namespace=parent: store.list_namespaces(namespace, after, 2), lambda path: path[-1]
+                lambda cursor, namespace=parent: store.list_namespaces(namespace, cursor, 2), lambda path: path[-1]
             )
             assert pages == sorted(children)
             for path in pages:
@@ -212,24 +213,25 @@ class StoreMachine(RuleBasedStateMachine):
         for path in model.namespaces:
             for kind in EntryKind:
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
-                entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
+                entries = [entry for (index, _), entry in sorted(names.items()) if index == path and entry.kind is kind]
                 pages = await _read_pages(
-                    lambda after, at=path, kind_=kind: store.list_entries(kind_, at, after, 2), lambda entry: entry.name
+                    lambda cursor, offset=path, kind_=kind: store.list_entries(kind_, offset, cursor, 2),
+                    lambda entry: entry.name,
                 )
                 assert pages == entries
         all_entries = [*model.relations.values(), *model.functions.values()]
         assert [await store.load_entry(entry.kind, entry.namespace, entry.name) for entry in all_entries] == all_entries
         dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
         assert await store.list_dropped(None, None, 99) == dropped_entries
-        expired = sorted(
+        expired_entries = sorted(
             (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda entry: (entry.expires_ms, entry.id)
         )
-        assert await store.list_expired(model.now_ms, 99) == expired
+        assert await store.list_expired(model.now_ms, 99) == expired_entries
         uuids = {entry.uuid for entry in all_entries} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.load_producer(*key) == model.producers.get(key)
         timeline = await _read_pages(
-            lambda after: store.list_instants(InstantFilter(since=after), 3), lambda instant: instant.position
+            lambda cursor: store.list_instants(InstantFilter(since=cursor), 3), lambda instant: instant.position
         )
         assert [(instant.id, instant.state) for instant in timeline] == list(model.instants.items())
 

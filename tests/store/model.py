@@ -35,12 +35,12 @@ class Model:
     """The producers by the table's UUID and the producer's id."""
 
     def apply(self, batch: Sequence[Any]) -> str | None:
-        saved = copy.deepcopy(self.__dict__)
+        saved_state = copy.deepcopy(self.__dict__)
         try:
             for operation in batch:
                 getattr(self, "do_" + type(operation).__name__)(operation)
         except ModelError as error:
-            self.__dict__.update(saved)
+            self.__dict__.update(saved_state)
             return str(error)
         return None
 
@@ -78,9 +78,9 @@ class Model:
     def do_DropNamespace(self, op: operations.DropNamespace) -> None:  # noqa: N802
         if op.path not in self.namespaces:
             raise ModelError("no_such_namespace")
-        inside = [path for path in self.namespaces if path[:-1] == op.path]
-        inside += [path for path, _ in [*self.relations, *self.functions] if path == op.path]
-        if inside:
+        inner_paths = [path for path in self.namespaces if path[:-1] == op.path]
+        inner_paths += [path for path, _ in [*self.relations, *self.functions] if path == op.path]
+        if inner_paths:
             raise ModelError("namespace_not_empty")
         del self.namespaces[op.path]
 
@@ -117,8 +117,8 @@ class Model:
         return {entry.uuid for entry in [*self.relations.values(), *self.functions.values()]}
 
     def _forget_unnamed(self) -> None:
-        live = self._list_live_uuids() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
-        self.producers = {key: state for key, state in self.producers.items() if key[0] in live}
+        live_uuids = self._list_live_uuids() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
+        self.producers = {key: state for key, state in self.producers.items() if key[0] in live_uuids}
 
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
         dropped_entry = self.dropped.pop(op.dropped_id, None)

@@ -24,9 +24,9 @@ def make_entry(name: str, kind: EntryKind = TABLE, namespace: NamespacePath = NS
     return Entry(kind=kind, namespace=namespace, name=name, **options)
 
 
-def make_swap(name: str, expected: str, new: str, **fields: Any) -> SwapPointer:
+def make_swap(name: str, expected: str, new_location: str, **fields: Any) -> SwapPointer:
     options: dict[str, Any] = {"kind": TABLE, "namespace": NS, "uuid": f"uuid-of-{name}", "now_ms": 7} | fields
-    return SwapPointer(name=name, expected_location=expected, new_location=new, **options)
+    return SwapPointer(name=name, expected_location=expected, new_location=new_location, **options)
 
 
 def make_instant(instant_id: str, **fields: Any) -> Instant:

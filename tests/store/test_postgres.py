@@ -48,7 +48,9 @@ class TestPostgres(PointerStoreContract):
     def url(self, postgres: Postgres, contract_database: str) -> Iterator[str]:
         """Yield a database whose tables are empty, because each creation of the schema takes 0.1 s."""
         yield contract_database
-        postgres.delete_rows(contract_database, SINGLE_ROWS, then="UPDATE catalog_state SET id = '', closed = 0")
+        postgres.delete_rows(
+            contract_database, SINGLE_ROWS, replacement_sql="UPDATE catalog_state SET id = '', closed = 0"
+        )
 
 
 @pytest.fixture
@@ -70,14 +72,12 @@ async def _connect(url: str) -> AsyncIterator[Any]:
 
 
 async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: GeneratorStore, postgres_url: str) -> None:
-    """The value is a claimed location, a namespace, or a name of random characters, which PostgreSQL
-    cannot compress.
-    """
+    """The value is a claimed location, a namespace or a name of random characters, which PostgreSQL cannot compress."""
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
-    long = "".join(rng.choices(letters, k=255))
+    long_name = "".join(rng.choices(letters, k=255))
     deep_namespace = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
-    create = CreateEntry(make_entry(long, uuid="u"))
+    create = CreateEntry(make_entry(long_name, uuid="u"))
     claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep_namespace)}"),))
     await store.transact([CreateNamespace((*NS, deep_namespace[0]), {})])
     for changes in ([CreateNamespace((*NS, *deep_namespace[:2]), {})], [create, claim]):
@@ -101,15 +101,15 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
         messages.append(str(error.value))
         async with connection.transaction():
             await connection.execute("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE")
-            with pytest.raises(RetryLater) as slow:
+            with pytest.raises(RetryLater) as retry_error:
                 await store.load_namespace(NS)
-        messages.append(str(slow.value))
+        messages.append(str(retry_error.value))
         for message in messages:
             assert "PostgreSQL" in message
             assert str(urlsplit(postgres_url).port) not in message
             assert "odd" not in message
-    logged = capsys.readouterr()
-    assert "odd" in logged.out + logged.err
+    log_output = capsys.readouterr()
+    assert "odd" in log_output.out + log_output.err
 
 
 async def execute_operations(connection: Any, *changes: Operation) -> None:
@@ -132,17 +132,17 @@ async def execute_operations(connection: Any, *changes: Operation) -> None:
 async def test_reader_never_misses_a_slow_transaction(
     store: GeneratorStore, postgres_url: str, recorded_first: bool
 ) -> None:
-    async with _connect(postgres_url) as slow:
-        await slow.execute("BEGIN")
+    async with _connect(postgres_url) as slow_connection:
+        await slow_connection.execute("BEGIN")
         # Before the quick transaction begins, the slow transaction has an id, because it has written.
         first_operation = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
-        await execute_operations(slow, first_operation)
+        await execute_operations(slow_connection, first_operation)
         await store.transact([RecordInstant(make_instant("quick"))])
         instants = await store.list_instants(InstantFilter(), 9)
         assert await store.list_instants(InstantFilter(newest_first=True), 9) == instants[::-1]
         if not recorded_first:
-            await execute_operations(slow, RecordInstant(make_instant("slow")))
-        await slow.execute("COMMIT")
+            await execute_operations(slow_connection, RecordInstant(make_instant("slow")))
+        await slow_connection.execute("COMMIT")
         since = instants[-1].position if instants else None
         instants += await store.list_instants(InstantFilter(since=since), 9)
         assert sorted(list_ids(instants)) == ["quick", "slow"]
@@ -170,10 +170,10 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
         await admin.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
         try:
             parts = urlsplit(postgres_url)
-            unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+            unprivileged_url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
             await admin.execute("BEGIN")
             await execute_operations(admin, RecordInstant(make_instant("slow")))
-            async with _connect(unprivileged) as connection:
+            async with _connect(unprivileged_url) as connection:
                 await execute_operations(connection, RecordInstant(make_instant("quick")))
                 watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
                 quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
@@ -208,9 +208,9 @@ async def test_positions_increase_after_a_dump_is_restored_to_a_cluster_with_low
 
 @asynccontextmanager
 async def _open_cutting_proxy(
-    url: str, when: bytes, forward: bool, times: int
+    url: str, cut_message: bytes, forward: bool, times: int
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Open a proxy to the server that cuts the connection `times` times, each time at a message that contains `when`.
+    """Open a proxy to the server that cuts the connection `times` times, each time at a message with `cut_message`.
 
     With `forward`, the server receives the message before the cut. Yield the URL of the proxy, and the list of messages
     that caused cuts.
@@ -224,7 +224,7 @@ async def _open_cutting_proxy(
     ) -> None:
         """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
-            if cuts_here and when in data and len(cut_connections) < times:
+            if cuts_here and cut_message in data and len(cut_connections) < times:
                 cut_connections.append(data)
                 held_event.set()
                 if forward:
@@ -237,19 +237,23 @@ async def _open_cutting_proxy(
             writer.write(data)
             await writer.drain()
 
-    async def serve(client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+    async def serve(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        server_in, server_out = await asyncio.open_connection(parts.hostname, parts.port)
+        server_reader, server_writer = await asyncio.open_connection(parts.hostname, parts.port)
         event = asyncio.Event()
-        up = asyncio.create_task(forward_data(client_in, server_out, cuts_here=True, held_event=event))
-        down = asyncio.create_task(forward_data(server_in, client_out, cuts_here=False, held_event=event))
-        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
-        for half in (up, down):
+        upstream_task = asyncio.create_task(
+            forward_data(client_reader, server_writer, cuts_here=True, held_event=event)
+        )
+        downstream_task = asyncio.create_task(
+            forward_data(server_reader, client_writer, cuts_here=False, held_event=event)
+        )
+        await asyncio.wait({upstream_task, downstream_task}, return_when=asyncio.FIRST_COMPLETED)
+        for half in (upstream_task, downstream_task):
             half.cancel()
-        await asyncio.gather(up, down, return_exceptions=True)
-        for writer in (client_out, server_out):
+        await asyncio.gather(upstream_task, downstream_task, return_exceptions=True)
+        for writer in (client_writer, server_writer):
             writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -269,10 +273,10 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
     # Opening the store does not cause the cut, because asyncpg's own transactions end with "COMMIT;", not "COMMIT".
     async with (
         _open_cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
-        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_store,
     ):
         with pytest.raises(CommitUnknown, match="lost while committing"):
-            await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
+            await cut_store.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
         async with asyncio.timeout(60):
             while (
@@ -282,7 +286,7 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
         assert (await store.load_instant("i") is not None) is arrived
         assert (await store.load_entry(TABLE, NS, "t") is not None) is arrived
         # The pool continues with another connection.
-        await cut_off.transact([RecordInstant(make_instant("later"))])
+        await cut_store.transact([RecordInstant(make_instant("later"))])
 
 
 async def test_connection_lost_before_the_commit_is_replaced_without_an_error(
@@ -290,9 +294,9 @@ async def test_connection_lost_before_the_commit_is_replaced_without_an_error(
 ) -> None:
     async with (
         _open_cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
-        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_store,
     ):
-        await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
+        await cut_store.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 2
     assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["i"]
 
@@ -301,9 +305,9 @@ async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, 
     await store.transact([CreateEntry(make_entry("t"))])
     async with (
         _open_cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
-        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_store,
     ):
-        assert await cut_off.load_entry(TABLE, NS, "t") == make_entry("t")
+        assert await cut_store.load_entry(TABLE, NS, "t") == make_entry("t")
         assert len(cuts) == 1
 
 
@@ -329,12 +333,12 @@ async def test_store_reconnects_to_a_restarted_database_server() -> None:
 async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
-    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as hurried:
+    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as hurried_store:
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         with pytest.raises(RetryLater, match=r"longer than 5"):
-            await hurried.transact([make_swap("t", location, "file:///1")])
+            await hurried_store.transact([make_swap("t", location, "file:///1")])
         await holder.execute("ROLLBACK")
-        await hurried.transact([make_swap("t", location, "file:///1")])
+        await hurried_store.transact([make_swap("t", location, "file:///1")])
 
 
 async def test_requests_get_a_retry_error_when_all_connections_are_busy(
@@ -347,13 +351,13 @@ async def test_requests_get_a_retry_error_when_all_connections_are_busy(
         open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=8) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        blocked = asyncio.create_task(get_outcome(small_store.transact([swap])))
+        blocked_task = asyncio.create_task(get_outcome(small_store.transact([swap])))
         await asyncio.sleep(0.1)
         waiting_calls = asyncio.gather(*(get_outcome(small_store.ping()) for _ in range(3)))
         await asyncio.sleep(0.1)
         assert not waiting_calls.done()
         await holder.execute("ROLLBACK")
-        assert await blocked == "won"
+        assert await blocked_task == "won"
         assert await waiting_calls == ["won"] * 3
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         swap = make_swap("t", "file:///1", "file:///2")

@@ -97,7 +97,7 @@ async def test_failed_transaction_does_not_affect_other_transactions_of_its_grou
         assert await _list_names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
 
 
-async def test_writer_that_never_gets_the_lock_gives_up(
+async def test_writer_that_never_gets_the_lock_raises_an_error(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
@@ -187,8 +187,8 @@ async def test_concurrent_openings_create_one_schema(path: Path, clock: Simulate
 async def test_database_of_an_older_version_is_upgraded(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
+    with monkeypatch.context() as old_version:
+        old_version.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
         async with open_sqlite(path, clock=clock):
             pass
     connection = sqlite3.connect(path, isolation_level=None)
@@ -223,10 +223,10 @@ def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> N
         connection.executemany("INSERT INTO query_counts VALUES (?, ?, 1, 1, 0, 0, 0, 0, 0, 0)", keys)
         connection.set_progress_handler(count_tick, 1000)
         sqlite.run_steps_in_sqlite(connection, migrations.apply_migrations(SQLITE))
-        numbered = connection.execute("SELECT uuid, fingerprint FROM query_shapes ORDER BY number").fetchall()
+        numbered_shapes = connection.execute("SELECT uuid, fingerprint FROM query_shapes ORDER BY number").fetchall()
         numbers = connection.execute("SELECT min(number), max(number) FROM query_shapes").fetchone()
         assert connection.execute("SELECT count(*) FROM query_sums").fetchone() == (shapes,)
-    assert (numbered, numbers) == (sorted(keys), (1, shapes))
+    assert (numbered_shapes, numbers) == (sorted(keys), (1, shapes))
     assert ticks * 1000 / shapes < 500
 
 
@@ -310,15 +310,15 @@ async def test_violated_invariants_are_reported(path: Path, clock: SimulatedCloc
 async def test_value_out_of_range_fails_only_its_own_transaction(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
-        good, bad = make_entry("good"), make_entry("bad", version=2**64)
+        good_entry, bad_entry = make_entry("good"), make_entry("bad", version=2**64)
         results = await asyncio.gather(
-            *(store.transact([CreateEntry(entry)]) for entry in (bad, good)), return_exceptions=True
+            *(store.transact([CreateEntry(entry)]) for entry in (bad_entry, good_entry)), return_exceptions=True
         )
         assert isinstance(results[0], BadRequest)
         assert await _list_names(store) == ["good"]
 
 
-_WRITE_UNTIL_KILLED = """
+_WRITER_SCRIPT = """
     import asyncio, sys
     from seamark.formats.runtime.clock import SystemClock
     from seamark.metaserver.store.open import open_store
@@ -354,7 +354,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
     acknowledged_names: set[str] = set()
     for _ in range(5):
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_WRITE_UNTIL_KILLED), f"sqlite:///{path}"],
+            [sys.executable, "-c", textwrap.dedent(_WRITER_SCRIPT), f"sqlite:///{path}"],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[2],
@@ -370,12 +370,12 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
-            recorded = {instant.id for instant in await store.list_instants(InstantFilter(), 1_000_000)}
-            assert acknowledged_names <= recorded
+            recorded_ids = {instant.id for instant in await store.list_instants(InstantFilter(), 1_000_000)}
+            assert acknowledged_names <= recorded_ids
             for n in range(8):
                 entry = await store.load_entry(TABLE, NS, f"t{n}")
                 assert entry is not None
-                assert entry.version - 1 == sum(1 for item in recorded if item.startswith(f"t{n}-"))
+                assert entry.version - 1 == sum(1 for item in recorded_ids if item.startswith(f"t{n}-"))
     assert len(acknowledged_names) > 5
 
 
@@ -419,11 +419,11 @@ _FILL_THE_DISK = """
 
 def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
     # A limit on the file size simulates a full disk, because the write fails in the same call.
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_FILL_THE_DISK), str(path)],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=Path(__file__).parents[2],
     )
-    assert completed.stdout.startswith("survived"), completed.stderr
+    assert result.stdout.startswith("survived"), result.stderr

@@ -194,13 +194,13 @@ async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, mon
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         await stream.post({"id": 1})
-        requested = asyncio.create_task(stream.flush())
+        flush_task = asyncio.create_task(stream.flush())
         await is_committing.wait()
         await stream.post({"id": 2})  # The table has no snapshot yet, so a flush is due.
         await stream.server.components.streams.look()
         await until(lambda: flush_count == 2)
         may_commit.set()
-        await requested
+        await flush_task
         await until(lambda: len(flushed_rows) == 2)
         assert flushed_rows == [1, 0]
         assert await stream.ids() == [1, 2]

@@ -124,8 +124,8 @@ async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet:
 async def test_request_repeated_at_another_server_adds_no_rows(fleet: list[StreamServer]) -> None:
     first_server, second_server = fleet
     answer = await first_server.post({"id": 1}, query="?producer=p&sequence=0")
-    repeated = await second_server.post({"id": 1}, query="?producer=p&sequence=0")
-    assert repeated == answer | {"duplicate": True}
+    repeated_answer = await second_server.post({"id": 1}, query="?producer=p&sequence=0")
+    assert repeated_answer == answer | {"duplicate": True}
     await second_server.post({"id": 2}, query="?producer=p&sequence=1")
     status, message = await first_server.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
     assert (status, "send append 2 first" in message) == (409, True)

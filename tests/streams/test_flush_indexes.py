@@ -91,8 +91,11 @@ async def test_filters_and_gets_of_random_flushes_equal_a_dictionary_of_the_rows
             del expected[ids[0]]
             if rng.random() < 0.7:
                 await stream.flush()
-                covered = await read_coverage(stream)
-                assert all(files == live for files, live in covered.values()), (round_number, covered)
+                covered_files = await read_coverage(stream)
+                assert all(files == live_files for files, live_files in covered_files.values()), (
+                    round_number,
+                    covered_files,
+                )
             name, key = f"n{rng.randrange(4)}", rng.randrange(30)
             assert await stream.ids(f"name = '{name}'") == sorted(key for key in expected if expected[key] == name)
             has_key = key in expected

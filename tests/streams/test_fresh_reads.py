@@ -23,7 +23,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.metaserver.streams.keys import KEY
-from tests.api.plans.planned import JAVA
+from tests.api.plans.planned import JAVA_HEADERS
 from tests.seeds import examples, first_seed
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 
@@ -97,8 +97,8 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 
     def read() -> None:
         snapshot = open_table(SeamarkClient(url), TABLE, At()).history[0]
-        for at in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
-            assert scan_ids(url, at=at) == [1]
+        for index in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
+            assert scan_ids(url, at=index) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
             assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
         client = SeamarkClient(url).with_fresh_rows()
@@ -139,8 +139,8 @@ async def test_upsert_and_delete_apply_to_rows_acknowledged_earlier(stream: Stre
     await stream.post({"id": 4, "name": "b"})
     assert await asyncio.to_thread(query_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
     await stream.post({"id": 5, "name": "b"})
-    inserted = "INSERT INTO db.t SELECT id + 10, name, day FROM db.t WHERE id = 5"
-    assert await asyncio.to_thread(query_rows, url, inserted) == [(1,)]
+    insert_statement = "INSERT INTO db.t SELECT id + 10, name, day FROM db.t WHERE id = 5"
+    assert await asyncio.to_thread(query_rows, url, insert_statement) == [(1,)]
     rows = pa.table({"id": pa.array([5], pa.int64()), "name": ["upserted"]})
     await stream.post({"id": 6, "name": "c"})
     report = await asyncio.to_thread(lambda: seamark.upsert(SeamarkClient(url), TABLE, rows, keys=["id"]))
@@ -254,7 +254,7 @@ READERS: dict[str, Callable[[str], list[int]]] = {
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
     rng, number = random.Random(seed), 0
-    flushed, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
+    flushed_ids, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
 
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, properties={"format-version": rng.choice(["2", "3"])})
@@ -264,30 +264,30 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             return [{"id": number, "name": "ab"[number % 2]} for number in numbers]
 
         def build_change(action: str) -> None:
-            nonlocal flushed, waiting_ids
+            nonlocal flushed_ids, waiting_ids
             if action == "append":
                 table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
                 seamark.append(client, TABLE, table)
-                flushed |= set(numbers)
+                flushed_ids |= set(numbers)
             elif action == "delete":
                 seamark.delete(client, TABLE, where=f"id < {numbers[0] - 20}")
-                flushed = {each for each in flushed | waiting_ids if each >= numbers[0] - 20}
+                flushed_ids = {each for each in flushed_ids | waiting_ids if each >= numbers[0] - 20}
                 waiting_ids = set()
             elif action == "update":
                 query_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
-                flushed, waiting_ids = flushed | waiting_ids, set()
+                flushed_ids, waiting_ids = flushed_ids | waiting_ids, set()
             elif action == "compact":
                 compact(client, TABLE, policy=CompactionPolicy(1 << 20, 2, 1 << 20))
             elif action == "insert":
                 query_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
-                flushed |= {numbers[0]} if flushed | waiting_ids else set()
+                flushed_ids |= {numbers[0]} if flushed_ids | waiting_ids else set()
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
                 client._request_json(
                     "POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]}
                 )
-                flushed = set(states[head])
+                flushed_ids = set(states[head])
 
         for _ in range(14):
             action = rng.choice(
@@ -295,47 +295,48 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             )
             numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
             number = numbers[-1]
-            if action == "post" or not (flushed or waiting_ids):
+            if action == "post" or not (flushed_ids or waiting_ids):
                 await stream.post(*build_rows(numbers))
                 waiting_ids |= set(numbers)
-                if not flushed:
+                if not flushed_ids:
                     await stream.flush()
-                    flushed, waiting_ids = waiting_ids, set()
+                    flushed_ids, waiting_ids = waiting_ids, set()
             elif action == "flush":
                 if stream.server.components.streams.tables:
                     await stream.flush()
-                flushed, waiting_ids = flushed | waiting_ids, set()
+                flushed_ids, waiting_ids = flushed_ids | waiting_ids, set()
             else:
                 await asyncio.to_thread(build_change, action)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
-                states.setdefault(opened_table.snapshot_id, set(flushed))
-                assert states[opened_table.snapshot_id] == flushed, action
+                states.setdefault(opened_table.snapshot_id, set(flushed_ids))
+                assert states[opened_table.snapshot_id] == flushed_ids, action
             for name in rng.sample(sorted(READERS), 2):
                 reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
                     await stream.flush()  # These rows arrive during the read.
-                    flushed, waiting_ids = flushed | waiting_ids, set()
-                assert await reader_task == sorted(flushed | waiting_ids), (action, name)
+                    flushed_ids, waiting_ids = flushed_ids | waiting_ids, set()
+                assert await reader_task == sorted(flushed_ids | waiting_ids), (action, name)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
-                states.setdefault(opened_table.snapshot_id, set(flushed))
+                states.setdefault(opened_table.snapshot_id, set(flushed_ids))
 
 
 async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: StreamServer) -> None:
-    """The client names the snapshot that it has loaded. Before its plan, a flush and a compaction may replace this
-    snapshot.
+    """The client names the snapshot that it has loaded.
+
+    Before its plan, a flush and a compaction may replace this snapshot.
     """
     url, http = stream.server.url, stream.server.http
-    loaded = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    loaded_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert await stream.flush() == 2
     policy = CompactionPolicy(1 << 20, 2, 1 << 20)
     await asyncio.to_thread(compact, SeamarkClient(url), TABLE, policy=policy)
-    compacted = await asyncio.to_thread(stream.catalog.load_table, "db.t")
-    assert compacted.metadata.snapshots[-1].summary.operation is Operation.REPLACE
+    compacted_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    assert compacted_table.metadata.snapshots[-1].summary.operation is Operation.REPLACE
     await stream.post({"id": 4})
-    for table in (loaded, compacted):
+    for table in (loaded_table, compacted_table):
         body = {"snapshot-id": table.metadata.current_snapshot_id}
-        async with http.post(f"{url}/v1/namespaces/db/tables/t/plan", json=body, headers=JAVA) as answer:
+        async with http.post(f"{url}/v1/namespaces/db/tables/t/plan", json=body, headers=JAVA_HEADERS) as answer:
             tasks = (await answer.json())["file-scan-tasks"]
         assert sum(task["data-file"]["record-count"] for task in tasks) == 4

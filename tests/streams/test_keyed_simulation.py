@@ -60,8 +60,8 @@ def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
     commit = RemoteTables.commit
 
     async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None, index_files=()):
-        empty = None if deletes is None else deletes._replace(content_files=[b"{}"])
-        return await commit(tables, entry, metadata, files, ranges, empty)
+        empty_deletes = None if deletes is None else deletes._replace(content_files=[b"{}"])
+        return await commit(tables, entry, metadata, files, ranges, empty_deletes)
 
     patch.setattr(RemoteTables, "commit", add)
 
@@ -87,8 +87,8 @@ def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
     """Make an earlier fresh file delete rows of a later fresh file."""
     get_fresh_rows = StreamTable.get_fresh_rows
 
-    async def reverse(table: StreamTable, flushed) -> FreshRows:
-        rows = await get_fresh_rows(table, flushed)
+    async def reverse(table: StreamTable, flushed_offsets) -> FreshRows:
+        rows = await get_fresh_rows(table, flushed_offsets)
         return rows._replace(parts=rows.parts[::-1])
 
     patch.setattr(StreamTable, "get_fresh_rows", reverse)
@@ -97,11 +97,11 @@ def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
 def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
     """Compute the deletes of a plan for the files of the previous pointer."""
     store = StreamTable.store_deletes
-    earlier: dict[StreamTable, object] = {}
+    earlier_pointers: dict[StreamTable, object] = {}
 
-    async def store_stale(table: StreamTable, keyed, entry, metadata, *, fresh: bool):
-        last_metadata, earlier[table] = earlier.get(table, metadata), metadata
-        return await store(table, keyed, entry, last_metadata if fresh else metadata, fresh=fresh)
+    async def store_stale(table: StreamTable, keyed_rows, entry, metadata, *, fresh: bool):
+        last_metadata, earlier_pointers[table] = earlier_pointers.get(table, metadata), metadata
+        return await store(table, keyed_rows, entry, last_metadata if fresh else metadata, fresh=fresh)
 
     patch.setattr(StreamTable, "store_deletes", store_stale)
 

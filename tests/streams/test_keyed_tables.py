@@ -1,5 +1,6 @@
-"""Tests of keyed stream tables over HTTP. Stock PyIceberg reads the latest row of each key, before and
-after flushes.
+"""Tests of keyed stream tables over HTTP.
+
+Stock PyIceberg reads the latest row of each key, before and after flushes.
 """
 
 from __future__ import annotations
@@ -180,20 +181,20 @@ async def send_changes(stream: StreamServer, *messages: Any, query: str = "?enve
     return answer
 
 
-def build_change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
-    return {"op": op, "before": before, "after": after, "source": {"table": "t"}, "ts_ms": 1}
+def build_change(op: str, row_before: Any = None, row_after: Any = None) -> dict[str, Any]:
+    return {"op": op, "before": row_before, "after": row_after, "source": {"table": "t"}, "ts_ms": 1}
 
 
 @pytest.mark.few_cases(1)
 async def test_debezium_changes_are_applied_with_and_without_schema(stream: StreamServer) -> None:
     await send_changes(
         stream,
-        build_change("r", after={"id": 1, "name": "a"}),
-        {"payload": build_change("c", after={"id": 2, "name": "b"})},
+        build_change("r", row_after={"id": 1, "name": "a"}),
+        {"payload": build_change("c", row_after={"id": 2, "name": "b"})},
         build_change("u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}),
         build_change("d", {"id": 2, "name": "b"}),
         None,
-        {"schema": {"type": "struct", "fields": []}, "payload": build_change("c", after={"id": 3, "name": "d"})},
+        {"schema": {"type": "struct", "fields": []}, "payload": build_change("c", row_after={"id": 3, "name": "d"})},
         build_change("u", {"id": 3, "name": "d"}, {"id": 4, "name": "d"}),
         {"op": "m", "message": {}},
     )
@@ -208,7 +209,7 @@ async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream
         answer = await send_changes(stream, None, query="?envelope=debezium&producer=p&sequence=0")
         assert answer == {"rows": 0, "duplicate": repetition == 1, "positions": [], "rejected": 0, "token": ""}
     query = "?envelope=debezium&producer=p&sequence=1"
-    await send_changes(stream, build_change("c", after={"id": 1, "name": "a"}), query=query)
+    await send_changes(stream, build_change("c", row_after={"id": 1, "name": "a"}), query=query)
     assert await read_names(stream) == {1: "a"}
 
 
@@ -228,8 +229,11 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
         {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
         {"field": "raw", "type": "bytes"},
     ]
-    after = {"id": 1, "price": "+yc=", "at": 1_769_860_800_000_001, "day": 20_484, "raw": "AP8="}
-    message = {"schema": {"fields": [{"field": "after", "fields": columns}]}, "payload": build_change("c", after=after)}
+    row_after = {"id": 1, "price": "+yc=", "at": 1_769_860_800_000_001, "day": 20_484, "raw": "AP8="}
+    message = {
+        "schema": {"fields": [{"field": "after", "fields": columns}]},
+        "payload": build_change("c", row_after=row_after),
+    }
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, schema)
         await send_changes(stream, message)
@@ -254,7 +258,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert "has no before" in await read_reason(build_change("d"))
     assert "has the op u and no after" in await read_reason(build_change("u", {"id": 1}))
     assert "replica identity" in await read_reason(
-        build_change("u", after={"id": 1, "name": "__debezium_unavailable_value"})
+        build_change("u", row_after={"id": 1, "name": "__debezium_unavailable_value"})
     )
     assert "the before [1]" in await read_reason(build_change("d", [1]))
     assert "envelope is 'avro'" in await read_reason(build_change("c"), "?envelope=avro")
@@ -314,13 +318,13 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("key", ["id", None])
 async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path, key: str | None) -> None:
-    narrow = Schema(
+    narrow_schema = Schema(
         NestedField(1, "id", IntegerType(), required=True),
         NestedField(2, "name", StringType()),
         identifier_field_ids=[] if key else [1],
     )
     async with open_stream_server(tmp_path) as stream:
-        await create_stream_table(stream, narrow, properties={KEY: key} if key else {})
+        await create_stream_table(stream, narrow_schema, properties={KEY: key} if key else {})
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         await stream.flush()
         await stream.post({"id": 1, "name": "c"}, {"id": 3, "name": "d"})
@@ -406,10 +410,10 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
                         await stream.flush()
                 elif step == "upsert":
                     number += 1
-                    corrected = {rng.randint(0, 30): f"n{number}" for _ in range(3)}
-                    table = pa.table({"id": list(corrected), "name": list(corrected.values())})
+                    corrected_names = {rng.randint(0, 30): f"n{number}" for _ in range(3)}
+                    table = pa.table({"id": list(corrected_names), "name": list(corrected_names.values())})
                     await asyncio.to_thread(seamark.upsert, client, ("db", "t"), table, keys=["id"])
-                    model |= corrected
+                    model |= corrected_names
                 elif step == "delete":
                     key = rng.randint(0, 30)
                     await asyncio.to_thread(seamark.delete, client, ("db", "t"), where=f"id = {key}")

@@ -1,5 +1,6 @@
-"""Tests of readers of random histories, without a server. Each reader gets each row of the model once, or a clear
-error.
+"""Tests of readers of random histories, without a server.
+
+Each reader gets each row of the model once, or a clear error.
 
 The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
 starts at any position, and stops and resumes at any position. It applies the steps of `choose_next_step` to the model's
@@ -72,21 +73,22 @@ class PositionModel:
         """All rows, in the order in which they were acknowledged."""
         self.log: dict[int, list[int]] = {shard: [] for shard in range(shards)}
         self.starts = dict.fromkeys(range(shards), 0)
-        self.flushed = dict.fromkeys(range(shards), 0)
+        self.flushed_offsets = dict.fromkeys(range(shards), 0)
         self.log_hash = hash_log("log 0")
         self.history = SnapshotHistory()
-        self.added: dict[int, list[int]] = {}
-        self.live: dict[int | None, list[int]] = {None: []}
+        self.added_ids: dict[int, list[int]] = {}
+        self.live_ids: dict[int | None, list[int]] = {None: []}
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
 
     def table(self) -> ReadableTable:
         shards = {
-            shard: ShardState(self.starts[shard], len(rows), self.flushed[shard], 0) for shard, rows in self.log.items()
+            shard: ShardState(self.starts[shard], len(rows), self.flushed_offsets[shard], 0)
+            for shard, rows in self.log.items()
         }
-        return ReadableTable(cast("TableMetadata", self.history), dict(self.flushed), shards, self.log_hash)
+        return ReadableTable(cast("TableMetadata", self.history), dict(self.flushed_offsets), shards, self.log_hash)
 
-    def commit(self, operation: str, added: list[int], ranges: list[FlushedRange] | None = None) -> None:
+    def commit(self, operation: str, added_ids: list[int], ranges: list[FlushedRange] | None = None) -> None:
         parent = self.history.current_snapshot_id
         snapshot_id = next(self._ids)
         summary = {"operation": operation}
@@ -96,7 +98,7 @@ class PositionModel:
         snapshot = Snapshot(snapshot_id, snapshot_id, parent_snapshot_id=parent, summary=raw)
         self.history.by_id[snapshot_id] = snapshot
         self.history.current_snapshot_id = snapshot_id
-        self.added[snapshot_id], self.live[snapshot_id] = added, [*self.live[parent], *added]
+        self.added_ids[snapshot_id], self.live_ids[snapshot_id] = added_ids, [*self.live_ids[parent], *added_ids]
 
     def draw_rows(self) -> list[int]:
         rows = [next(self._numbers) for _ in range(self.rng.randint(1, 3))]
@@ -106,12 +108,12 @@ class PositionModel:
     def flush(self, share: float) -> None:
         """Flush a random share of the shards."""
         ranges, rows = [], []
-        for shard, start in self.flushed.items():
+        for shard, start in self.flushed_offsets.items():
             end = len(self.log[shard])
             if end > start and self.rng.random() < share:
                 ranges.append(FlushedRange(shard, start, end))
                 rows += self.log[shard][start:end]
-                self.flushed[shard] = end
+                self.flushed_offsets[shard] = end
         if ranges:
             self.commit("append", self.rng.sample(rows, len(rows)), ranges)
 
@@ -119,7 +121,7 @@ class PositionModel:
         """Give the table a new log in which its offsets begin at 0 again."""
         self.flush(1.0)
         self.log = {shard: [] for shard in self.log}
-        self.starts, self.flushed = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
+        self.starts, self.flushed_offsets = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
         self.log_hash = hash_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
 
     def change_at_random(self) -> None:
@@ -140,7 +142,7 @@ class PositionModel:
             case "trim":
                 if rng.random() < 0.4:
                     shard = rng.randrange(len(self.log))
-                    self.starts[shard] = rng.randint(self.starts[shard], self.flushed[shard])
+                    self.starts[shard] = rng.randint(self.starts[shard], self.flushed_offsets[shard])
             case "expire":
                 if rng.random() < 0.2 and len(self.history.by_id) > 3:
                     del self.history.by_id[min(self.history.by_id)]
@@ -151,10 +153,10 @@ class TokenReader:
     """A reader that keeps only its token between reads."""
 
     token: str
-    missing: list[int] = field(default_factory=list)
+    missing_ids: list[int] = field(default_factory=list)
     """The rows before the position at which the reader started."""
     seen_counts: Counter[int] = field(default_factory=Counter)
-    failed: str = ""
+    failure: str = ""
 
     def read(self, model: PositionModel, steps: int) -> bool:
         """Read at most `steps` steps. Return True if the reader has reached the end of the rows."""
@@ -162,14 +164,14 @@ class TokenReader:
             try:
                 step = choose_next_step(parse_position(self.token, UUID), model.table())
             except (OffsetOutOfRange, BadRequest) as error:
-                self.failed = error.message
+                self.failure = error.message
                 return True
             match step:
                 case End():
                     self.token = step.position.encode()
                     return True
                 case Files():
-                    rows = model.live[step.snapshot_id] if step.is_scan else model.added[step.snapshot_id]
+                    rows = model.live_ids[step.snapshot_id] if step.is_scan else model.added_ids[step.snapshot_id]
                     self.seen_counts.update(rows)
                     self.token = step.position.encode()
                 case LogRows():
@@ -193,14 +195,14 @@ def start_reader(model: PositionModel) -> TokenReader | None:
         case "snapshot" if model.history.by_id:
             snapshot_id = model.rng.choice(list(model.history.by_id))
             position = find_position_after_snapshot(UUID, table, snapshot_id)
-            return TokenReader(position.encode(), list(model.live[snapshot_id]))
+            return TokenReader(position.encode(), list(model.live_ids[snapshot_id]))
         case "time" if model.history.by_id:
             try:
                 snapshot = find_snapshot_at(table, model.rng.choice(list(model.history.by_id)))
                 position = find_position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
                 return None
-            return TokenReader(position.encode(), list(model.live[snapshot]))
+            return TokenReader(position.encode(), list(model.live_ids[snapshot]))
     return None
 
 
@@ -219,15 +221,15 @@ def check_readers(seed: int) -> None:
         if rng.random() < 0.15 and (reader := start_reader(model)) is not None:
             readers.append(reader)
         for reader in readers:
-            if not reader.failed and rng.random() < 0.3:
+            if not reader.failure and rng.random() < 0.3:
                 reader.read(model, rng.randint(1, 4))
         model.change_at_random()
     for reader in readers:
-        while not reader.failed and not reader.read(model, 1):
+        while not reader.failure and not reader.read(model, 1):
             pass
-        expected = Counter(model.rows) - Counter(reader.missing)
-        if reader.failed:
-            assert any(text in reader.failed for text in ("removed", "expired", "another log")), (seed, reader.failed)
+        expected = Counter(model.rows) - Counter(reader.missing_ids)
+        if reader.failure:
+            assert any(text in reader.failure for text in ("removed", "expired", "another log")), (seed, reader.failure)
             assert reader.seen_counts <= expected, f"seed {seed}: a reader has repeated a row before it failed"
         else:
             assert reader.seen_counts == expected, seed
@@ -242,7 +244,7 @@ def test_most_random_readers_do_not_fail() -> None:
         for _ in range(30):
             model.change_at_random()
             reader.read(model, 2)
-        outcomes[bool(reader.failed)] += 1
+        outcomes[bool(reader.failure)] += 1
     assert outcomes[False] > 150
 
 
@@ -253,7 +255,7 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     position_before = find_position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]
     model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
-    model.flushed[0] = 2
+    model.flushed_offsets[0] = 2
     model.history.current_snapshot_id = base
     model.log[0].append(102)
     with pytest.raises(BadRequest, match="a rollback has removed"):

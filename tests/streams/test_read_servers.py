@@ -25,11 +25,11 @@ from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create_stream_ta
 from tests.streams.test_stream_commands import record_calls
 from tests.waits import until
 
-READ = {"role": "read", "writer_urls": ("http://writer:8181",)}
+READ_SERVER = {"role": "read", "writer_urls": ("http://writer:8181",)}
 
 
 async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(tmp_path: Path) -> None:
-    async with open_stream_server(tmp_path) as writer, open_stream_server(tmp_path, **READ) as reader:
+    async with open_stream_server(tmp_path) as writer, open_stream_server(tmp_path, **READ_SERVER) as reader:
         await create_stream_table(writer)
         await writer.post({"id": 1, "name": "a"})
         await writer.flush()
@@ -66,7 +66,7 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
     kafka: Kafka, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_shared_settings(kafka, postgres_url, tmp_path)
-    async with open_stream_server(tmp_path / "b", stream_flush_interval_ms=100, **settings, **READ) as reader:
+    async with open_stream_server(tmp_path / "b", stream_flush_interval_ms=100, **settings, **READ_SERVER) as reader:
         async with open_stream_server(tmp_path / "a", **settings) as writer:
             await create_stream_table(writer)
             await writer.post({"id": 1})
@@ -97,10 +97,10 @@ async def test_process_that_reads_follows_a_process_that_writes(
         "SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/{kafka.create_prefix()}",
         "SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER_MS),
     }
-    shared = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
-    writer = start_seamark("writer", env=environment, **shared)
+    shared_settings = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
+    writer = start_seamark("writer", env=environment, **shared_settings)
     flags = ("--role", "read", "--writer-urls", writer.base_url)
-    reader = start_seamark("reader", env=environment, flags=flags, **shared)
+    reader = start_seamark("reader", env=environment, flags=flags, **shared_settings)
     with RestCatalog("writer", uri=writer.base_url) as catalog:
         catalog.create_namespace("db")
         catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})

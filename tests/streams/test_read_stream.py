@@ -94,13 +94,13 @@ async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: 
     await stream.post({"id": 4})
     await stream.flush()
     await append_batch(stream, 5)
-    latest = await asyncio.to_thread(_locate, stream, "latest")
+    latest_position = await asyncio.to_thread(_locate, stream, "latest")
     await stream.post({"id": 6})
     assert sorted(list_ids(await read_batches(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=first_snapshot))) == [2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=moment))) == [4, 5, 6]
-    assert sorted(list_ids(await read_batches(stream, from_=latest))) == [6]
+    assert sorted(list_ids(await read_batches(stream, from_=latest_position))) == [6]
     assert list_ids(await read_batches(stream, from_="latest")) == []
 
 
@@ -113,13 +113,13 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
 ) -> None:
     monkeypatch.setattr(reader, "WAIT_S", WAIT_S)
     await stream.post({"id": 1})
-    client, read_ids, woken = SeamarkClient(stream.server.url), [], threading.Condition()
+    client, read_ids, wake_condition = SeamarkClient(stream.server.url), [], threading.Condition()
 
     def follow() -> None:
         for batch in seamark.read_stream(client, "db.t"):
-            with woken:
+            with wake_condition:
                 read_ids.extend(batch.rows.column("id").to_pylist())
-                woken.notify_all()
+                wake_condition.notify_all()
             if 4 in read_ids:
                 return
 
@@ -255,14 +255,14 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                 await create_stream_table(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
                 is_created = True
             for _ in range(12):
-                fresh = [next(numbers) for _ in range(rng.randint(1, 4))]
+                fresh_ids = [next(numbers) for _ in range(rng.randint(1, 4))]
                 match rng.choice(("post", "post", "post", "append", "flush", "start", "read", "read")):
                     case "post":
-                        await stream.post(*({"id": number} for number in fresh))
-                        model += fresh
+                        await stream.post(*({"id": number} for number in fresh_ids))
+                        model += fresh_ids
                     case "append":
-                        await append_batch(stream, *fresh)
-                        model += fresh
+                        await append_batch(stream, *fresh_ids)
+                        model += fresh_ids
                     case "flush":
                         await stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush")
                     case "start":

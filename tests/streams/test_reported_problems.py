@@ -47,8 +47,9 @@ COMPACTION = CompactionPolicy(target_bytes=1 << 20, min_files=2)
 
 
 async def flush_first_row(stream: StreamServer) -> None:
-    """Append a row, and wait until it is flushed. The server flushes the first row of an empty table in the background
-    at once.
+    """Append a row, and wait until it is flushed.
+
+    The server flushes the first row of an empty table in the background at once.
     """
     await stream.post({"id": 0})
     await stream.flush()
@@ -205,12 +206,12 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apache/fluss#3259 and apache/fluss#4372: one slow table blocks all others."""
-    slow, is_released, waiting = set[str](), asyncio.Event(), set[str]()
+    slow_uuids, is_released, waiting_uuids = set[str](), asyncio.Event(), set[str]()
     store = StreamTable._create
 
     async def hang(table: StreamTable, files: Any, *, durable: bool) -> None:
-        if table.uuid in slow and not is_released.is_set():
-            waiting.add(table.uuid)
+        if table.uuid in slow_uuids and not is_released.is_set():
+            waiting_uuids.add(table.uuid)
             await is_released.wait()
         await store(table, files, durable=durable)
 
@@ -219,14 +220,14 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
     for name in names:
         await create_table(stream, name, **{FLUSH_INTERVAL: "100"})
         table = await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")
-        slow.add(str(table.metadata.table_uuid))
+        slow_uuids.add(str(table.metadata.table_uuid))
         await post_to(stream, name, {"id": 1})
-    await until(lambda: waiting == slow)
+    await until(lambda: waiting_uuids == slow_uuids)
     await stream.post({"id": 1})
     await wait_for_snapshots(stream, "t", 1)
     await stream.post({"id": 2})
     assert await stream.ids() == [1, 2]
-    (other_uuid,) = stream.server.components.streams.tables.keys() - slow
+    (other_uuid,) = stream.server.components.streams.tables.keys() - slow_uuids
     assert await stream.server.components.streams.flush(other_uuid) == 1
     is_released.set()
     await wait_for_snapshots(stream, names[-1], 1)
@@ -246,23 +247,23 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
             await post_to(stream, name, {"id": 2})
             table = await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")
             uuids[str(table.metadata.table_uuid)] = name
-    slow = min(uuids)  # The server opens tables in the order of their UUIDs.
-    make, is_released, waiting = Streams._make, asyncio.Event(), asyncio.Event()
+    slow_uuid = min(uuids)  # The server opens tables in the order of their UUIDs.
+    make, is_released, is_waiting = Streams._make, asyncio.Event(), asyncio.Event()
 
     async def make_after_release(streams: Streams, entry: Entry, metadata: TableMetadata) -> StreamTable:
-        if entry.uuid == slow:
-            waiting.set()
+        if entry.uuid == slow_uuid:
+            is_waiting.set()
             await is_released.wait()
         return await make(streams, entry, metadata)
 
     monkeypatch.setattr(Streams, "_make", make_after_release)
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(60):
-            await waiting.wait()
+            await is_waiting.wait()
         await wait_for_snapshots(stream, uuids[max(uuids)], 2)
-        assert slow not in stream.server.components.streams.tables
+        assert slow_uuid not in stream.server.components.streams.tables
         is_released.set()
-        await wait_for_snapshots(stream, uuids[slow], 2)
+        await wait_for_snapshots(stream, uuids[slow_uuid], 2)
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ async def test_rows_of_every_format_are_visible_before_any_commit(stream: Stream
     assert await stream.ids("day = '2026-01-31'") == [1]
 
 
-async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: StreamServer) -> None:
+async def test_the_first_rows_of_an_empty_table_are_committed_without_a_delay(stream: StreamServer) -> None:
     """Spark plans no scan of a table without a snapshot, so it would read no rows."""
     await stream.post({"id": 1})
     async with asyncio.timeout(30):
@@ -225,7 +225,7 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer
     assert await stream.ids() == [1, 2, 3]
 
 
-async def test_unknown_outcome_says_whether_a_repeat_is_safe(
+async def test_error_of_an_unknown_outcome_states_whether_a_repeat_is_safe(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*arguments: Any) -> Any:
@@ -239,7 +239,7 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(
         assert text in answer["error"]["message"]
 
 
-async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: StreamServer) -> None:
+async def test_error_of_an_invalid_row_names_row_column_and_value(stream: StreamServer) -> None:
     async def read_reason(*rows: Any) -> str:
         status, message = await stream.send_refused(json.dumps(rows).encode())
         assert status == 400
@@ -349,8 +349,9 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
-    """The age of the rows is not in memory. With an earlier flush, each restart of a busy server would commit small
-    files.
+    """The age of the rows is not in memory.
+
+    With an earlier flush, each restart of a busy server would commit small files.
     """
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
@@ -474,8 +475,9 @@ async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: P
 async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_by_full_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The decoded size of rows decides whether they are too large. Bodies are refused at once during a pause or if the
-    queue is full.
+    """The decoded size of rows decides whether they are too large.
+
+    Bodies are refused at once during a pause or if the queue is full.
     """
     room = "seamark.metaserver.streams.incoming.body_room"
     monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)
@@ -485,8 +487,8 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         streams = stream.server.components.streams
         (table,) = streams.tables.values()
         await until(lambda: table.size_bytes == 0)
-        large = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
-        assert (await stream.send(large))[0] == 413
+        large_body = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
+        assert (await stream.send(large_body))[0] == 413
         assert (await stream.send(b"[" + b" " * 600_000 + b'{"id": 1}]'))[0] == 200
         await stream.flush()
         table.appending_bytes = 1 << 19  # This is the state during a slow flush.
@@ -518,7 +520,7 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
     streams = components.streams
     (table,) = streams.tables.values()
     await until(lambda: table.size_bytes == 0)
-    loaded = await components.catalog.tables.load(("db",), "t")
+    loaded_table = await components.catalog.tables.load(("db",), "t")
     room = BodyReservations(
         Settings(auth="token"), components.clock, streams.tables, streams._check_memory, streams.pauses, StreamCounts()
     )
@@ -528,14 +530,14 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
             pass
 
     table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
-    waiting = [asyncio.create_task(reserve("ann")) for _ in range(8)]
+    waiting_tasks = [asyncio.create_task(reserve("ann")) for _ in range(8)]
     await until(lambda: room.waiter_count == 8)
     with pytest.raises(TooManyRequests):
         await reserve("ann")
-    waiting.append(asyncio.create_task(reserve("bob")))
+    waiting_tasks.append(asyncio.create_task(reserve("bob")))
     await until(lambda: room.waiter_count == 9)
     table.appending_bytes = 0
-    await asyncio.gather(*waiting)
+    await asyncio.gather(*waiting_tasks)
     assert (room.waiter_count, table.reserved_bytes) == (0, 0)
 
 
@@ -546,9 +548,9 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     streams = stream.server.components.streams
     await until(lambda: _look(stream) and not streams.tables)
-    _, dropped = await stream.server.get("/api/v1/dropped")
+    _, dropped_tables = await stream.server.get("/api/v1/dropped")
     async with stream.server.http.post(
-        f"{stream.server.url}/api/v1/dropped/{dropped['dropped'][0]['id']}/undrop"
+        f"{stream.server.url}/api/v1/dropped/{dropped_tables['dropped'][0]['id']}/undrop"
     ) as answer:
         assert answer.status == 200, await answer.text()
     assert await stream.ids() == [1, 2]
@@ -690,10 +692,10 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
 
         def read() -> tuple[list[int], list[int], int]:
             with (
-                RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh,
+                RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh_catalog,
                 RestCatalog("plain", uri=stream.server.url) as plain_catalog,
             ):
-                table = fresh.load_table("db.t")
+                table = fresh_catalog.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
                 filtered_ids = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
                 return actual_ids, filtered_ids, plain_catalog.load_table("db.t").scan().count()

@@ -75,8 +75,10 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
             4,
         ]
         url = f"{second_server.server.url}/v1/namespaces/db/tables/t/plan"
-        unknown = {"snapshot-id": opened_table.snapshot_id + 1}
-        async with second_server.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
+        unknown_snapshot = {"snapshot-id": opened_table.snapshot_id + 1}
+        async with second_server.server.http.post(
+            url, json=unknown_snapshot, headers={"X-Seamark-Fresh": "true"}
+        ) as answer:
             message = (await answer.json())["error"]["message"]
         assert (answer.status, f"Cannot find snapshot {opened_table.snapshot_id + 1}" in message) == (400, True)
 
@@ -110,8 +112,9 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
-    """Load the table at the first server with stock PyIceberg. Return the ids that PyIceberg plans at the second
-    server.
+    """Load the table at the first server with stock PyIceberg.
+
+    Return the ids that PyIceberg plans at the second server.
     """
     options = {**FRESH, "rest-scan-planning-enabled": "true"}
     with (
@@ -181,13 +184,13 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
         )
 
     assert await find(make_process()) is None
-    sealed = make_process().seal(UUID, snapshot, until_ms=clock.now_ms() + 1000)
-    objects[location] = write_list(sealed)
+    sealed_record = make_process().seal(UUID, snapshot, until_ms=clock.now_ms() + 1000)
+    objects[location] = write_list(sealed_record)
     reader = make_process()
     assert await find(reader) == snapshot
     assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
     assert await find(make_process(b"x" * 32)) is None
-    ((name, record),) = sealed.items()
+    ((name, record),) = sealed_record.items()
     objects[make_fresh_location(folder, 8)] = objects[location]  # This copies the record of another snapshot.
     objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
     objects[make_fresh_location(folder, 10)] = write_list({name: "no Base64 \u4e2d"})

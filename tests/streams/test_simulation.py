@@ -135,18 +135,18 @@ def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> 
 
 def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
     """Give a reader the pointer from before a flush and the fresh rows from after it."""
-    patch.setattr(StreamTable, "_observe", lambda table, flushed: table._advance(flushed))
+    patch.setattr(StreamTable, "_observe", lambda table, flushed_offsets: table._advance(flushed_offsets))
 
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     """Use watermarks of different times for two shards, so that a reader sees half of an append."""
     watermarks = StreamTable.read_watermarks
-    earlier: dict[int, dict[int, int]] = {}
+    earlier_offsets: dict[int, dict[int, int]] = {}
 
     def mix_watermarks(table: StreamTable) -> dict[int, int]:
         now = watermarks(table)
-        earlier_watermarks = earlier.get(id(table), now)
-        earlier[id(table)] = now
+        earlier_watermarks = earlier_offsets.get(id(table), now)
+        earlier_offsets[id(table)] = now
         last_time = max(now)
         return {**now, last_time: max(earlier_watermarks.get(last_time, 0), table.flushed[last_time])}
 
@@ -213,9 +213,9 @@ def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
 
     async def write(log: KafkaLog, group):
         requests = await write_rows(log, group)
-        for waiting in group:
-            if isinstance(waiting.request, AppendRequest) and not waiting.future.done():
-                waiting.future.set_result(Acknowledgement((), duplicate=True))
+        for waiting_append in group:
+            if isinstance(waiting_append.request, AppendRequest) and not waiting_append.future.done():
+                waiting_append.future.set_result(Acknowledgement((), duplicate=True))
         return requests
 
     patch.setattr(KafkaLog, "_write_rows", write)

@@ -27,9 +27,9 @@ from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, StreamServer, cr
 async def run_stream_command(url: str, *arguments: str) -> str:
     """Run `seamark stream` with the arguments, and return its output."""
 
-    completed = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout
+    result = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ async def test_permanently_failing_flush_is_shown_with_its_error(
                 while "blocked flush" not in await list_problems():
                     await asyncio.sleep(0.02)
             assert "and will be retried: The rows do not fit the table" in await run_stream_command(url, "show", "db.t")
-            (listed,) = json.loads(await run_stream_command(url, "list", "--json"))
-            assert listed["flush-error"] == "The rows do not fit the table: add the column back"
+            (listed_stream,) = json.loads(await run_stream_command(url, "list", "--json"))
+            assert listed_stream["flush-error"] == "The rows do not fit the table: add the column back"
         assert await run_stream_command(url, "flush", "db.t") == "1 row of db.t was flushed\n"
         assert json.loads(await run_stream_command(url, "show", "db.t", "--json"))["flush-error"] is None
         assert "blocked flush" not in await list_problems()
@@ -301,6 +301,6 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
         for name, secret in secrets.items():
             status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})
             assert status == 200, page
-            columns_by_table[name] = [listed["table"] for listed in page["streams"]]
+            columns_by_table[name] = [listed_stream["table"] for listed_stream in page["streams"]]
         assert columns_by_table == {"rita": ["t"], "mallory": [], "nobody": []}
         assert (await server.get("/api/v1/streams"))[0] == 401

@@ -1,5 +1,6 @@
-"""Tests of a stream table's protocol. Readers get each acknowledged row exactly once, despite failures and
-two owners.
+"""Tests of a stream table's protocol.
+
+Readers get each acknowledged row exactly once, despite failures and two owners.
 """
 
 from __future__ import annotations
@@ -135,9 +136,9 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
         await table.append({0: build_batch(*range(10))})
         await table.flush()
         await table.append({0: build_batch(10)})
-        reopened = world.open()
-        assert await world.read(reopened) == list(range(11))
-        assert await reopened.flush() == 1
+        reopened_table = world.open()
+        assert await world.read(reopened_table) == list(range(11))
+        assert await reopened_table.flush() == 1
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged_number=6)))
@@ -253,8 +254,9 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
 
 
 async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file() -> None:
-    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed. The file of row 4 must not stay without
-    row 3.
+    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed.
+
+    The file of row 4 must not stay without row 3.
     """
     async with open_world() as world:
         table = world.open()
@@ -289,9 +291,9 @@ def test_name_of_the_table_producer_is_the_same_as_in_earlier_versions() -> None
 # -- the choice of fresh files -----------------------------------------------------------------------------------------
 
 
-def write_parts(parts: FreshParts, end: int, cut: int | None = None) -> list[int]:
+def write_parts(parts: FreshParts, end: int, cut_position: int | None = None) -> list[int]:
     """Write the parts up to an offset. Return the number of rows of each part."""
-    ranges = parts.choose_ranges(0, end, cut)
+    ranges = parts.choose_ranges(0, end, cut_position)
     part_sizes = [
         FreshPart(
             0, each.start, each.end, (EncodedFile(f"{each.start}-{each.end}", b"", b"{}", each.end - each.start),)
@@ -307,11 +309,11 @@ def write_parts(parts: FreshParts, end: int, cut: int | None = None) -> list[int
 def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: int) -> None:
     rng, parts, end, written_rows = random.Random(seed), FreshParts(), 0, 0
     for _ in range(1_000):
-        added = rng.choice((1, 100, 1_000, 3_000))
-        end += added
+        added_rows = rng.choice((1, 100, 1_000, 3_000))
+        end += added_rows
         (rows,) = write_parts(parts, end)
         written_rows += rows
-        assert rows <= max(MERGED_ROWS_MAX, end // 16, added)
+        assert rows <= max(MERGED_ROWS_MAX, end // 16, added_rows)
         assert len(parts.parts) <= 50
         assert parts.get_covered_offset(0) == end
     assert written_rows <= 10 * end
@@ -320,6 +322,6 @@ def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: in
 def test_no_part_crosses_the_end_of_a_running_flush() -> None:
     parts = FreshParts()
     write_parts(parts, 100)
-    assert write_parts(parts, 200, cut=160) == [160, 40]
-    assert write_parts(parts, 230, cut=160) == [70]
+    assert write_parts(parts, 200, cut_position=160) == [160, 40]
+    assert write_parts(parts, 230, cut_position=160) == [70]
     assert [(part.start, part.end) for part in parts.parts] == [(0, 160), (160, 230)]

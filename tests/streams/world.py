@@ -59,8 +59,8 @@ class StreamWorld:
         self.row_files = NumberFiles()
 
     def entry(self) -> Entry:
-        flushed = ",".join(f"{number}:{offset}" for number, offset in self.flushed.items())
-        return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed)
+        flushed_text = ",".join(f"{number}:{offset}" for number, offset in self.flushed.items())
+        return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed_text)
 
     def open(self, *, interval_s: float = 0.0, part_bytes_max: int = 64 << 20) -> StreamTable:
         """Open the table as another owner, as after a restart."""
@@ -103,11 +103,11 @@ class StreamWorld:
     ) -> Entry:
         """Record the files and ranges unless the next scripted outcome is a refusal or a loss."""
         outcome = self.fails.pop() if self.fails else ""
-        if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
+        if outcome == "refused" or any(self.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("another flush has moved the offsets")
         if outcome != "lost":
             self.files += tuple(file.location for file in files)
-            self.flushed |= {moved.shard: moved.end for moved in ranges}
+            self.flushed |= {moved_range.shard: moved_range.end for moved_range in ranges}
         if outcome:
             raise CommitUnknown("the outcome of the commit is unknown")
         return self.entry()
@@ -123,12 +123,12 @@ class StreamWorld:
     async def read(self, table: StreamTable) -> list[int]:
         """Return the rows that a plan of this owner reads: first the pointer, then the fresh rows for this pointer."""
         for _ in range(50):
-            files, flushed = self.files, dict(self.flushed)
+            files, flushed_offsets = self.files, dict(self.flushed)
             try:
-                fresh = await table.get_fresh_rows(flushed)
+                fresh_rows = await table.get_fresh_rows(flushed_offsets)
             except FlushedBefore:
                 continue
-            return self.read_files([*files, *(file.location for part in fresh.parts for file in part.files)])
+            return self.read_files([*files, *(file.location for part in fresh_rows.parts for file in part.files)])
         raise AssertionError("a flush moved the offsets during each read")
 
 

@@ -129,7 +129,7 @@ def test_names_are_terms_of_the_field() -> None:
 
 
 @pytest.mark.parametrize("packages", [PRODUCT, TESTS], ids=["product", "tests"])
-def test_variables_say_what_they_hold(packages: tuple[str, ...]) -> None:
+def test_names_of_variables_say_what_their_values_are(packages: tuple[str, ...]) -> None:
     assert check_all(packages, list_vague_names) == []
 
 
@@ -137,7 +137,7 @@ def test_functions_of_the_product_have_verbs() -> None:
     assert check_all(PRODUCT, list_functions_without_verb) == []
 
 
-def test_constants_of_the_product_say_what_they_limit() -> None:
+def test_names_of_constants_say_what_they_limit() -> None:
     assert check_all(PRODUCT, list_bare_limits) == []
 
 

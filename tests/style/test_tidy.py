@@ -67,12 +67,16 @@ def _is_orphan_task(node: ast.AST) -> bool:
     """Return True if a statement starts a task without keeping a reference to it; a task group keeps its tasks."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
-    called = node.value.func
-    if isinstance(called, ast.Name):
-        return called.id in ("create_task", "ensure_future")
-    if not (isinstance(called, ast.Attribute) and called.attr in ("create_task", "ensure_future")):
+    called_function = node.value.func
+    if isinstance(called_function, ast.Name):
+        return called_function.id in ("create_task", "ensure_future")
+    if not (isinstance(called_function, ast.Attribute) and called_function.attr in ("create_task", "ensure_future")):
         return False
-    return isinstance(called.value, ast.Name | ast.Call) and _spell(called.value) in ("asyncio", "loop", "call")
+    return isinstance(called_function.value, ast.Name | ast.Call) and _spell(called_function.value) in (
+        "asyncio",
+        "loop",
+        "call",
+    )
 
 
 def _is_type_examination(call: ast.Call) -> bool:
@@ -80,10 +84,10 @@ def _is_type_examination(call: ast.Call) -> bool:
 
     Two threads that examine a struct concurrently crash the process.
     """
-    called = ast.unparse(call.func)
-    if called in ("msgspec.json.decode", "msgspec.msgpack.decode"):
+    called_name = ast.unparse(call.func)
+    if called_name in ("msgspec.json.decode", "msgspec.msgpack.decode"):
         return len(call.args) > 1 or bool(call.keywords)
-    return called.startswith("msgspec.") and called.rpartition(".")[2] in ("Decoder", "convert")
+    return called_name.startswith("msgspec.") and called_name.rpartition(".")[2] in ("Decoder", "convert")
 
 
 def _spell(node: ast.expr) -> str:
@@ -182,5 +186,5 @@ def test_no_two_errors_share_a_kind() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.SeamarkError) and kind is not errors.SeamarkError
     ]
-    shared = {kind for kind in kinds if kinds.count(kind) > 1}
-    assert shared == set()
+    shared_kinds = {kind for kind in kinds if kinds.count(kind) > 1}
+    assert shared_kinds == set()

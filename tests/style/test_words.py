@@ -18,19 +18,19 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.bad_inputs import BAD_INPUTS
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Page, read_all_pages
-from tests.style.words import BANNED, find_banned, read_rules
+from tests.style.words import BANNED_WORDS, find_banned, read_rules
 
-RULES = read_rules(BANNED.read_text())
+RULES = read_rules(BANNED_WORDS.read_text())
 QUOTING = {"bad-inputs.md"}
 """Pages that quote messages of the server; other tests check the words of these messages and of the titles."""
 PAGES = [page for page in read_all_pages() if page.path.name not in QUOTING]
-_FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
+_FENCED_BLOCK = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
 
 
 def _read_prose(page: Page) -> str:
     """Return the text outside of fenced blocks, with the same line numbers."""
-    return _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.text)
+    return _FENCED_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.text)
 
 
 def _list_descriptions(node: object) -> Iterator[str]:
@@ -53,7 +53,7 @@ def _list_help(command: click.Command) -> Iterator[str]:
 
 def test_pages_use_no_banned_word() -> None:
     assert PAGES
-    assert [(str(page), found) for page in PAGES for found in find_banned(_read_prose(page), RULES)] == []
+    assert [(str(page), banned_texts) for page in PAGES for banned_texts in find_banned(_read_prose(page), RULES)] == []
 
 
 def test_pages_refer_to_no_document_outside_of_the_repository() -> None:
@@ -80,7 +80,7 @@ def test_help_of_commands_uses_no_banned_word() -> None:
 
 
 def test_titles_of_bad_inputs_use_no_banned_word() -> None:
-    titles = [text for bad in BAD_INPUTS for text in (bad.group, bad.case)]
+    titles = [text for bad_input in BAD_INPUTS for text in (bad_input.group, bad_input.case)]
     assert len(titles) > 400
     assert list(find_banned("\n\n".join(titles), RULES)) == []
 

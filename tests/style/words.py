@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BANNED = Path(__file__).with_name("banned_words.txt")
+BANNED_WORDS = Path(__file__).with_name("banned_words.txt")
 _CODE = re.compile(r"`[^`]*`")
 _TARGET = re.compile(r"\]\([^)\s]*\)")
 

@@ -12,6 +12,6 @@ from seamark.commands.main import cli
 def invoke_seamark(*arguments: str, url: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run the command against the server at `url`, and return its exit code and its output."""
     environment = {**({"SEAMARK_URL": url} if url else {}), **(env or {})}
-    completed = CliRunner().invoke(cli, list(arguments), env=environment, prog_name="seamark")
-    assert completed.exception is None or isinstance(completed.exception, SystemExit), completed.exception
-    return completed.exit_code, completed.output
+    result = CliRunner().invoke(cli, list(arguments), env=environment, prog_name="seamark")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output

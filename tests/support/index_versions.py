@@ -14,9 +14,9 @@ from seamark.metaserver.api.http.components import ServerComponents
 def change_version(data: bytes, kind: str) -> bytes:
     """Return an index file as a later version of the program might write it."""
     name = f"seamark-{kind}-v".encode()
-    changed = data.replace(b"%s%d" % (name, KINDS[kind].version), name + b"9")
-    assert changed != data
-    return changed
+    changed_data = data.replace(b"%s%d" % (name, KINDS[kind].version), name + b"9")
+    assert changed_data != data
+    return changed_data
 
 
 async def replace_by_later_version(components: ServerComponents, namespace: str, table: str, location: str) -> str:
@@ -30,6 +30,6 @@ async def replace_by_later_version(components: ServerComponents, namespace: str,
     path = Path(urlsplit(location).path)
     later_path = path.with_name(f"later-{path.name}")
     later_path.write_bytes(change_version(path.read_bytes(), file.kind))
-    later = msgspec.structs.replace(file, location=later_path.as_uri())
-    await components.registry.replace(file.uuid, file.definition, add=[later], remove=[location])
-    return later.location
+    later_version = msgspec.structs.replace(file, location=later_path.as_uri())
+    await components.registry.replace(file.uuid, file.definition, add=[later_version], remove=[location])
+    return later_version.location

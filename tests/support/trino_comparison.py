@@ -26,7 +26,7 @@ from tests.deploy.shop import connect_to_trino
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
-SCALE = 0.01
+SCALE_FACTOR = 0.01
 _FILES, _FILES_PER_MANIFEST = 20, 8
 """The number of files of each table with enough rows, and of the files of one manifest."""
 _TPCH = {
@@ -55,17 +55,17 @@ class StatementResult:
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)
-    changed: int | None = None
+    changed_rows: int | None = None
     error: str = ""
 
 
 class TrinoAndProxy:
     """The coordinator and the proxy in front of it, which run a statement at the same time."""
 
-    def __init__(self, direct: int, proxy: TrinoProxy) -> None:
+    def __init__(self, direct_port: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
         self.counts: Counter[str] = Counter()
-        self._ports = (direct, proxy.port)
+        self._ports = (direct_port, proxy.port)
         self._threads = ThreadPoolExecutor(2)
 
     def close(self) -> None:
@@ -79,18 +79,18 @@ class TrinoAndProxy:
         Args:
             schemas: The schema of the direct statement, and the schema of the statement through the proxy.
         """
-        direct, proxied = self._threads.map(
+        direct_answer, proxied_answer = self._threads.map(
             lambda port, schema: _run_statement(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
         text = f"{sql}\n-- with {parameters} in {schemas}"
-        assert proxied.error == direct.error, text
-        assert proxied.columns == direct.columns, text
-        assert proxied.rows == direct.rows, text
-        assert proxied.changed == direct.changed, text
+        assert proxied_answer.error == direct_answer.error, text
+        assert proxied_answer.columns == direct_answer.columns, text
+        assert proxied_answer.rows == direct_answer.rows, text
+        assert proxied_answer.changed_rows == direct_answer.changed_rows, text
         self.counts["asked"] += 1
-        self.counts["failed"] += bool(direct.error)
-        self.counts["with rows"] += bool(direct.rows)
-        return direct
+        self.counts["failed"] += bool(direct_answer.error)
+        self.counts["with rows"] += bool(direct_answer.rows)
+        return direct_answer
 
 
 def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:
@@ -129,10 +129,10 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
 def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
     """Make the tables of TPC-H in the namespace `tpch`, and those of the Star Schema Benchmark in `ssb`."""
     program = Path(sys.executable).parent / "tpchgen-cli"
-    argv = [str(program), "parquet", "-s", f"{SCALE:g}", "-o", str(folder / "tpch"), "--quiet"]
+    argv = [str(program), "parquet", "-s", f"{SCALE_FACTOR:g}", "-o", str(folder / "tpch"), "--quiet"]
     (folder / "tpch").mkdir()
     subprocess.run(argv, check=True, capture_output=True)
-    star = generate_ssb(folder / "ssb", SCALE)
+    star = generate_ssb(folder / "ssb", SCALE_FACTOR)
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url)
     with duckdb.connect() as db:
         for schema, tables, paths in (

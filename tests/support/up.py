@@ -1,8 +1,8 @@
 """The services of docker-compose.yml without containers: `make up`, or `python -m tests.support.up`.
 
-Starts PostgreSQL, an S3 server and Seamark on loopback, and on request Apache Kafka and Trino, from what
-`make services` and `make trino` have fetched, and with the files in `deploy/` that compose mounts. They run until
-Ctrl-C, and their data ends with them.
+Starts PostgreSQL, an S3 server and Seamark on loopback, and on request Apache Kafka and Trino, from what `make
+services` and `make trino` have fetched, and with the files in `deploy/` that compose mounts. They run until Ctrl-C, and
+their data ends with them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def run_trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterato
 @click.option("--trino", is_flag=True, help="Start Trino; needs `make trino` and a JDK 25.")
 def run_services(port: int, kafka: bool, trino: bool) -> None:
     """Start the services, print their addresses, and run until Ctrl-C."""
-    ended = threading.Event()
+    end_event = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: end_event.set())
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamark-up-")))
@@ -82,7 +82,7 @@ def run_services(port: int, kafka: bool, trino: bool) -> None:
             for name, address in addresses:
                 click.echo(f"{name:<11} {address}")
             click.echo(f"Ready. Ctrl-C ends the services and removes their data. Logs: {folder}")
-            ended.wait()
+            end_event.wait()
     except ServiceFailed as error:
         sys.exit(str(error))
 

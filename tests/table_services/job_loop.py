@@ -47,8 +47,8 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
                 counts |= {"bytes_read": report.bytes_read, "bytes_wasted": report.bytes_wasted, **report.wasted_by}
             elif kind == "expiration":
-                older = time.time_ns() // 1_000_000 - readable_ms
-                totals = expire(client, table, older_than_ms=older, retain_last=rng.randint(1, 3))
+                limit_ms = time.time_ns() // 1_000_000 - readable_ms
+                totals = expire(client, table, older_than_ms=limit_ms, retain_last=rng.randint(1, 3))
                 counts = {"snapshots": totals.snapshots, "files": totals.content_files}
             elif kind == "statistics":
                 counts = {"files": compute_statistics(client, table).files}
@@ -57,9 +57,13 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"commits": report["snapshot-id"] is not None, "conflicts": report["conflicts"]}
             elif kind == "bucket-splitting":
                 with rewrite_lease(client, table, job=kind) if yields else contextlib.nullcontext():
-                    split = split_buckets(client, table, settled=yields)
-                counts = {"commits": split.commits, "conflicts": split.conflicts}
-                counts |= {"bytes_read": split.bytes_read, "bytes_wasted": split.bytes_wasted, **split.wasted_by}
+                    split_result = split_buckets(client, table, settled=yields)
+                counts = {"commits": split_result.commits, "conflicts": split_result.conflicts}
+                counts |= {
+                    "bytes_read": split_result.bytes_read,
+                    "bytes_wasted": split_result.bytes_wasted,
+                    **split_result.wasted_by,
+                }
             elif kind == "orphan-files":
                 counts = {"orphans": remove_orphan_files(client, table).files}
             else:

@@ -80,8 +80,8 @@ def test_index_defined_by_a_property_is_built_and_covers_later_commits(server: S
     append(catalog, "db.t", 4)
     block_until(lambda: is_covered(client, "db.t", 4))
     assert list_worker_pids(server) == [pid]
-    explained = client.explain("db.t", "name = 'name 3'")
-    assert explained.files == 1
+    explanation = client.explain("db.t", "name = 'name 3'")
+    assert explanation.files == 1
 
     # The server restarts a killed worker for the next change.
     block_until(lambda: read_metric(server, "seamark_service_queue") == 0)
@@ -155,13 +155,13 @@ def test_workers_that_cannot_reach_the_server_are_reported_in_every_command(tmp_
         append(catalog, "db.t", 1, 2)
         block_until(lambda: read_metric(server, "seamark_services_blocked") == 1)
         reason = "Unreachable: No answer from http://127.0.0.1:"
-        completed = run_seamark("services", "db.t", "--url", server.base_url)
-        assert completed.stdout.startswith(f"Table services do not run: {reason}"), completed.stdout
-        completed = run_seamark("health", "db.t", "--url", server.base_url)
-        assert "table services are off  Unreachable: No answer" in completed.stdout, completed.stdout
-        completed = run_seamark("doctor", "--url", server.base_url)
-        assert completed.returncode == 1
-        assert f"! table services: the services do not run: {reason}" in completed.stdout
+        result = run_seamark("services", "db.t", "--url", server.base_url)
+        assert result.stdout.startswith(f"Table services do not run: {reason}"), result.stdout
+        result = run_seamark("health", "db.t", "--url", server.base_url)
+        assert "table services are off  Unreachable: No answer" in result.stdout, result.stdout
+        result = run_seamark("doctor", "--url", server.base_url)
+        assert result.returncode == 1
+        assert f"! table services: the services do not run: {reason}" in result.stdout
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2
@@ -187,9 +187,9 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     assert problem["problem"] == "failed job"
     assert path.name in problem["detail"]
     assert "1 data files cannot be indexed" in run_seamark("services", "--url", server.base_url).stdout
-    completed = run_seamark("doctor", "--url", server.base_url)
-    assert completed.returncode == 1
-    assert "! table db.t: the last run of indexing failed" in completed.stdout
+    result = run_seamark("doctor", "--url", server.base_url)
+    assert result.returncode == 1
+    assert "! table db.t: the last run of indexing failed" in result.stdout
     path.write_bytes(content)
     append(catalog, "db.t", 3)
     block_until(lambda: client.health("db.t")["problems"] == [])
@@ -226,16 +226,16 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     block_until(lambda: any(run.state == "rolled_back" for run in client.timeline("db.bad", action="maintenance")))
 
     def run_services(*arguments: str) -> str:
-        completed = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
-        assert completed.exit_code == 0, completed.output
-        return completed.output
+        result = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
+        assert result.exit_code == 0, result.output
+        return result.output
 
     services_output = run_services()
     assert "db.t" in services_output
     assert "failed: " in services_output
-    of_table = run_services("db.t")
-    assert "db.bad" not in of_table
-    assert "a scan opens 7 fewer" in " ".join(of_table.split())
+    table_runs = run_services("db.t")
+    assert "db.bad" not in table_runs
+    assert "a scan opens 7 fewer" in " ".join(table_runs.split())
     assert {run["service"] for run in json.loads(run_services("db.t", "--json"))} == {"compaction", "expiration"}
     catalog.create_table("db.new", SCHEMA)
     assert "did nothing to db.new yet" in run_services("db.new")

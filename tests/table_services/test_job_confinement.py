@@ -126,16 +126,16 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     ):
         url, other_port = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
         argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other_port, service]
-        completed = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    document = json.loads(completed.stdout)
+        result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert "a symbolic link leads to it" in document.pop("swapped", "")
     assert document.pop("waiting", "") == "the server is busy"
     assert document.pop("storage") == f"{tmp_path}/own/a"
     assert document.pop("storage elsewhere") == "PermissionError"
     assert document.pop("dumps") == "0"
-    done_by = {name for name, outcome in document.items() if outcome == "done"}
-    assert done_by == JOB_SETTINGS | {f"thread: {name}" for name in JOB_SETTINGS}
+    done_jobs = {name for name, outcome in document.items() if outcome == "done"}
+    assert done_jobs == JOB_SETTINGS | {f"thread: {name}" for name in JOB_SETTINGS}
     refused_keys = {
         description for name, description in document.items() if description != "done" and "remove" not in name
     }
@@ -149,8 +149,8 @@ def test_job_runs_unrestricted_on_a_kernel_without_landlock() -> None:
         "landlock._read_abi_version = lambda: 0\n"
         "print(landlock.confine_files(readable=[], writable=[]), open('/etc/hostname', 'rb').close())\n"
     )
-    completed = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
-    assert completed.stdout.split() == ["False", "None"], completed.stderr
+    result = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["False", "None"], result.stderr
 
 
 INPUT_SCRIPT = """

@@ -13,7 +13,7 @@ from seamark.metaserver.services import job_queue
 from seamark.metaserver.services.job import Job
 from seamark.metaserver.services.job_queue import BACKOFF_MAX_S, BACKOFF_S, JobQueue
 
-QUEUE = 20_000
+QUEUE_LIMIT = 20_000
 
 
 class JobClock:
@@ -37,7 +37,7 @@ async def take_job(queue: JobQueue) -> Job | None:
 
 
 async def test_jobs_run_by_priority_and_then_by_age() -> None:
-    queue = JobQueue(JobClock(), limit=QUEUE)
+    queue = JobQueue(JobClock(), limit=QUEUE_LIMIT)
     for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1)):
         assert queue.put(build_job(name, priority))
     assert [(await queue.take()).table for _ in range(4)] == ["b", "d", "a", "c"]
@@ -45,7 +45,7 @@ async def test_jobs_run_by_priority_and_then_by_age() -> None:
 
 async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     queue.put(build_job("t"))
     job = await queue.take()
     queue.put(build_job("t"))
@@ -61,16 +61,16 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
 
 async def test_pause_after_a_job_without_work_is_shorter() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
-    for idle, pause_s in ((True, 60.0), (False, 600.0)):
+    for is_idle, pause_s in ((True, 60.0), (False, 600.0)):
         queue.put(manifest_job)
-        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        assert queue.finish(await queue.take(), failed=False, idle=is_idle) == pause_s
         queue.put(manifest_job)
         now.s += pause_s - 1
         assert await take_job(queue) is None
         now.s += 1
-        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        assert queue.finish(await queue.take(), failed=False, idle=is_idle) == pause_s
         now.s += pause_s
     queue.put(build_job("t"))
     assert queue.finish(await queue.take(), failed=False, idle=True) == 1.0
@@ -78,7 +78,7 @@ async def test_pause_after_a_job_without_work_is_shorter() -> None:
 
 async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     queue.put(build_job("t"))
     pauses = []
     for _ in range(12):
@@ -96,7 +96,7 @@ async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
 
 async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     queue.put(build_job("t"))
     queue.finish(await queue.take(), failed=True)
     queue.put(build_job("t"))
@@ -107,24 +107,24 @@ async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
 
 async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     queue.put(build_job("failing"))
     queue.finish(await queue.take(), failed=True)
     for name, priority, delay_s in (("late", 0, 60.0), ("old", 5, 0.0), ("new", 5, 0.0), ("urgent", 1, 0.0)):
         queue.put(build_job(name, priority=priority), delay_s=delay_s)
         now.s += 1
-    listed_next = queue.list_next_jobs(10)
-    assert [item.job.table for item in listed_next] == ["urgent", "old", "new", "failing", "late"]
-    assert [item.failures for item in listed_next] == [0, 0, 0, 1, 0]
-    assert (listed_next[1].waited_s, listed_next[3].due_in_s, listed_next[4].due_in_s) == (3, BACKOFF_S - 4, 56)
-    assert queue.list_next_jobs(2) == listed_next[:2]
+    next_jobs = queue.list_next_jobs(10)
+    assert [item.job.table for item in next_jobs] == ["urgent", "old", "new", "failing", "late"]
+    assert [item.failures for item in next_jobs] == [0, 0, 0, 1, 0]
+    assert (next_jobs[1].waited_s, next_jobs[3].due_in_s, next_jobs[4].due_in_s) == (3, BACKOFF_S - 4, 56)
+    assert queue.list_next_jobs(2) == next_jobs[:2]
     assert queue.count_waiting_by_namespace().total() == 5
 
 
 async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
     queue = JobQueue(JobClock(), limit=100)
-    accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
-    assert accepted == [True] * 80 + [False] * 120
+    accepted_jobs = [queue.put(build_job(f"t{number}")) for number in range(200)]
+    assert accepted_jobs == [True] * 80 + [False] * 120
     assert queue.put(build_job("t7", priority=0))  # The job is already in the queue.
     for tenant in ("x", "y", "z"):
         assert queue.put(build_job(f"of {tenant}", tenant=tenant))
@@ -137,25 +137,25 @@ async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
 async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
     """While several tenants have waiting jobs, each tenant gets the same running time, not the same number of jobs."""
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
     for number in range(3000):
         queue.put(build_job(f"large {number}", tenant="large"))
     for number in range(40):
         queue.put(build_job(f"slow {number}", tenant="slow"))
-    spent = dict.fromkeys(seconds, 0.0)
+    spent_seconds = dict.fromkeys(seconds, 0.0)
     for round_number in range(220):
         if round_number == 50:
             queue.put(build_job("small", tenant="small"))
         job = await queue.take()
         if round_number in (50, 51) and job.tenant == "small":
-            spent["small"] += 1
+            spent_seconds["small"] += 1
         now.s += seconds[job.tenant]
-        spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
+        spent_seconds[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # The job of the small tenant runs in the first or second turn.
-    assert abs(spent["large"] - spent["slow"]) <= 20
+    assert spent_seconds["small"] == 1  # The job of the small tenant runs in the first or second turn.
+    assert abs(spent_seconds["large"] - spent_seconds["slow"]) <= 20
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ async def test_cost_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
 
 async def test_lag_is_the_delay_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     queue.put(build_job("a"))
     now.s = 10.0
     queue.put(build_job("b"))
@@ -208,7 +208,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
     """After each proposal, a run starts. If the job was already running, it runs again."""
     rng = random.Random(20)
     now = JobClock()
-    queue = JobQueue(now, limit=QUEUE)
+    queue = JobQueue(now, limit=QUEUE_LIMIT)
     unseen: set[str] = set()
     running_jobs: dict[str, Job] = {}
     for _ in range(3000):

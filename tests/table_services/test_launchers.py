@@ -79,22 +79,24 @@ def test_launcher_property_overrides_the_size_but_only_for_rewrites() -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
+@pytest.mark.parametrize(
+    "permitted_launchers", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)]
+)
 @pytest.mark.parametrize("launcher", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
 async def test_launcher_property_is_ignored_unless_the_server_permits_it(
-    permitted: tuple[str, ...], launcher: str
+    permitted_launchers: tuple[str, ...], launcher: str
 ) -> None:
-    launchers = {name: RecordingLauncher() for name in permitted}
+    launchers = {name: RecordingLauncher() for name in permitted_launchers}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
         name = runner.find_launcher_name(build_job(size_bytes, launcher))
-        is_ignored = explain_ignored_launcher(launcher, permitted) is not None
-        assert is_ignored == (launcher not in (AUTO, *permitted))
+        is_ignored = explain_ignored_launcher(launcher, permitted_launchers) is not None
+        assert is_ignored == (launcher not in (AUTO, *permitted_launchers))
         if is_ignored:
             assert name == runner.find_launcher_name(build_job(size_bytes))
         await runner.run(build_job(size_bytes, launcher), ignore)
         assert launchers[name].ran.pop() == "compaction"
-        assert not any(launched.ran for launched in launchers.values())
+        assert not any(launcher.ran for launcher in launchers.values())
 
 
 @given(memory_bytes=st.integers(3 << 30, 1 << 42))
@@ -164,15 +166,15 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
 def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
     os.mkfifo(tmp_path / ALIVE)
     os.mkfifo(tmp_path / REQUEST)  # The test writes nothing to the pipe, so the driver waits until it is ended.
-    alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+    alive_descriptor = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
     if dies == "before the driver starts":
-        os.close(alive)
+        os.close(alive_descriptor)
     with subprocess.Popen([sys.executable, "-c", f"from {SPARK_DRIVER} import main; main()", tmp_path]) as driver:
         try:
             if dies == "later":
                 block_until(lambda: _has_open(driver.pid, tmp_path / ALIVE))
                 assert driver.poll() is None
-                os.close(alive)
+                os.close(alive_descriptor)
             assert driver.wait(PATIENCE_S) == 1
         finally:
             driver.kill()

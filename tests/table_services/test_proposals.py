@@ -29,7 +29,7 @@ from tests.catalog.rig import SCHEMA
 from tests.server.rig import OffsetClock
 
 ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
-COMPACTION_ON = {"seamark.compaction.enabled": "true"}
+COMPACTION_PROPERTIES = {"seamark.compaction.enabled": "true"}
 
 
 def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
@@ -38,7 +38,7 @@ def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_def
     Args:
         by_default: Services that run on tables that do not set their switch.
     """
-    settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
+    settings = Settings(**{f"services_{name}": is_enabled for name, is_enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
 
 
@@ -62,36 +62,42 @@ def build_table(properties: dict[str, str], version: int = 2, **totals: int) -> 
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (build_table(COMPACTION_ON, total_data_files=5, total_files_size=500), True),
-        (build_table(COMPACTION_ON, total_data_files=4, total_files_size=400), False),
-        (build_table(COMPACTION_ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
-        (build_table(COMPACTION_ON, total_data_files=10, total_files_size=10 << 29), False),
+        (build_table(COMPACTION_PROPERTIES, total_data_files=5, total_files_size=500), True),
+        (build_table(COMPACTION_PROPERTIES, total_data_files=4, total_files_size=400), False),
+        (build_table(COMPACTION_PROPERTIES, total_data_files=1, total_files_size=400, total_delete_files=1), True),
+        (build_table(COMPACTION_PROPERTIES, total_data_files=10, total_files_size=10 << 29), False),
         (
             build_table(
-                {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=8000
+                {**COMPACTION_PROPERTIES, "write.target-file-size-bytes": "1000"},
+                total_data_files=10,
+                total_files_size=8000,
             ),
             False,
         ),
         (
             build_table(
-                {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=7000
+                {**COMPACTION_PROPERTIES, "write.target-file-size-bytes": "1000"},
+                total_data_files=10,
+                total_files_size=7000,
             ),
             True,
         ),
         (
             build_table(
-                {**COMPACTION_ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300
+                {**COMPACTION_PROPERTIES, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300
             ),
             True,
         ),
         (
             build_table(
-                {**COMPACTION_ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300
+                {**COMPACTION_PROPERTIES, "seamark.compaction.min-files": "no"},
+                total_data_files=5,
+                total_files_size=300,
             ),
             True,
         ),
-        (build_table(COMPACTION_ON), False),
-        (build_table(COMPACTION_ON, version=1, total_data_files=9, total_files_size=9), False),
+        (build_table(COMPACTION_PROPERTIES), False),
+        (build_table(COMPACTION_PROPERTIES, version=1, total_data_files=9, total_files_size=9), False),
         (build_table({}, total_data_files=9, total_files_size=9), False),
     ],
 )
@@ -107,7 +113,7 @@ def test_table_property_takes_precedence_over_the_setting() -> None:
 
 
 def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
-    columns = {**COMPACTION_ON, "seamark.clustering.columns": "id"}
+    columns = {**COMPACTION_PROPERTIES, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
     compaction, clustering = (
         build_proposer(Compaction, compaction=True, clustering=True),
@@ -119,7 +125,7 @@ def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     assert compaction.propose(ENTRY, build_table(disabled_properties, **totals)) is not None
     assert clustering.propose(ENTRY, build_table(disabled_properties, **totals)) is None
     assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(columns, **totals)) is None
-    assert clustering.propose(ENTRY, build_table(COMPACTION_ON, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(COMPACTION_PROPERTIES, **totals)) is None
     assert clustering.propose(ENTRY, build_table(columns, version=1, **totals)) is None
 
 
@@ -132,8 +138,8 @@ def test_large_tables_are_examined_less_often() -> None:
 
 def test_indexing_is_proposed_only_for_enabled_indexes() -> None:
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "bloom(id)"})) is not None
-    paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
-    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused})) is None
+    paused_definition = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
+    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused_definition})) is None
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "nonsense"})) is None
     assert build_proposer(Indexing).propose(ENTRY, build_table({})) is None
 
@@ -315,10 +321,10 @@ def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...],
 
 
 def test_automatic_advice_is_proposed_for_tables_with_rows() -> None:
-    enabled = {"seamark.auto-advice.enabled": "true"}
+    enabled_properties = {"seamark.auto-advice.enabled": "true"}
     advice = build_proposer(AutoAdvice, auto_advice=False)
-    assert advice.propose(ENTRY, build_table(enabled, total_data_files=1)) is not None
-    assert advice.recheck_after_s(build_table(enabled)) < math.inf
-    assert advice.propose(ENTRY, build_table(enabled)) is None
+    assert advice.propose(ENTRY, build_table(enabled_properties, total_data_files=1)) is not None
+    assert advice.recheck_after_s(build_table(enabled_properties)) < math.inf
+    assert advice.propose(ENTRY, build_table(enabled_properties)) is None
     assert advice.propose(ENTRY, build_table({}, total_data_files=1)) is None
     assert build_proposer(AutoAdvice, auto_advice=True).propose(ENTRY, build_table({}, total_data_files=1)) is not None

@@ -47,9 +47,9 @@ def test_names_stored_in_tables_and_settings_do_not_change() -> None:
 def test_properties_and_settings_of_a_service_follow_its_declaration(service: TableService) -> None:
     assert service.setting is None or service.setting in FIELDS
     assert service.setting is None or service.setting_help
-    for declared in service.list_policy_properties():
-        assert declared.name.startswith(service.property_prefixes)
-        assert declared.name in PROPERTIES
+    for declared_property in service.list_policy_properties():
+        assert declared_property.name.startswith(service.property_prefixes)
+        assert declared_property.name in PROPERTIES
     assert set(service.steered_by) <= SERVICES.keys() - {service.name}
 
 

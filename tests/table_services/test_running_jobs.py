@@ -19,19 +19,20 @@ from tests.catalog.rig import SCHEMA
 from tests.server.rig import build_settings, run_server
 
 
-def build_state(*waiting: tuple[str, int]) -> str:
-    """Return the state that a replica publishes. It has this number of waiting jobs in each namespace, in
-    this order.
+def build_state(*waiting_jobs: tuple[str, int]) -> str:
+    """Return the state that a replica publishes.
+
+    It has this number of waiting jobs in each namespace, in this order.
     """
     queue = JobQueue(lambda: 0.0, limit=20_000)
-    for namespace, count in waiting:
+    for namespace, count in waiting_jobs:
         for number in range(count):
             assert queue.put(Job("indexing", (namespace,), f"t{number}", f"{namespace}.t{number}"))
     return RunningJobs().encode(queue, now_ms=0)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "complete_of"),
+    ("waiting_jobs", "complete_by_server"),
     [
         ((("a", 3), ("b", 2)), {"a": True, "b": True}),
         ((("a", WAITING_JOBS_LISTED_MAX), ("b", 2)), {"a": True, "b": False}),
@@ -39,11 +40,13 @@ def build_state(*waiting: tuple[str, int]) -> str:
     ],
 )
 def test_list_of_jobs_is_complete_if_no_readable_job_is_omitted(
-    waiting: tuple[tuple[str, int], ...], complete_of: dict[str, bool]
+    waiting_jobs: tuple[tuple[str, int], ...], complete_by_server: dict[str, bool]
 ) -> None:
-    state = msgspec.json.decode(build_state(*waiting), type=JobsState)
-    assert {name: state.is_complete(lambda path, name=name: path == (name,)) for name in complete_of} == complete_of
-    assert state.is_complete(lambda _: True) == all(complete_of.values())
+    state = msgspec.json.decode(build_state(*waiting_jobs), type=JobsState)
+    assert {
+        name: state.is_complete(lambda path, name=name: path == (name,)) for name in complete_by_server
+    } == complete_by_server
+    assert state.is_complete(lambda _: True) == all(complete_by_server.values())
 
 
 def test_list_of_jobs_is_incomplete_if_namespaces_are_not_published() -> None:

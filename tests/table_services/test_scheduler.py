@@ -35,13 +35,13 @@ from tests.waits import until
 class EveryTable:
     """A table service that proposes a job for each table except the unwanted ones."""
 
-    unwanted: frozenset[str] | set[str] = frozenset()
+    unwanted_tables: frozenset[str] | set[str] = frozenset()
 
     def __init__(self, name: str = "every-table", pause_s: float = 1.0, idle_pause_s: float | None = None) -> None:
         self.name, self.pause_s, self.idle_pause_s = name, pause_s, idle_pause_s
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        if entry.name in self.unwanted:
+        if entry.name in self.unwanted_tables:
             return None
         key = (self.name, entry.namespace, entry.name, entry.uuid)
         return Job(*key, pause_s=self.pause_s, idle_pause_s=self.idle_pause_s)
@@ -61,7 +61,7 @@ class ScriptedLauncher:
     ran: list[str] = field(default_factory=list)
     failures: int = 0
     takes_s: float = 0.0
-    stopped: int = 0
+    stop_count: int = 0
     agains: int = 0
     services: list[str] = field(default_factory=list)
     at_work: int = 0
@@ -82,7 +82,7 @@ class ScriptedLauncher:
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
-            self.stopped += 1
+            self.stop_count += 1
             raise
         finally:
             self.at_work -= 1
@@ -100,7 +100,7 @@ class ScriptedLauncher:
     def find_launcher_name(self, job: Job) -> str:
         return "worker"
 
-    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing_count: int) -> None:
         pass
 
     def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
@@ -194,11 +194,13 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             assert await list_entries("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
                 while not (
-                    waiting := await list_entries("tables/a/t2/jobs", "waiting")
+                    waiting_entries := await list_entries("tables/a/t2/jobs", "waiting")
                 ):  # The next renewal has published this state.
                     await asyncio.sleep(0.05)
-            assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
-            assert await list_entries("jobs", "waiting") == waiting
+            assert [(job["service"], job["table"], job["failures"]) for job in waiting_entries] == [
+                ("every-table", "t2", 0)
+            ]
+            assert await list_entries("jobs", "waiting") == waiting_entries
             output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
             assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await list_entries("jobs") == []
@@ -242,7 +244,7 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for look_count in range(1, 4):
-                await until(lambda looks=look_count: len(recorder.outcomes) == looks)
+                await until(lambda expected_looks=look_count: len(recorder.outcomes) == expected_looks)
                 change = {
                     "requirements": [],
                     "updates": [{"action": "set-properties", "updates": {"n": str(look_count)}}],
@@ -275,14 +277,15 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
             async with run_scheduler(server, second_launcher, lasts_s=4.0):
                 await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
                 assert (first_launcher.ran, second_launcher.ran) == (["t"], [])
-        assert first_launcher.stopped == 1
+        assert first_launcher.stop_count == 1
         async with run_scheduler(server, second_launcher, lasts_s=2.0):
             await until(lambda: second_launcher.ran == ["t"])
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another table has its name. A failed job is also
-    not repeated.
+    """The policy has changed, the table was dropped, or another table has its name.
+
+    A failed job is also not repeated.
     """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
@@ -290,7 +293,7 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
         recorder = ScriptedLauncher(failures=4)
         async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
-            monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
+            monkeypatch.setattr(EveryTable, "unwanted_tables", {"disabled"})
             for name in ("dropped", "replaced"):
                 async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/{name}") as answer:
                     assert answer.status == 204
@@ -334,10 +337,10 @@ async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = FailingRecorder()
-        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
+        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leader:
             await until(lambda: "good" in recorder.ran)
             await until(lambda: recorder.ran.count("a-worker") > 1)
-            assert not leading.done()
+            assert not leader.done()
         assert "a-fault" not in recorder.ran
         assert "an-answer" in recorder.ran
 

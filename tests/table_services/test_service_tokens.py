@@ -47,8 +47,10 @@ def test_service_token_expires() -> None:
 def test_text_without_a_valid_signature_is_not_accepted_as_a_service_token() -> None:
     tokens = ServiceTokens(build_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
-    raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
-    forged_tokens = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
+    raw_token = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
+    forged_tokens = [
+        raw_token[:index] + bytes([raw_token[index] ^ 1]) + raw_token[index + 1 :] for index in range(len(raw_token))
+    ]
     texts = [PREFIX + base64.urlsafe_b64encode(item).decode().rstrip("=") for item in forged_tokens]
     texts += [
         PREFIX,

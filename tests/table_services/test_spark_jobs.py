@@ -62,17 +62,17 @@ def run_standalone_cluster(folder: Path) -> Iterator[str]:
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     url = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_MEMORY": "256m"}
-    common = ["--host", "127.0.0.1", "--webui-port", "0"]
+    common_options = ["--host", "127.0.0.1", "--webui-port", "0"]
     parts = [
-        ["org.apache.spark.deploy.master.Master", *common, "--port", str(port)],
-        ["org.apache.spark.deploy.worker.Worker", *common, "--cores", "2", "--memory", "1g", url],
+        ["org.apache.spark.deploy.master.Master", *common_options, "--port", str(port)],
+        ["org.apache.spark.deploy.worker.Worker", *common_options, "--cores", "2", "--memory", "1g", url],
     ]
-    running = []
+    running_processes = []
     try:
         for number, part in enumerate(parts):
             log = folder / f"cluster-{number}.log"
             with log.open("wb") as output:
-                running.append(
+                running_processes.append(
                     subprocess.Popen(
                         [str(program), *part], stdout=output, stderr=output, env=environment, start_new_session=True
                     )
@@ -82,7 +82,7 @@ def run_standalone_cluster(folder: Path) -> Iterator[str]:
         yield url
         assert "Registered app seamark table services" in (folder / "cluster-0.log").read_text()
     finally:
-        for process in running:
+        for process in running_processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -48,7 +48,7 @@ from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.table_services import job_loop
 
-RANGE = 1_000_000
+IDS_PER_WRITER = 1_000_000
 STEP_ROWS = 3
 READABLE_S, READABLE_LONG_S = 10, 30
 """The seconds for which snapshots are kept, in short and in long storms. A reader needs less time for a snapshot."""
@@ -56,8 +56,7 @@ AGED_AFTER_S = 30.0
 """The age, in seconds, after which the test makes a file look a month old. A writer commits its files earlier."""
 LATE_S = 120.0
 WASTED_MAX = 0.2
-"""The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the
-server's jobs.
+"""The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the server's jobs.
 """
 REWRITES_MIN = 20
 """With fewer rewrites the fraction is not checked, because each lost one is a large part. A busy machine does few."""
@@ -80,33 +79,37 @@ class StormWriter:
     """
 
     number: int
-    allowed: dict[int, list[State]] = field(default_factory=lambda: defaultdict(list, {-1: [frozenset()]}))
-    acknowledged: int = -1
+    allowed_states: dict[int, list[State]] = field(default_factory=lambda: defaultdict(list, {-1: [frozenset()]}))
+    acknowledged_number: int = -1
 
     @property
     def first_id(self) -> int:
-        return self.number * RANGE
+        return self.number * IDS_PER_WRITER
 
-    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
-        """Return the step that the rows of a snapshot show. It must be at least `least`.
+    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
+        """Return the step that the rows of a snapshot show. It must be at least `least_count`.
 
         Raises:
             AssertionError: The rows do not match any step.
         """
-        rows_read = dict(rows)
-        assert len(rows_read) == len(rows), f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
-        step = int(rows_read.get(self.first_id, -1))
-        assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
-        assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
+        read_counts = dict(rows)
+        assert len(read_counts) == len(rows), (
+            f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
+        )
+        step = int(read_counts.get(self.first_id, -1))
+        assert step >= least_count, (
+            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {step}"
+        )
+        assert frozenset(rows) in self.allowed_states[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step
 
 
 class StormAppender(StormWriter):
-    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
+    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
         steps = len(rows) // STEP_ROWS
         assert sorted(rows) == [row for step in range(steps) for row in self.list_rows(step)], f"writer {self.number}"
-        assert steps - 1 >= least, (
-            f"writer {self.number}: step {least} was acknowledged, the snapshot shows {steps - 1}"
+        assert steps - 1 >= least_count, (
+            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {steps - 1}"
         )
         return steps - 1
 
@@ -130,8 +133,8 @@ class Storm:
         self.goals: Callable[[], dict[str, bool]] = dict
         """The events that must happen before the end. A busy machine gets `LATE_S` more seconds for them."""
         self.writers = [StormWriter(1), StormWriter(2), StormAppender(3), StormAppender(4)]
-        self.checked = self.expired = 0
-        self.refused: list[str] = []
+        self.checked_count = self.expired_count = 0
+        self.refusals: list[str] = []
         """The reasons why commits of the stock writer failed. Only changes of the schema and the partitioning
         are allowed.
         """
@@ -165,12 +168,12 @@ class Storm:
             if rng.random() < 0.3:
                 for key in ids:
                     rows.pop(key, None)
-                writer.allowed[step - 1].append(frozenset(rows.items()))
+                writer.allowed_states[step - 1].append(frozenset(rows.items()))
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
                 continue
             changed_rows = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
             rows |= changed_rows
-            writer.allowed[step].append(frozenset(rows.items()))
+            writer.allowed_states[step].append(frozenset(rows.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
             table = build_table(list(changed_rows.items()))
@@ -179,14 +182,14 @@ class Storm:
             except Unwritable:  # This happens after the table is partitioned by more than the key.
                 assert strategy == "equality"
                 upsert(client, "db.t", table, keys=["id"])
-            writer.acknowledged = step
+            writer.acknowledged_number = step
             step += 1
 
     def append(self, writer: StormAppender) -> None:
         client, step = IndexClient(self.url), 0
         while self.is_running():
             append(client, "db.t", build_table(writer.list_rows(step)))
-            writer.acknowledged = step
+            writer.acknowledged_number = step
             step += 1
             time.sleep(0.02)
 
@@ -202,11 +205,11 @@ class Storm:
                 try:
                     table.append(rows)
                 except CommitFailedException as error:
-                    self.refused.append(str(error))
+                    self.refusals.append(str(error))
                     continue
                 except IndexError:  # After a change of the partition spec, PyIceberg's own retry fails with this error.
                     continue
-                writer.acknowledged = step
+                writer.acknowledged_number = step
                 step += 1
                 time.sleep(0.05)
 
@@ -237,7 +240,7 @@ class Storm:
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
                 if rng.random() < 0.6:
-                    least_steps = [writer.acknowledged for writer in self.writers]
+                    least_steps = [writer.acknowledged_number for writer in self.writers]
                     self.check(client, At(), least_steps)
                     continue
                 snapshots = catalog.load_table("db.t").metadata.snapshots
@@ -251,18 +254,18 @@ class Storm:
                     # readable.
                     listed_snapshots = catalog.load_table("db.t").metadata.snapshots
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
-                    self.expired += 1
+                    self.expired_count += 1
 
-    def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:
-        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
+    def check(self, client: IndexClient, index: At, least_counts: Sequence[int]) -> None:
+        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=index).to_arrow().to_pylist()
         assert all(row["part"] == row["id"] % 3 for row in actual_rows)
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
-            rows[row["id"] // RANGE].append((row["id"], row["text"]))
-        for writer, acknowledged_appends in zip(self.writers, least, strict=True):
-            writer.check(rows.pop(writer.number, []), acknowledged_appends)
+            rows[row["id"] // IDS_PER_WRITER].append((row["id"], row["text"]))
+        for writer, acknowledged_number in zip(self.writers, least_counts, strict=True):
+            writer.check(rows.pop(writer.number, []), acknowledged_number)
         assert not rows
-        self.checked += 1
+        self.checked_count += 1
 
     def age_files(self, folder: Path) -> None:
         """Make files look a month old some time after they were written, so that orphan removal may delete them."""
@@ -286,7 +289,7 @@ class JobProcesses:
         # The fork server has loaded all modules, so a new process starts at once.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([job_loop.__name__])
-        self.killed = 0
+        self.killed_count = 0
 
     def run(self, seed: int) -> None:
         """Kill a random job process at random times, and start it again, until the end."""
@@ -299,7 +302,7 @@ class JobProcesses:
                 assert running_jobs[kind].is_alive(), f"the job {kind} has ended with {running_jobs[kind].exitcode}"
                 running_jobs[kind].kill()
                 running_jobs[kind].join()
-                self.killed += 1
+                self.killed_count += 1
                 running_jobs[kind] = self._start(kind)
         finally:
             for process in running_jobs.values():
@@ -363,9 +366,9 @@ def test_services_never_change_rows_or_stop_a_writer(
         # In version 3, each upsert changes deletion vectors, so a compaction may lose all races.
         has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
         return {
-            "each writer writes": min(writer.acknowledged for writer in storm.writers) > 2,
-            "readers read": storm.checked > 5,
-            "jobs are killed": jobs.killed > 5,
+            "each writer writes": min(writer.acknowledged_number for writer in storm.writers) > 2,
+            "readers read": storm.checked_count > 5,
+            "jobs are killed": jobs.killed_count > 5,
             "each job ends": all(totals[kind]["runs"] for kind in KINDS),
             "snapshots expire": totals["expiration"]["snapshots"] > 0,
             "manifests are rewritten": totals["manifests"]["commits"] > 0,
@@ -385,15 +388,18 @@ def test_services_never_change_rows_or_stop_a_writer(
         lambda: jobs.run(seed + 3),
     )
     totals = jobs.sum_totals()
-    steps = [writer.acknowledged for writer in storm.writers]
-    print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.expired} expired, {jobs.killed} killed, {totals}")
+    steps = [writer.acknowledged_number for writer in storm.writers]
+    print(
+        f"seed {seed}: steps {steps}, {storm.checked_count} reads, {storm.expired_count} expired,"
+        f" {jobs.killed_count} killed, {totals}"
+    )
     rewritten = totals["compaction"] + totals["clustering"] + totals["bucket-splitting"]
-    wasted = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
-    print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
-    assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
+    wasted_share = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
+    print(f"wasted work: {wasted_share:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
+    assert [error for error in storm.refusals if "schema" not in error and "spec" not in error] == []
     assert [goal for goal, is_reached in check_goals().items() if not is_reached] == []
     if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
-        assert wasted < WASTED_MAX
+        assert wasted_share < WASTED_MAX
 
     # The services remove the files of killed jobs. The test itself removes no files.
     storm.check(client, At(), steps)

@@ -62,8 +62,8 @@ def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None
             table.append(pa.table({"id": [number]}, schema=SCHEMA))
 
         argv = [sys.executable, "-P", "-c", COMMANDS, server.base_url]
-        completed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
-        outputs = json.loads(completed.stdout)
+        result = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+        outputs = json.loads(result.stdout)
         assert "## services_labelling\n\nLabel tables without the property" in outputs["settings"]
         assert "| `labelling` | `seamark run label` | writes the number of data files" in outputs["row"]
         assert "it writes the number of data files into a table property" in " ".join(outputs["help"].split())

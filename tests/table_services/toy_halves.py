@@ -22,15 +22,16 @@ from seamark.metaserver.services.job import Job
 from seamark.metaserver.services.proposer import JobProposer, Problem, TableState
 from seamark.metaserver.services.proposers import PROPOSERS
 from seamark.metaserver.store.model import Entry
-from tests.table_services.toy_service import LABEL, LABELLING, MIN_FILES
+from tests.table_services.toy_service import LABEL, LABELLING_SERVICE, MIN_FILES
 
-SERVICES[LABELLING.name] = LABELLING
+SERVICES[LABELLING_SERVICE.name] = LABELLING_SERVICE
 object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def find_wrong_label(metadata: TableMetadata) -> str | None:
-    """Return the correct label, the number of data files, if the table has enough files and another label. Else return
-    None.
+    """Return the correct label, the number of data files, if the table has enough files and another label.
+
+    Else return None.
     """
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)
@@ -39,7 +40,7 @@ def find_wrong_label(metadata: TableMetadata) -> str | None:
 
 
 class LabelProposer(JobProposer):
-    service = LABELLING
+    service = LABELLING_SERVICE
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         return self.make_job(entry) if self.is_on(metadata) and find_wrong_label(metadata) else None
@@ -49,10 +50,10 @@ class LabelProposer(JobProposer):
             yield self.make_problem(state, "wrong label", "the label is not the number of files", "readers are misled")
 
 
-PROPOSERS[LABELLING.name] = LabelProposer
+PROPOSERS[LABELLING_SERVICE.name] = LabelProposer
 
 
-@table_job(LABELLING)
+@table_job(LABELLING_SERVICE)
 def label_table(client: IndexClient, table: Table) -> dict[str, Any]:
     loaded_table = client.load_table(table)
     label = find_wrong_label(decode_table(loaded_table.metadata, loaded_table.location))

@@ -8,7 +8,7 @@ MIN_FILES = "seamark.labelling.min-files"
 LABEL = "toy.data-files"
 """The table property that the service writes."""
 
-LABELLING = TableService(
+LABELLING_SERVICE = TableService(
     name="labelling",
     command="label",
     summary="writes the number of data files into a table property",

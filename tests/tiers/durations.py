@@ -69,8 +69,8 @@ class DurationRecorder:
 
     def __init__(self) -> None:
         self._cpu_s = _read_tree_cpu_s()
-        self._open: list[Duration] = []
-        self.found: dict[str, Duration] = {}
+        self._running_durations: list[Duration] = []
+        self.durations: dict[str, Duration] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
@@ -79,24 +79,24 @@ class DurationRecorder:
             return (yield)
         finally:
             test = Duration(item.nodeid, 1, time.perf_counter() - began_s, time.process_time() - own_s)
-            self._open.append(test)
+            self._running_durations.append(test)
             if test.wall_s >= SLOW_S:
-                self.found[test.place] = test
+                self.durations[test.place] = test
             if nextitem is None or nextitem.path != item.path:
                 self._close_file(item.nodeid.partition("::")[0])
 
     def _close_file(self, place: str) -> None:
-        total = self.found.get(place, Duration(place, 0, 0.0, 0.0))
+        total = self.durations.get(place, Duration(place, 0, 0.0, 0.0))
         cpu_s = _read_tree_cpu_s()
-        wall_s = total.wall_s + sum(test.wall_s for test in self._open)
+        wall_s = total.wall_s + sum(test.wall_s for test in self._running_durations)
         # The CPU time of a child process is lost if nothing waits for the child.
         used_s = total.cpu_s + max(0.0, cpu_s - self._cpu_s)
-        self.found[place] = Duration(place, total.tests + len(self._open), wall_s, used_s)
-        self._cpu_s, self._open = cpu_s, []
+        self.durations[place] = Duration(place, total.tests + len(self._running_durations), wall_s, used_s)
+        self._cpu_s, self._running_durations = cpu_s, []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["durations"] = [tuple(duration) for duration in self.found.values()]
+            session.config.workeroutput["durations"] = [tuple(duration) for duration in self.durations.values()]
 
 
 class Keeper:
@@ -104,19 +104,21 @@ class Keeper:
 
     def __init__(self, recorder: DurationRecorder) -> None:
         self._recorder = recorder
-        self._found: list[Duration] = []
+        self._durations: list[Duration] = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
         durations = getattr(node, "workeroutput", {}).get("durations", [])
-        self._found += [Duration(*duration) for duration in durations]
+        self._durations += [Duration(*duration) for duration in durations]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        results = {duration.place: duration for duration in [*self._found, *self._recorder.found.values()]}
+        results = {duration.place: duration for duration in [*self._durations, *self._recorder.durations.values()]}
         if not results:
             return
-        ran = {place.partition("::")[0] for place in results}
-        durations = [duration for duration in read_durations().values() if duration.place.partition("::")[0] not in ran]
+        ran_files = {place.partition("::")[0] for place in results}
+        durations = [
+            duration for duration in read_durations().values() if duration.place.partition("::")[0] not in ran_files
+        ]
         write_durations([*durations, *results.values()])
         files = [duration for duration in results.values() if "::" not in duration.place]
         wall_s, cpu_s = sum(file.wall_s for file in files), sum(file.cpu_s for file in files)

@@ -46,8 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
             name = item.nodeid.partition("[")[0]
-            if few := item.get_closest_marker(FEW_CASES):
-                grids.setdefault((name, 1, few.args[0]), []).append(item)
+            if few_marker := item.get_closest_marker(FEW_CASES):
+                grids.setdefault((name, 1, few_marker.args[0]), []).append(item)
                 continue
             for marker, size in SIZES.items():
                 if item.get_closest_marker(marker):

@@ -105,8 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             remaining_items.append(item)
     if remaining_items:
         config.hook.pytest_deselected(items=remaining_items)
-        deselected = set(remaining_items)
-        items[:] = [item for item in items if item not in deselected]
+        deselected_items = set(remaining_items)
+        items[:] = [item for item in items if item not in deselected_items]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,6 +30,7 @@ UNITS = {
         "tests/deploy/streams/",
         "tests/engines/cubes/",
         "tests/faults/test_lost_replies.py::test_spark_",
+        "tests/gateway/test_cloud_engines.py",
         "tests/gateway/test_engines.py::test_spark_",
         "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
@@ -51,8 +52,7 @@ UNITS = {
 SESSIONS = {"spark", "trino_lake", "kafka"}
 """Fixtures that start a JVM for the session.
 
-Only tests of the units may use them, because each further process would start
-its own JVM late.
+Only tests of the units may use them, because each further process would start its own JVM late.
 """
 NEW_S, LONG_S = 1.0, 60.0
 """How long a file takes that has no kept duration, and how long one of LONG does."""

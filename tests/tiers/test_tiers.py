@@ -62,8 +62,8 @@ def test_engines_start_first_then_the_longest_files_and_units_stay_together(monk
     ]
     ids += ["tests/a.py::2", "tests/engines/test_x.py::2"]
     ids.append("tests/rck/test_compliance.py::1")
-    begun = [ids[place] for place in spread.compute_order(ids)]
-    assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
+    begun_ids = [ids[place] for place in spread.compute_order(ids)]
+    assert begun_ids == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
 def test_units_with_only_some_tests_of_a_file_are_ordered() -> None:
@@ -74,15 +74,15 @@ def test_units_with_only_some_tests_of_a_file_are_ordered() -> None:
 def test_durations_are_stored_with_the_longest_first(tmp_path: Path) -> None:
     path = tmp_path / "durations.csv"
     assert read_durations(path) == {}
-    short, long = Duration("tests/a.py", 3, 0.5, 0.2), Duration("tests/b.py", 1, 8.0, 9.5)
-    write_durations([short, long], path)
-    assert list(read_durations(path).values()) == [long, short]
+    short_duration, long_duration = Duration("tests/a.py", 3, 0.5, 0.2), Duration("tests/b.py", 1, 8.0, 9.5)
+    write_durations([short_duration, long_duration], path)
+    assert list(read_durations(path).values()) == [long_duration, short_duration]
 
 
 def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SEED", "to be restored after the test")
     monkeypatch.delenv("TEST_SEED")
-    monkeypatch.setattr(seeds, "EXPLORING", True)
+    monkeypatch.setattr(seeds, "IS_EXPLORING", True)
     first_seed = seeds.first_seed()
     assert os.environ["TEST_SEED"] == str(first_seed)
     assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {first_seed}
@@ -91,7 +91,7 @@ def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.M
 
 
 def test_examples_of_an_ordinary_run_do_not_depend_on_imported_modules() -> None:
-    assert (len(providers._get_local_constants()) > 0) == seeds.EXPLORING
+    assert (len(providers._get_local_constants()) > 0) == seeds.IS_EXPLORING
 
 
 def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
@@ -105,9 +105,9 @@ def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
 
 def test_processes_begin_to_compile_at_different_modules() -> None:
     files = [Path(f"tests/test_{number}.py") for number in range(10)]
-    begun = [bytecode.rotate_files(files, number, 4) for number in range(4)]
-    assert [item[0] for item in begun] == [files[0], files[2], files[5], files[7]]
-    assert all(sorted(item) == files for item in begun)
+    begun_files = [bytecode.rotate_files(files, number, 4) for number in range(4)]
+    assert [item[0] for item in begun_files] == [files[0], files[2], files[5], files[7]]
+    assert all(sorted(item) == files for item in begun_files)
     assert bytecode.rotate_files([], 3, 4) == []
 
 

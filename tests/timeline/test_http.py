@@ -41,11 +41,11 @@ async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
-    _, newest = await server.get("/api/v1/timeline?limit=2&order=desc")
-    assert list_ids(newest) == written_ids[:-3:-1]
-    _, older = await server.get(f"/api/v1/timeline?order=desc&since={newest['next-since']}")
-    assert list_ids(older) == written_ids[-3::-1]
-    _, end = await server.get(f"/api/v1/timeline?order=desc&since={older['next-since']}")
+    _, newest_page = await server.get("/api/v1/timeline?limit=2&order=desc")
+    assert list_ids(newest_page) == written_ids[:-3:-1]
+    _, older_page = await server.get(f"/api/v1/timeline?order=desc&since={newest_page['next-since']}")
+    assert list_ids(older_page) == written_ids[-3::-1]
+    _, end = await server.get(f"/api/v1/timeline?order=desc&since={older_page['next-since']}")
     assert end == {"instants": [], "next-since": None}
 
 

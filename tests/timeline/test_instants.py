@@ -25,13 +25,13 @@ R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLET
 LEGAL = {(R, I), (R, B), (I, C), (I, B)}
 
 
-@pytest.mark.parametrize(("current", "expected"), sorted(itertools.product(InstantState, repeat=2)))
-def test_only_the_four_state_transitions_are_allowed(current: InstantState, expected: InstantState) -> None:
-    if (current, expected) in LEGAL:
-        check_move(current, expected)
+@pytest.mark.parametrize(("current_state", "expected"), sorted(itertools.product(InstantState, repeat=2)))
+def test_only_the_four_state_transitions_are_allowed(current_state: InstantState, expected: InstantState) -> None:
+    if (current_state, expected) in LEGAL:
+        check_move(current_state, expected)
     else:
-        with pytest.raises(BadRequest, match=f"in state {current.value} cannot become {expected.value}"):
-            check_move(current, expected)
+        with pytest.raises(BadRequest, match=f"in state {current_state.value} cannot become {expected.value}"):
+            check_move(current_state, expected)
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))

@@ -1,5 +1,6 @@
-"""Tests of events in a topic of Apache Kafka. Each instant arrives, in order for each table, despite failures of the
-broker.
+"""Tests of events in a topic of Apache Kafka.
+
+Each instant arrives, in order for each table, despite failures of the broker.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ YEAR_MS = 365 * DAY_MS
 
 
 def test_ago_returns_the_latest_time_since_which_the_given_time_has_passed() -> None:
-    passed = PassedTime(1000, 0, ((100, 200), (500, 800)))
-    assert passed.find_time_ago(0) == 1000
+    passed_time = PassedTime(1000, 0, ((100, 200), (500, 800)))
+    assert passed_time.find_time_ago(0) == 1000
     for age_ms in range(1, 700):
-        since_ms = passed.find_time_ago(age_ms)
-        assert passed.measure_ms(since_ms, 1000) >= age_ms
-        assert passed.measure_ms(since_ms + 1, 1000) < age_ms
-    assert passed.measure_ms(1000, 900) == -100
+        since_ms = passed_time.find_time_ago(age_ms)
+        assert passed_time.measure_ms(since_ms, 1000) >= age_ms
+        assert passed_time.measure_ms(since_ms + 1, 1000) < age_ms
+    assert passed_time.measure_ms(1000, 900) == -100
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(40), 2))
@@ -74,10 +74,10 @@ async def test_time_while_the_server_runs_is_counted_completely(tmp_path: Path) 
         assert (await read_passed_time(store, clock)).measure_ms(start_ms, clock.now_ms()) == 0
         for _ in range(48):
             clock.advance(HOUR_MS)
-            passed = await read_passed_time(store, clock)
-        assert passed.measure_ms(start_ms, passed.now_ms) == 2 * DAY_MS
-        assert passed.find_time_ago(DAY_MS) == passed.now_ms - DAY_MS
-        assert passed.find_time_ago(3 * DAY_MS) < start_ms
+            passed_time = await read_passed_time(store, clock)
+        assert passed_time.measure_ms(start_ms, passed_time.now_ms) == 2 * DAY_MS
+        assert passed_time.find_time_ago(DAY_MS) == passed_time.now_ms - DAY_MS
+        assert passed_time.find_time_ago(3 * DAY_MS) < start_ms
 
 
 async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path: Path) -> None:
@@ -91,15 +91,17 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
             for _ in range(2):
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
-                passed = await read_passed_time(store, clock)
+                passed_time = await read_passed_time(store, clock)
             sample = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
-            assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample)
+            assert all(
+                passed_time.measure_ms(at_ms, passed_time.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample
+            )
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
             clock.machine = f"boot {day}"
-            passed = await read_passed_time(store, clock)
-        assert passed.measure_ms(start_ms, passed.now_ms) == ran_ms
-        assert passed.find_time_ago(30 * DAY_MS) >= start_ms
+            passed_time = await read_passed_time(store, clock)
+        assert passed_time.measure_ms(start_ms, passed_time.now_ms) == ran_ms
+        assert passed_time.find_time_ago(30 * DAY_MS) >= start_ms
 
 
 async def test_replicas_with_different_clocks_record_one_gap(tmp_path: Path) -> None:
@@ -113,23 +115,23 @@ async def test_replicas_with_different_clocks_record_one_gap(tmp_path: Path) -> 
             for machine, ahead_ms in (("ahead", DAY_MS), ("right", -DAY_MS)):
                 clock.machine = machine
                 clock.jump(ahead_ms)
-                passed = await read_passed_time(store, clock)
-        assert len(passed.gaps) == 1
-        assert passed.measure_ms(start_ms, passed.now_ms) == 10 * HOUR_MS
+                passed_time = await read_passed_time(store, clock)
+        assert len(passed_time.gaps) == 1
+        assert passed_time.measure_ms(start_ms, passed_time.now_ms) == 10 * HOUR_MS
 
 
 async def test_lease_taken_while_the_clock_was_ahead_ends_in_time(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        wrong, right = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
+        ahead_lease, right_lease = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
         clock.jump(YEAR_MS)
-        await wrong.hold()
+        await ahead_lease.hold()
         clock.jump(-YEAR_MS)
-        await right.hold()
-        wrong.forget()
+        await right_lease.hold()
+        ahead_lease.forget()
         with pytest.raises(LeaseLost):
-            await wrong.hold()
-        await wrong.release()  # A release does not affect the lease of another holder.
-        right.forget()
-        await right.hold()
-        assert right.fence == 2
+            await ahead_lease.hold()
+        await ahead_lease.release()  # A release does not affect the lease of another holder.
+        right_lease.forget()
+        await right_lease.hold()
+        assert right_lease.fence == 2

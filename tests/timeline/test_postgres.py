@@ -26,7 +26,7 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
             return [await replica.record() for _ in range(count)]
 
         async with asyncio.timeout(60):
-            *ids_of_writers, ids_of_first, ids_of_second = await asyncio.gather(
+            *ids_of_writers, first_replica_ids, second_replica_ids = await asyncio.gather(
                 write(first_replica),
                 write(second_replica),
                 write(first_replica),
@@ -34,8 +34,8 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
                 first_replica.watch_ids(4 * count),
                 second_replica.watch_ids(4 * count),
             )
-    assert ids_of_first == ids_of_second
-    assert sorted(ids_of_first) == sorted(instant_id for ids in ids_of_writers for instant_id in ids)
+    assert first_replica_ids == second_replica_ids
+    assert sorted(first_replica_ids) == sorted(instant_id for ids in ids_of_writers for instant_id in ids)
 
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:

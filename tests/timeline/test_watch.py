@@ -181,5 +181,5 @@ async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:
         assert await replica.timeline.archive() == 3
         assert await replica.timeline.archive() == 0
         assert [instant.id for instant in await replica.timeline.read(InstantFilter(), 10)] == ids
-        live = await replica.timeline.read(InstantFilter(archived=False), 10)
-        assert [instant.id for instant in live] == ids[-2:]
+        live_instants = await replica.timeline.read(InstantFilter(archived=False), 10)
+        assert [instant.id for instant in live_instants] == ids[-2:]

@@ -1,5 +1,6 @@
-"""Tests of webhooks with a real receiver. Every instant arrives at least once, in order, signed, despite failures and
-restarts.
+"""Tests of webhooks with a real receiver.
+
+Every instant arrives at least once, in order, signed, despite failures and restarts.
 """
 
 from __future__ import annotations

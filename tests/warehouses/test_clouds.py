@@ -52,8 +52,8 @@ async def test_one_server_has_warehouses_in_three_clouds(
             "azure", location=locations["azure"], credentials={"azure_account_key": ACCOUNT_KEY}
         )
         await world.create_warehouse("google", location=locations["google"])
-        _, shown = await world.send("GET", "/api/v1/warehouses")
-        assert ACCOUNT_KEY not in str(shown)
+        _, shown_warehouses = await world.send("GET", "/api/v1/warehouses")
+        assert ACCOUNT_KEY not in str(shown_warehouses)
         for name, location in locations.items():
             rows = await asyncio.to_thread(write_and_read, world.url, name, location, clients[name])
             assert rows == [len(location)]

@@ -48,5 +48,5 @@ def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Set
     warehouse_settings = make_settings(dataclasses.replace(settings, warehouses_limit=4), build_warehouse({}), {}, {})
     assert warehouse_settings.stream_memory_bytes == settings.stream_memory_bytes // 4
     assert warehouse_settings.stream_log_retention_bytes == settings.stream_log_retention_bytes // 4
-    small = dataclasses.replace(settings, stream_log_waiting_bytes=2 << 20, warehouses_limit=4)
-    assert make_settings(small, build_warehouse({}), {}, {}).stream_log_waiting_bytes == 1 << 20
+    small_settings = dataclasses.replace(settings, stream_log_waiting_bytes=2 << 20, warehouses_limit=4)
+    assert make_settings(small_settings, build_warehouse({}), {}, {}).stream_log_waiting_bytes == 1 << 20

@@ -29,8 +29,9 @@ STOCK_API = "/warehouses/stock/api/v1"
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
-    """Yield a server with two additional warehouses. `sales` has the table `db.t`, and `stock` has the
-    namespace `db`.
+    """Yield a server with two additional warehouses.
+
+    `sales` has the table `db.t`, and `stock` has the namespace `db`.
     """
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")
@@ -112,7 +113,7 @@ async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
     for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none/"):
         status, error = await world.send("GET", path)
         assert (status, error["error"]["type"]) == (404, "NoSuchWarehouseException")
-    # A warehouse cannot have warehouses of its own.
+    # A warehouse cannot contain other warehouses.
     for path in ("/v1/config?warehouse=stock", "/v1/stock/namespaces", "/warehouses/stock/v1/namespaces"):
         assert (await world.send("GET", f"/warehouses/sales{path}"))[0] == 404
 
@@ -204,14 +205,14 @@ async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists
 @pytest.mark.parametrize("role", [None, *Role])
 async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_server(role: Role | None) -> None:
     """The test covers the matrix of roles, scopes and operations."""
-    server, further = GrantAuthorizer(None), WarehouseAuthorizer(None)
+    server, warehouse_authorizer = GrantAuthorizer(None), WarehouseAuthorizer(None)
     for path in ((), ("db",), ("db", "x")):
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))
         for operation, rule in RULES.items():
             for namespace in ((), ("db",), ("db", "x"), ("other",)):
-                allowed = await further.allows(principal, operation, Securable(namespace))
+                is_allowed = await warehouse_authorizer.allows(principal, operation, Securable(namespace))
                 if operation in SERVER_OPERATIONS:
-                    assert not allowed
+                    assert not is_allowed
                     assert rule.scope is Scope.SERVER
                 else:
-                    assert allowed == await server.allows(principal, operation, Securable(namespace))
+                    assert is_allowed == await server.allows(principal, operation, Securable(namespace))

@@ -80,13 +80,13 @@ async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Pa
 
 
 async def test_location_and_endpoint_must_be_allowed_by_the_operator(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside_folder = tmp_path / "outside"
+    outside_folder.mkdir()
     async with run_server_with_warehouses(tmp_path, "sales") as world:
-        (world.lake / "link").symlink_to(outside)
+        (world.lake / "link").symlink_to(outside_folder)
         home = tmp_path / "home"
         for location in (
-            f"file://{outside}",
+            f"file://{outside_folder}",
             f"file://{world.lake}/link",
             f"file://{world.lake}/link/deeper",
             f"file://{tmp_path}",
@@ -100,7 +100,7 @@ async def test_location_and_endpoint_must_be_allowed_by_the_operator(tmp_path: P
             message = await create_and_read_refusal(world, {"name": "new", "location": location})
             assert "overlaps" in message
         assert not (world.lake / "sales" / "db").exists()
-        assert not (outside / "deeper").exists()
+        assert not (outside_folder / "deeper").exists()
         definition = {"name": "new", "location": f"file://{world.lake}/new"}
         endpoint = {"settings": {"s3_endpoint": "http://169.254.169.254"}, "credentials": KEYS}
         assert "warehouse_endpoints" in await create_and_read_refusal(world, definition | endpoint)
@@ -174,8 +174,8 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
         for answer in (creation, listing, change, refusal):
             assert not any(value in str(answer) for value in KEYS.values())
     with closing(sqlite3.connect(tmp_path / "home" / "seamark.db")) as database:
-        ((sealed,),) = database.execute("SELECT credentials FROM warehouses")
-    assert sealed
+        ((sealed_credentials,),) = database.execute("SELECT credentials FROM warehouses")
+    assert sealed_credentials
     for file in (tmp_path / "home").glob("*.db*"):
         assert not any(value.encode() in file.read_bytes() for value in KEYS.values())
 

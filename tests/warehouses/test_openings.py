@@ -33,13 +33,13 @@ class Openings:
     fails: bool = False
 
     @asynccontextmanager
-    async def open(self, settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
-        self.events.append(f"open {stored.version}")
+    async def open(self, settings: Settings, stored_warehouse: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+        self.events.append(f"open {stored_warehouse.version}")
         if self.fails:
             raise ConfigError("The database is missing")
         yield ServedWarehouse(_answer, lambda: None)
         await asyncio.sleep(0)
-        self.events.append(f"close {stored.version}")
+        self.events.append(f"close {stored_warehouse.version}")
 
     async def create(self, name: str) -> StoredWarehouse:
         return await self.warehouses.create(name, f"file://{self.lake / name}", {}, {}, "ann")
@@ -61,13 +61,15 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
     async with open_store(settings.make_database_url(), clock=clock) as store:
 
         @asynccontextmanager
-        async def open_recorded(own_settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
-            async with recorded.open(own_settings, stored) as served:
-                yield served
+        async def open_recorded(
+            own_settings: Settings, stored_warehouse: StoredWarehouse
+        ) -> AsyncIterator[ServedWarehouse]:
+            async with recorded_openings.open(own_settings, stored_warehouse) as served_warehouse:
+                yield served_warehouse
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
-            recorded = Openings(warehouses, store, clock, lake)
-            yield recorded
+            recorded_openings = Openings(warehouses, store, clock, lake)
+            yield recorded_openings
 
 
 async def test_changed_warehouse_opens_after_its_earlier_instance_is_closed(openings: Openings) -> None:
@@ -85,15 +87,15 @@ async def test_requests_for_unknown_names_cause_one_query_each_second(
     openings: Openings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries: list[str] = []
-    read_one, read_all = openings.store.load_warehouse, openings.store.list_warehouses
+    load_one, load_all = openings.store.load_warehouse, openings.store.list_warehouses
 
     async def record_load(name: str) -> StoredWarehouse | None:
         queries.append(name)
-        return await read_one(name)
+        return await load_one(name)
 
     async def record_list() -> list[StoredWarehouse]:
         queries.append("all")
-        return await read_all()
+        return await load_all()
 
     monkeypatch.setattr(openings.store, "load_warehouse", record_load)
     monkeypatch.setattr(openings.store, "list_warehouses", record_list)

@@ -232,19 +232,19 @@ class QueryBlock:
         return self._extremes[column]
 
     def _find_extreme(self, column: str) -> StoredExtreme | None:
-        own = self.extremes.get(column)
-        if own is None:
+        own_extreme = self.extremes.get(column)
+        if own_extreme is None:
             reference = self.outputs.find_reference(column)
             return None if reference is None else self.sources[reference[0]].find_extreme(reference[1])
-        source, name = own.column
+        source, name = own_extreme.column
         origin = find_exact_origin(self.sources[source], [name])
         if origin is None:
             return None
-        table, (stored,) = origin
+        table, (stored_column,) = origin
         rows = self._find_joined_rows() if self.keys is None and self.having is None else None
-        if rows is not None and own.is_filtered:
+        if rows is not None and own_extreme.is_filtered:
             rows = rows._replace(exact=False)
-        return StoredExtreme(table, stored, own.kind, rows)
+        return StoredExtreme(table, stored_column, own_extreme.kind, rows)
 
     def find_source_rows(self) -> SourceRows | None:
         if self.keys is not None or self.having is not None or self.extremes:
@@ -258,17 +258,17 @@ class QueryBlock:
         if self.tree != 0:
             return None
         source = self.sources[0]
-        below = source.find_source_rows()
-        if below is None or self.where is None:
-            return below
-        exact = self.where.exact() if below.exact else None
-        stored = _move_to_table(exact, source)
-        if exact is not None and stored is not None and stored.size == exact.size:
-            return SourceRows(all_of([below.where, stored]), exact=True)
+        source_rows = source.find_source_rows()
+        if source_rows is None or self.where is None:
+            return source_rows
+        exact = self.where.exact() if source_rows.exact else None
+        table_condition = _move_to_table(exact, source)
+        if exact is not None and table_condition is not None and table_condition.size == exact.size:
+            return SourceRows(all_of([source_rows.where, table_condition]), exact=True)
         # Grouping sets replace values by null, and such rows are not rows of the table.
-        sure = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
-        weaker = _move_to_table(keep_comparisons(sure), source)
-        return SourceRows(all_of([below.where, weaker]), exact=False)
+        certain_condition = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
+        weaker = _move_to_table(keep_comparisons(certain_condition), source)
+        return SourceRows(all_of([source_rows.where, weaker]), exact=False)
 
     def list_values(self, column: str) -> tuple[Literal, ...] | None:
         reference = self.outputs.find_reference(column)
@@ -292,17 +292,19 @@ class QueryBlock:
 
     def _move_to_rows(self, condition: Condition | None) -> Condition | None:
         """Return a condition that is true for each joined row that can change the result."""
-        above = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
-        above = all_of([above, self.having, self.counted, self.correlated])
+        row_condition = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
+        row_condition = all_of([row_condition, self.having, self.counted, self.correlated])
         if self.where is None:
-            return above
-        return self._extend_by_equalities(all_of([self.where.condition, above]), self.where.equalities)
+            return row_condition
+        return self._extend_by_equalities(all_of([self.where.condition, row_condition]), self.where.equalities)
 
     def _move_to_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
         condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.find_literal))
-        above = move(weaken(condition, self._keep_certain), lambda reference: self.outputs.find_reference(reference[1]))
-        return above if self.keys is None else restrict_to_columns(above, self.keys)
+        column_condition = move(
+            weaken(condition, self._keep_certain), lambda reference: self.outputs.find_reference(reference[1])
+        )
+        return column_condition if self.keys is None else restrict_to_columns(column_condition, self.keys)
 
     def _keep_certain(self, atom: Atom) -> Atom | None:
         if atom.rejects_null or not any(self.outputs.may_be_null(name) for _, name in list_references(atom)):
@@ -343,10 +345,12 @@ class QueryBlock:
         """Push a condition down through nested inner joins together, because each row meets all ON conditions."""
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
-        implied = self._extend_by_equalities(all_of([condition, *(join.on.condition for join in joins)]), equalities)
+        implied_condition = self._extend_by_equalities(
+            all_of([condition, *(join.on.condition for join in joins)]), equalities
+        )
         side_of = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
-        for part in split_parts(implied):
+        for part in split_parts(implied_condition):
             for number in {side_of[source] for source, _ in list_references(part) if source in side_of}:
                 parts_by_side[number].append(part)
         for side, parts in zip(sides, parts_by_side, strict=True):
@@ -364,15 +368,15 @@ class QueryBlock:
             return
         equalities = tree.on.equalities
         on = all_of([tree.on.condition, *join_equivalences(equalities, self.sources)])
-        for side, own, other, is_kept, other_is_kept in (
+        for side, own_sources, other, is_kept, is_other_kept in (
             (tree.left, left, right, keeps_left, keeps_right),
             (tree.right, right, left, keeps_right, keeps_left),
         ):
-            condition = None if other_is_kept else restrict_to_sources(wanted_condition, own)
+            condition = None if is_other_kept else restrict_to_sources(wanted_condition, own_sources)
             if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
                 beside = all_of([restrict_to_sources(wanted_condition, other), on])
-                implied = copy_to_equal_columns(beside, equalities, self.find_reference_kind)
-                condition = all_of([condition, restrict_to_sources(implied, own)])
+                implied_condition = copy_to_equal_columns(beside, equalities, self.find_reference_kind)
+                condition = all_of([condition, restrict_to_sources(implied_condition, own_sources)])
             self._push_to(side, condition)
 
     # Correlated subqueries
@@ -384,14 +388,14 @@ class QueryBlock:
         the block's conditions are needed.
         """
         parts: list[Condition | None] = []
-        for own, (source, column) in pairs:
+        for own_column, (source, column) in pairs:
             partner = self.sources[source]
-            parts += build_semi_joins([(own, column)], partner)
+            parts += build_semi_joins([(own_column, column)], partner)
             origin = find_exact_origin(partner, [column])
-            if origin is not None and partner.find_kind(column) == query.find_reference_kind(own):
+            if origin is not None and partner.find_kind(column) == query.find_reference_kind(own_column):
                 table, (name,) = origin
                 on_column = restrict_to_columns(table.predicate, {(0, name)})
-                parts.append(keep_comparisons(move_to_column(on_column, own)))
+                parts.append(keep_comparisons(move_to_column(on_column, own_column)))
         return all_of(parts)
 
 

@@ -92,15 +92,15 @@ def has_ranges(first: str | None, second: str | None) -> bool:
     return has_order(first, second) or {first, second} <= _FLOATS or first == second == "string"
 
 
-def is_wider(kind: str | None, narrow: str | None) -> bool:
-    """Return whether `kind` is wider than `narrow`, or a decimal of the same scale with at least as many digits."""
-    if kind is None or narrow is None:
+def is_wider(kind: str | None, other_kind: str | None) -> bool:
+    """Return whether `kind` is wider than `other_kind`, or a decimal of the same scale with at least as many digits."""
+    if kind is None or other_kind is None:
         return False
-    if kind.startswith("decimal(") and narrow.startswith("decimal("):
-        return get_decimal_scale(kind) == get_decimal_scale(narrow) and get_decimal_precision(
+    if kind.startswith("decimal(") and other_kind.startswith("decimal("):
+        return get_decimal_scale(kind) == get_decimal_scale(other_kind) and get_decimal_precision(
             kind
-        ) >= get_decimal_precision(narrow)
-    return (narrow, kind) in (("int", "long"), ("float", "double"))
+        ) >= get_decimal_precision(other_kind)
+    return (other_kind, kind) in (("int", "long"), ("float", "double"))
 
 
 def is_year_number(kind: str | None) -> bool:
@@ -196,9 +196,9 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
         first, second = (classes.get(reference, {reference}) for reference in (left, right))
         if first is second:
             continue
-        small, large = sorted((first, second), key=len)
-        large |= small
-        classes |= dict.fromkeys(small | {left, right}, large)
+        smaller_class, larger_class = sorted((first, second), key=len)
+        larger_class |= smaller_class
+        classes |= dict.fromkeys(smaller_class | {left, right}, larger_class)
     return classes
 
 
@@ -264,7 +264,9 @@ def push_disjunction_across_join(
         if not isinstance(part, AnyOf) or len({source for source, _ in list_references(part)}) < 2:
             continue
         for source in {first for first, _ in pairs}:
-            partners = {second: of_both for (first, second), of_both in pairs.items() if first == source}
+            partners = {
+                second: pair_conditions for (first, second), pair_conditions in pairs.items() if first == source
+            }
             yield any_of(_push_branch(branch, source, partners, sources) for branch in part.parts)
 
 
@@ -292,16 +294,20 @@ def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Conditi
     Comparisons that are true for null are left out, because the null may come from a missing partner. Comparisons of
     functions are left out, because the server compares only stored values of a dimension.
     """
-    where = drop_functions(
+    partner_condition = drop_functions(
         weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
     )
-    if where is None:
+    if partner_condition is None:
         return None
-    columns = sorted({column for _, column in list_references(where)})
+    columns = sorted({column for _, column in list_references(partner_condition)})
     origin = find_exact_origin(partner, [*(column for _, column in pairs), *columns])
     if origin is None:
         return None
     table, names = origin
-    stored = dict(zip(columns, names[len(pairs) :], strict=True))
-    matched = zip((reference for reference, _ in pairs), names[: len(pairs)], strict=True)
-    return SemiJoin(tuple(sorted(matched)), table, move(where, lambda reference: (0, stored[reference[1]])))
+    columns_by_reference = dict(zip(columns, names[len(pairs) :], strict=True))
+    matched_pairs = zip((reference for reference, _ in pairs), names[: len(pairs)], strict=True)
+    return SemiJoin(
+        tuple(sorted(matched_pairs)),
+        table,
+        move(partner_condition, lambda reference: (0, columns_by_reference[reference[1]])),
+    )

@@ -91,8 +91,8 @@ def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
             yield move(keep_comparisons(partner), partial(_replace_column, column, reference))
 
 
-def _replace_column(column: str, by: ColumnReference, reference: ColumnReference) -> ColumnReference | None:
-    return by if reference[1] == column else None
+def _replace_column(column: str, replacement: ColumnReference, reference: ColumnReference) -> ColumnReference | None:
+    return replacement if reference[1] == column else None
 
 
 def _has_field(atom: Atom) -> bool:
@@ -136,11 +136,11 @@ def _build_join(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool
     if scan is None or not isinstance(partner, Table):
         return None
     on = tuple((reference[1], column) for reference, column in semi_join.pairs)
-    where = _keep_evaluated_part(partner, semi_join.where, utc=utc)
-    join = Join(scan, on, semi_join.transform, where, ops=semi_join.ops)
+    partner_condition = _keep_evaluated_part(partner, semi_join.where, utc=utc)
+    join = Join(scan, on, semi_join.transform, partner_condition, ops=semi_join.ops)
     if not join.is_extreme:
         return join
-    join = replace(join, exact=semi_join.exact and where == semi_join.where)
+    join = replace(join, exact=semi_join.exact and partner_condition == semi_join.where)
     return join if join.exact or has_outer_limit(join.transform, join.ops[0]) else None
 
 
@@ -151,13 +151,13 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
     branch has neither a condition nor a join, because the disjunction may then be true for any row.
     """
     joins: dict[Join, None] = {}
-    own: list[Condition | None] = []
+    own_conditions: list[Condition | None] = []
     for branch in either.parts:
         # The server does not filter the rows of a dimension by fields of structs or by functions.
         columns_only = drop_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
         condition = _keep_evaluated_part(table, columns_only, utc=utc)
         if condition is not None:
-            own.append(condition)
+            own_conditions.append(condition)
             continue
         candidates = (
             _build_join(part, table, scan_of, utc=utc) for part in split_parts(branch) if isinstance(part, SemiJoin)
@@ -166,18 +166,18 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
         if join is None:
             return []
         joins[join] = None
-    exempt_condition = any_of(own) if own else None
+    exempt_condition = any_of(own_conditions) if own_conditions else None
     return [replace(join, any_of=number, exempt_condition=exempt_condition) for join in joins]
 
 
-def intersect_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
+def intersect_joins(join_lists: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
     """Return the joins that all references to a table share, because a single scan reads the rows of all references.
 
     The alternatives of a disjunction are returned only if all references share all of them.
     """
-    if not joins_of_each:
+    if not join_lists:
         return ()
-    first, *other_joins = joins_of_each
+    first, *other_joins = join_lists
     groups = [{_group(join, joins) for join in joins} for joins in other_joins]
     return tuple(join for join in first if all(_group(join, first) in each for each in groups))
 

@@ -498,10 +498,10 @@ class NamedQuery:
         self.collected.append(condition)
 
     def push_collected(self) -> None:
-        wanted = any_of(self.collected) if self.collected else None
-        if len(self.collected) > 1 and wanted is not None and wanted.size > SHARED_LEAVES_MAX:
-            wanted = None
-        self.inner.push_down(wanted)
+        wanted_condition = any_of(self.collected) if self.collected else None
+        if len(self.collected) > 1 and wanted_condition is not None and wanted_condition.size > SHARED_LEAVES_MAX:
+            wanted_condition = None
+        self.inner.push_down(wanted_condition)
 
 
 @dataclass

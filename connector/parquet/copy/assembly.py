@@ -187,7 +187,7 @@ class FileAssembler:
         """Copy the chunks of a pick to the new file, and return them with their new offsets."""
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
         ciphers = [self._make_cipher(target) for target in pick.targets]
-        changed = np.array(
+        is_changed = np.array(
             [
                 new is not None or source.find_cipher(group, column) is not None
                 for column, new in zip(pick.columns, ciphers, strict=True)
@@ -197,12 +197,12 @@ class FileAssembler:
         values = np.stack([group.read_values(name)[columns] for name in PATCH], axis=1)
         values[:, PATCH["file_offset"]] = 0
         shifts = np.zeros(len(columns), dtype=np.int64)
-        moved: dict[int, MovedPages] = {}
-        for run, members in _divide_into_runs(pick, group, columns, changed):
-            if changed[members[0]]:
+        pages_by_column: dict[int, MovedPages] = {}
+        for run, members in _divide_into_runs(pick, group, columns, is_changed):
+            if is_changed[members[0]]:
                 number = int(members[0])
                 pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink, reach=run.reach)
-                moved[number] = pages
+                pages_by_column[number] = pages
                 values[number, PATCH["packed_bytes"]] = sum(size for _, _, size in pages.pages)
                 values[number, PATCH["plain_bytes"]] += pages.headers_grown
             else:
@@ -210,7 +210,7 @@ class FileAssembler:
                 source.copy(run, self._sink)
         for name in _SHIFTED:
             offsets = values[:, PATCH[name]]
-            values[:, PATCH[name]] = np.where((offsets > 0) & ~changed, offsets + shifts, offsets)
+            values[:, PATCH[name]] = np.where((offsets > 0) & ~is_changed, offsets + shifts, offsets)
         leaves = source.leaves
         paths = [
             None if leaves[column].names == self.leaves[target].names else encode_path(self.leaves[target].names)
@@ -218,15 +218,15 @@ class FileAssembler:
         ]
         column_indexes, offset_indexes = [], []
         try:
-            for number, pages in moved.items():
+            for number, pages in pages_by_column.items():
                 for name in _SHIFTED:
                     if values[number, PATCH[name]] > 0:
                         values[number, PATCH[name]] = pages.translate_offset(int(values[number, PATCH[name]]))
             for number, (column, shift) in enumerate(zip(pick.columns, shifts.tolist(), strict=True)):
                 column_indexes.append(source.read_column_index(group, column))
                 index = source.read_offset_index(group, column)
-                if index is not None and number in moved:
-                    index = _footer.move_pages(index, moved[number].table())
+                if index is not None and number in pages_by_column:
+                    index = _footer.move_pages(index, pages_by_column[number].table())
                 elif index is not None:
                     index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)
@@ -285,15 +285,15 @@ class FileAssembler:
             self._sink.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
         else:
             names = [leaf.names for leaf in self.leaves]
-            encrypted = [
+            encrypted_chunks = [
                 [
                     self._encryption.encrypt_chunk(chunk, ordinal, column, names[column])
                     for column, chunk in enumerate(group)
                 ]
                 for ordinal, group in enumerate(chunks)
             ]
-            whole = self._encode_footer(encrypted, self._encryption.list_footer_fields())
-            self._sink.write(self._encryption.encode_footer(whole))
+            plain_footer = self._encode_footer(encrypted_chunks, self._encryption.list_footer_fields())
+            self._sink.write(self._encryption.encode_footer(plain_footer))
         self._sink.close()
         return footer
 
@@ -329,20 +329,20 @@ class FileAssembler:
 
 
 def _divide_into_runs(
-    pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]
+    pick: Pick, group: RowGroup, columns: Longs, is_changed: npt.NDArray[np.bool_]
 ) -> list[tuple[Run, Longs]]:
     """Divide the chunks into runs of contiguous bytes, in the order of the file.
 
     Args:
-        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of a column whose encryption
-            changes is a separate run.
+        is_changed: Whether the encryption of each column changes, as bool[columns]. The chunk of a column whose
+            encryption changes is a separate run.
 
     Returns:
         The runs, each with the positions of its columns in `columns`.
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.read_values("values")[columns]
     order = np.argsort(begins, kind="stable")
-    alone = changed[order]
+    alone = is_changed[order]
     breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | alone[1:] | alone[:-1]) + 1
     runs: list[tuple[Run, Longs]] = []
     for members in reversed(np.split(order, breaks)):

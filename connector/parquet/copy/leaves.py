@@ -85,29 +85,29 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
     orders = _read_orders(footer)
     leaves: list[Leaf] = []
 
-    def walk(at: int, ids: tuple[int | None, ...], shape: tuple[Any, ...], names: tuple[bytes, ...]) -> int:
+    def walk(position: int, ids: tuple[int | None, ...], shape: tuple[Any, ...], names: tuple[bytes, ...]) -> int:
         if len(names) > _DEPTH_MAX:
             raise ValueError("the schema is too deep")
-        if at >= len(elements):
+        if position >= len(elements):
             raise ValueError("the schema ends within a group")
-        element = elements[at]
+        element = elements[position]
         ids, names = (*ids, _read_value(element, _ID)), (*names, bytes(_read_value(element, _NAME) or b""))
         shape = (*shape, _read_shape(element))
         children = _read_value(element, _CHILDREN)
-        at += 1
+        position += 1
         if children is None:
             number = len(leaves)
             order = orders[number] if orders is not None and number < len(orders) else b""
             leaves.append(Leaf(ids, shape, names, order))
-            return at
+            return position
         for _ in range(children):
-            at = walk(at, ids, shape, names)
-        return at
+            position = walk(position, ids, shape, names)
+        return position
 
-    at = 1
+    position = 1
     for _ in range(_read_value(elements[0], _CHILDREN) or 0):
-        at = walk(at, (), (), ())
-    if at != len(elements):
+        position = walk(position, (), (), ())
+    if position != len(elements):
         raise ValueError("the schema has elements outside of the root")
     for group in footer.groups:
         if len(group.chunks) != len(leaves):
@@ -136,15 +136,15 @@ def _read_shape(element: Fields) -> tuple[Any, ...]:
 
 
 def _read_logical_type(element: Fields) -> Logical:
-    union, converted = _read_value(element, _LOGICAL), _read_value(element, _CONVERTED)
+    union, converted_type = _read_value(element, _LOGICAL), _read_value(element, _CONVERTED)
     logical: Logical
     if union:
         number, (_, inner) = next(iter(union.items()))
         logical = number, *_read_parameters(number, inner)
-    elif converted == 5:
+    elif converted_type == 5:
         logical = _DECIMAL, _read_value(element, _SCALE) or 0, _read_value(element, _PRECISION) or 0
-    elif converted is not None:
-        logical = _CONVERTED_TYPES.get(converted, (-1, converted))
+    elif converted_type is not None:
+        logical = _CONVERTED_TYPES.get(converted_type, (-1, converted_type))
     else:
         return ()
     physical = _read_value(element, _TYPE)
@@ -190,8 +190,8 @@ class LeafMatch(NamedTuple):
 
 def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
     """Match the leaf columns of a file with those of a target."""
-    if repeated := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
-        return LeafMatch((), f"the file has several columns with the field ids {repeated[0]}")
+    if repeated_ids := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
+        return LeafMatch((), f"the file has several columns with the field ids {repeated_ids[0]}")
     if any(leaf.ids[0] is None for leaf in leaves):
         return LeafMatch((), "the file has columns without field ids")
     positions = {leaf.ids: number for number, leaf in enumerate(leaves)}

@@ -51,8 +51,8 @@ class FileProtection(NamedTuple):
 
         Their values must not be stored in unencrypted files.
         """
-        protected = zip(self.leaves, self.scheme.columns, strict=True)
-        paths = (leaf.ids for leaf, how in protected if how is not Protection.PLAIN)
+        leaves_with_protection = zip(self.leaves, self.scheme.columns, strict=True)
+        paths = (leaf.ids for leaf, protection in leaves_with_protection if protection is not Protection.PLAIN)
         return frozenset(number for path in paths for number in path if number is not None)
 
     def refuse(self, column_ids: Iterable[int], use: str) -> None:

@@ -86,30 +86,31 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         ValueError: The pages contradict their headers or the footer, or an ordinal is too large for encryption.
         Undecryptable: A page cannot be decrypted.
     """
-    moved = MovedPages()
-    at, values, page = chunk.begin, chunk.values, 0
-    while at < chunk.end:
-        begin, is_first = at, at == chunk.begin
+    moved_pages = MovedPages()
+    offset, values, page = chunk.begin, chunk.values, 0
+    while offset < chunk.end:
+        begin, is_first = offset, offset == chunk.begin
         expects_dictionary = is_first and chunk.has_dictionary
-        header, header_size = _read_header(chunk, view, at, None if expects_dictionary else page)
-        at += header_size
-        _, kind, packed, count, crc, levels = _footer.page_details(header)
-        packed += 0 if chunk.old is None else chunk.old.uncounted_bytes
+        header, header_size = _read_header(chunk, view, offset, None if expects_dictionary else page)
+        offset += header_size
+        _, kind, packed_bytes, count, crc, levels = _footer.page_details(header)
+        packed_bytes += 0 if chunk.old is None else chunk.old.uncounted_bytes
         if (kind == _DICTIONARY_PAGE) != expects_dictionary:
             raise ValueError(f"the page at {begin} is not of the type that its position in the column chunk requires")
         if kind not in (_DATA_PAGE, _DATA_PAGE_2, _DICTIONARY_PAGE):
             raise ValueError(f"the page at {begin} has the unknown type {kind}")
-        if packed > min(chunk.end - at, PAGE_BYTES_MAX):
+        if packed_bytes > min(chunk.end - offset, PAGE_BYTES_MAX):
             raise ValueError(
-                f"the page at {begin} has {packed:,} bytes; its column chunk has {chunk.end - at:,}, and the limit is "
+                f"the page at {begin} has {packed_bytes:,} bytes; "
+                f"its column chunk has {chunk.end - offset:,}, and the limit is "
                 f"{PAGE_BYTES_MAX:,}"
             )
         ordinal = None if kind == _DICTIONARY_PAGE else page
-        with view(at, packed) as body:
+        with view(offset, packed_bytes) as body:
             if crc is not None and zlib.crc32(body) != crc & 0xFFFFFFFF:
                 raise ValueError(f"the CRC of the page at {begin} differs from the CRC in its header")
             data = _reencrypt_page(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
-        at += packed
+        offset += packed_bytes
         if len(data) > _PACKED_MAX:
             raise ValueError(f"the page at {begin} has more than {_PACKED_MAX:,} bytes when it is encrypted")
         new_begin = sink.at
@@ -121,33 +122,33 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         else:
             sink.write(new_header)
             sink.write(data)
-        moved.pages.append((begin, new_begin, sink.at - new_begin))
-        moved.headers_grown += len(new_header) - header_size
+        moved_pages.pages.append((begin, new_begin, sink.at - new_begin))
+        moved_pages.headers_grown += len(new_header) - header_size
         if ordinal is not None:
             page, values = page + 1, values - count
-    if at != chunk.end or values:
+    if offset != chunk.end or values:
         raise ValueError(f"the pages of a column chunk have {-values} more values than the footer states")
-    return moved
+    return moved_pages
 
 
-def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
-    """Return the page header at `at`, and its size in the file.
+def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | None) -> tuple[bytes, int]:
+    """Return the page header at `offset`, and its size in the file.
 
     Args:
         page: The ordinal of the page, or None for a dictionary page.
     """
-    left = chunk.end - at
+    left = chunk.end - offset
     if chunk.old is None:
-        with view(at, min(PAGE_HEADER_MAX_BYTES, left)) as data:
+        with view(offset, min(PAGE_HEADER_MAX_BYTES, left)) as data:
             size = _footer.page_details(data)[0]
             return bytes(data[:size]), size
     if left < LENGTH_BYTES:
-        raise ValueError(f"the column chunk ends within a page header at {at}")
-    with view(at, LENGTH_BYTES) as data:
+        raise ValueError(f"the column chunk ends within a page header at {offset}")
+    with view(offset, LENGTH_BYTES) as data:
         size = LENGTH_BYTES + struct.unpack("<I", data)[0]
     if size > min(left, PAGE_HEADER_MAX_BYTES):
-        raise ValueError(f"the page header at {at} has {size:,} bytes; its column chunk has {left:,}")
-    with view(at, size) as data:
+        raise ValueError(f"the page header at {offset} has {size:,} bytes; its column chunk has {left:,}")
+    with view(offset, size) as data:
         return strip_padding(chunk.old.decrypt(_get_header_module(page), data, page)), size
 
 
@@ -155,14 +156,14 @@ def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, l
     module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
     open_levels = 0  # The number of unencrypted bytes at the start of the page, which are copied unchanged.
     if chunk.old is None:
-        plain: bytes | memoryview = body
+        plain_body: bytes | memoryview = body
     else:
         if levels and not _is_module(body) and _is_module(body[levels:]):
             open_levels = levels
-        plain = chunk.old.decrypt(module, body[open_levels:], page)
+        plain_body = chunk.old.decrypt(module, body[open_levels:], page)
     if chunk.new is None:
-        return b"".join((body[:open_levels], plain))
-    data = chunk.new.encrypt(module, plain, page)
+        return b"".join((body[:open_levels], plain_body))
+    data = chunk.new.encrypt(module, plain_body, page)
     return b"".join((body[:open_levels], data)) if open_levels else data
 
 

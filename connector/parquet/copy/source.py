@@ -89,7 +89,7 @@ class SourceFile:
         self._window_at = 0
         self._bytes: mmap.mmap | bytes | None = data
         self._fd = -1
-        self._remote: Any = None
+        self._remote_file: Any = None
         self._given: Any = None
         try:
             if data is not None or storage is None:
@@ -118,8 +118,8 @@ class SourceFile:
     def _open(self, location: str, storage: Storage) -> None:
         local = storage.find_local_path(location)
         if local is None:
-            self._remote = storage.open_input_file(location)
-            self.size_bytes = self._remote.size()
+            self._remote_file = storage.open_input_file(location)
+            self.size_bytes = self._remote_file.size()
             return
         self._fd = local.open_file()
         self.size_bytes = os.fstat(self._fd).st_size
@@ -142,9 +142,9 @@ class SourceFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if self._remote is not None:
-            self._remote.close()
-            self._remote = None
+        if self._remote_file is not None:
+            self._remote_file.close()
+            self._remote_file = None
 
     def make_unreadable_error(self, reason: str) -> Unreadable:
         return Unreadable(self.location, reason)
@@ -159,7 +159,7 @@ class SourceFile:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,} bytes")
         if self._bytes is not None:
             return self._bytes[at : at + size]
-        data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
+        data = bytes((self._remote_file or self._given).read_at(size, at)) if size else b""
         if len(data) != size:
             raise ValueError(f"the file ends before the {size:,} bytes at {at:,}")
         return data
@@ -168,27 +168,27 @@ class SourceFile:
         if self.size_bytes < END_BYTES + len(MAGIC):
             raise ValueError(f"the file has only {self.size_bytes} bytes, too few for a Parquet file")
         tail = self.read(max(0, self.size_bytes - _TAIL_BYTES), min(self.size_bytes, _TAIL_BYTES))
-        encrypted = tail[-4:] == ENCRYPTED_MAGIC
-        if not encrypted and tail[-4:] != MAGIC:
+        is_encrypted = tail[-4:] == ENCRYPTED_MAGIC
+        if not is_encrypted and tail[-4:] != MAGIC:
             raise ValueError("the file does not end with PAR1 or PARE")
         length = int.from_bytes(tail[-END_BYTES:-4], "little")
         if length > min(FOOTER_BYTES_MAX, self.size_bytes - END_BYTES - len(MAGIC)):
             raise ValueError(f"the footer has {length:,} bytes, but the file has {self.size_bytes:,}")
         self.data_end = self.size_bytes - END_BYTES - length
         is_in_tail = length + END_BYTES <= len(tail)
-        encoded = tail[-END_BYTES - length :] if is_in_tail else self.read(self.data_end, length + END_BYTES)
-        plain = encoded[:-END_BYTES]
-        if encrypted or is_signed(plain):
+        encoded_footer = tail[-END_BYTES - length :] if is_in_tail else self.read(self.data_end, length + END_BYTES)
+        plain_footer = encoded_footer[:-END_BYTES]
+        if is_encrypted or is_signed(plain_footer):
             if self._keys is None:
                 raise self.make_unreadable_error(
                     "the file is encrypted, and this process has no key; set SEAMARK_PARQUET_KEY_FILE or "
                     "SEAMARK_PARQUET_KMS"
                 )
-            self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
-            plain = self.encryption.plain
+            self.encryption = open_footer(plain_footer, self._keys, encrypted=is_encrypted)
+            plain_footer = self.encryption.plain
         # Chunks are copied without decoding, so a chunk that readers cannot decode must be refused here.
-        pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
-        return read_footer(plain)
+        pq.read_metadata(pa.BufferReader(MAGIC + plain_footer + struct.pack("<I", len(plain_footer)) + MAGIC))
+        return read_footer(plain_footer)
 
     def _check(self) -> None:
         footer = self.footer
@@ -238,10 +238,10 @@ class SourceFile:
     def _read_index(self, group: RowGroup, column: int, name: str, module: Module) -> bytes | None:
         if not (group.has(name)[column] and group.has(f"{name}_length")[column]):
             return None
-        at, size = int(group.read_values(name)[column]), int(group.read_values(f"{name}_length")[column])
+        offset, size = int(group.read_values(name)[column]), int(group.read_values(f"{name}_length")[column])
         if size <= 0 or size > INDEX_BYTES_MAX:
             raise ValueError(f"a page index has {size:,} bytes; it must have 1 to {INDEX_BYTES_MAX:,}")
-        data, cipher = self.read(at, size), self.find_cipher(group, column)
+        data, cipher = self.read(offset, size), self.find_cipher(group, column)
         return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 
     def read_bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
@@ -251,24 +251,24 @@ class SourceFile:
         """
         if not group.has("bloom")[column]:
             return None
-        at, cipher = int(group.read_values("bloom")[column]), self.find_cipher(group, column)
+        offset, cipher = int(group.read_values("bloom")[column]), self.find_cipher(group, column)
         if cipher is not None:
-            header, header_size = self._read_bloom_part(at, Module.BLOOM_HEADER, cipher)
-            return strip_padding(header), self._read_bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
-        head = self.read(at, min(_BLOOM_HEADER_BYTES_MAX, max(0, self.size_bytes - at)))
+            header, header_size = self._read_bloom_part(offset, Module.BLOOM_HEADER, cipher)
+            return strip_padding(header), self._read_bloom_part(offset + header_size, Module.BLOOM_BITSET, cipher)[0]
+        head = self.read(offset, min(_BLOOM_HEADER_BYTES_MAX, max(0, self.size_bytes - offset)))
         header_size, size = _read_bloom_sizes(head)
         if group.has("bloom_length")[column]:
             size = int(group.read_values("bloom_length")[column]) - header_size
         if size <= 0 or size > BLOOM_BYTES_MAX:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
-        return head[:header_size], self.read(at + header_size, size)
+        return head[:header_size], self.read(offset + header_size, size)
 
-    def _read_bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
+    def _read_bloom_part(self, offset: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
         """Return an encrypted part of a Bloom filter, and its size in the file."""
-        size = LENGTH_BYTES + int.from_bytes(self.read(at, LENGTH_BYTES), "little")
+        size = LENGTH_BYTES + int.from_bytes(self.read(offset, LENGTH_BYTES), "little")
         if size > BLOOM_BYTES_MAX:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
-        return cipher.decrypt(module, memoryview(self.read(at, size))), size
+        return cipher.decrypt(module, memoryview(self.read(offset, size))), size
 
     def reencrypt(
         self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
@@ -301,20 +301,20 @@ class SourceFile:
             raise self.make_unreadable_error(str(error)) from None
 
     @contextmanager
-    def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
+    def _view(self, offset: int, size: int, *, end: int) -> Iterator[memoryview]:
         """Yield bytes of the file. A remote object is read forward in blocks that do not extend beyond `end`."""
         if self._bytes is not None:
-            if at < 0 or at + size > self.size_bytes:
-                raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
-            with memoryview(self._bytes) as whole, whole[at : at + size] as part:
+            if offset < 0 or offset + size > self.size_bytes:
+                raise ValueError(f"{size:,} bytes at {offset:,} are outside of the file")
+            with memoryview(self._bytes) as file_view, file_view[offset : offset + size] as part:
                 yield part
             return
-        if not self._window_at <= at <= at + size <= self._window_at + len(self._window):
-            self._window = self.read(at, max(size, min(BLOCK_BYTES, end - at)))
-            self._window_at = at
+        if not self._window_at <= offset <= offset + size <= self._window_at + len(self._window):
+            self._window = self.read(offset, max(size, min(BLOCK_BYTES, end - offset)))
+            self._window_at = offset
             if len(self._window) < size:
-                raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
-        with memoryview(self._window)[at - self._window_at :][:size] as part:
+                raise ValueError(f"{size:,} bytes at {offset:,} are outside of the file")
+        with memoryview(self._window)[offset - self._window_at :][:size] as part:
             yield part
 
     def copy(self, run: Run, sink: Sink) -> None:
@@ -340,13 +340,13 @@ class SourceFile:
             raise self.make_unreadable_error(str(error)) from None
 
     def _copy_remote(self, run: Run, sink: Sink) -> None:
-        waiting = deque(run.walks)
+        pending_walks = deque(run.walks)
         for begin in range(run.begin, run.end, BLOCK_BYTES):
             block = self.read(begin, min(BLOCK_BYTES, run.end - begin))
             sink.write(block)
             end = begin + len(block)
-            while waiting and waiting[0].at < end:
-                walk = waiting[0]
+            while pending_walks and pending_walks[0].at < end:
+                walk = pending_walks[0]
                 stop = min(end, walk.end)
                 walk.follow(memoryview(block)[: stop - begin], begin)
                 while walk.at < stop:  # A page header may extend into the next block.
@@ -355,8 +355,8 @@ class SourceFile:
                 if walk.at < walk.end:
                     break
                 walk.check()
-                waiting.popleft()
-        for walk in waiting:
+                pending_walks.popleft()
+        for walk in pending_walks:
             walk.check()
 
 

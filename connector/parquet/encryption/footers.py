@@ -125,7 +125,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     else:
         spans, end = _footer.spans(data, 0)
         encryption_fields = encode_fields(
-            {n: (kind, data[at:to]) for n, kind, at, to in spans if n in (_ALGORITHM, _KEY_METADATA)}
+            {n: (kind, data[begin:stop]) for n, kind, begin, stop in spans if n in (_ALGORITHM, _KEY_METADATA)}
         )
         fields = thrift.read_structure(encryption_fields)[0]
     algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
@@ -135,25 +135,25 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     footer_cipher = ModuleCipher(key, file_aad, ctr_pages=algorithm == _GCM_CTR)
     if encrypted:
         try:
-            plain = footer_cipher.decrypt_footer(remaining)
+            plain_footer = footer_cipher.decrypt_footer(remaining)
         except Undecryptable:
             if file_aad:
                 raise
             file_aad = None
             footer_cipher = ModuleCipher(key, None, ctr_pages=algorithm == _GCM_CTR)
-            plain = footer_cipher.decrypt_footer(remaining)
+            plain_footer = footer_cipher.decrypt_footer(remaining)
     else:
-        plain = data[:end]
+        plain_footer = data[:end]
         if len(remaining) != SIGNATURE_BYTES or not hmac.compare_digest(
-            footer_cipher.compute_signature(plain, remaining[:NONCE_BYTES]), remaining
+            footer_cipher.compute_signature(plain_footer, remaining[:NONCE_BYTES]), remaining
         ):
             raise Undecryptable("the signature does not match the footer: the key is wrong, or the file was changed")
-    opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
-    plain = opening.strip_encryption(plain)
+    decoder = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
+    plain_footer = decoder.strip_encryption(plain_footer)
     return OpenedFooter(
-        plain,
-        opening.ciphers,
-        opening.keys,
+        plain_footer,
+        decoder.ciphers,
+        decoder.keys,
         metadata,
         footer_cipher.key_bytes,
         not encrypted,
@@ -185,8 +185,8 @@ class _Opening:
         self, keys: FileKeys, footer_cipher: ModuleCipher, file_aad: bytes | None, *, ctr_pages: bool, signed: bool
     ) -> None:
         self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
-        self._ctr_pages, self._signed = ctr_pages, signed
-        self._known: dict[bytes, ModuleCipher] = {}
+        self._ctr_pages, self._is_signed = ctr_pages, signed
+        self._ciphers: dict[bytes, ModuleCipher] = {}
         """The ciphers, by encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
@@ -195,19 +195,21 @@ class _Opening:
         """Return the FileMetaData in the form for an unencrypted file."""
         spans, _ = _footer.spans(data, 0)
         fields: Raw = {
-            number: (kind, data[begin:to])
-            for number, kind, begin, to in spans
+            number: (kind, data[begin:end])
+            for number, kind, begin, end in spans
             if number not in (_ALGORITHM, _KEY_METADATA)
         }
-        at = next((begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST), None)
-        if at is None:
+        groups_offset = next((begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST), None)
+        if groups_offset is None:
             raise ValueError("the file has no row groups")
-        groups = [self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
+        groups = [
+            self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, groups_offset)[:-1])
+        ]
         fields[_GROUPS] = LIST, encode_structures(groups)
         return encode_fields(fields)
 
-    def _group(self, data: bytes, at: int, ordinal: int) -> bytes:
-        spans, _ = _footer.spans(data, at)
+    def _group(self, data: bytes, offset: int, ordinal: int) -> bytes:
+        spans, _ = _footer.spans(data, offset)
         fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans}
         begin = next((begin for number, kind, begin, _ in spans if number == COLUMNS and kind == LIST), None)
         if begin is None:
@@ -216,8 +218,8 @@ class _Opening:
         chunks = []
         ends = _footer.items(data, begin)
         for column, (chunk, end) in enumerate(pairwise(ends)):
-            plain, cipher = self._decode_chunk(data, chunk, end, ordinal, column)
-            chunks.append(plain)
+            plain_chunk, cipher = self._decode_chunk(data, chunk, end, ordinal, column)
+            chunks.append(plain_chunk)
             ciphers.append(cipher)
         if ordinal > ORDINAL_MAX and any(ciphers):
             raise ValueError(f"the file has more than {ORDINAL_MAX + 1:,} row groups, the maximum for encryption")
@@ -226,35 +228,37 @@ class _Opening:
         return encode_fields(fields)
 
     def _decode_chunk(
-        self, data: bytes, at: int, end: int, group: int, column: int
+        self, data: bytes, offset: int, end: int, group: int, column: int
     ) -> tuple[bytes, ModuleCipher | None]:
-        spans, _ = _footer.spans(data, at)
-        fields: Raw = {number: (kind, data[begin:to]) for number, kind, begin, to in spans}
+        spans, _ = _footer.spans(data, offset)
+        fields: Raw = {number: (kind, data[begin:stop]) for number, kind, begin, stop in spans}
         crypto = fields.pop(_CRYPTO, None)
         module = fields.pop(_ENCRYPTED_METADATA, None)
         if crypto is None:
             if module is not None:
                 raise ValueError("a column without a key has encrypted metadata")
             # DuckDB encrypts all columns with the footer's key without ColumnCryptoMetaData in the chunks.
-            return data[at:end], self._footer_cipher if self._file_aad is None else None
+            return data[offset:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
             raise ValueError("the key of a column has an unexpected type")
         cipher = self._make_cipher(bytes(crypto[1]))
         if module is not None:
             if module[0] != BINARY:
                 raise ValueError("the encrypted metadata of a column has an unexpected type")
-            sealed = thrift.read_structure(encode_fields({1: (BINARY, module[1])}))[0][1][1]
-            metadata = cipher.create_chunk_cipher(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
+            encrypted_metadata = thrift.read_structure(encode_fields({1: (BINARY, module[1])}))[0][1][1]
+            metadata = cipher.create_chunk_cipher(group, column).decrypt(
+                Module.COLUMN_METADATA, memoryview(encrypted_metadata)
+            )
             fields[_METADATA] = STRUCT, strip_padding(metadata)
-        elif self._signed or cipher is not self._footer_cipher:
+        elif self._is_signed or cipher is not self._footer_cipher:
             raise ValueError("the metadata of an encrypted column is not encrypted")
         return encode_fields(fields), cipher
 
-    def _make_cipher(self, encoded: bytes) -> ModuleCipher:
-        cipher = self._known.get(encoded)
+    def _make_cipher(self, key_metadata: bytes) -> ModuleCipher:
+        cipher = self._ciphers.get(key_metadata)
         if cipher is not None:
             return cipher
-        union = thrift.read_structure(encoded)[0]
+        union = thrift.read_structure(key_metadata)[0]
         if len(union) != 1:
             raise ValueError("a column has several keys or none")
         number, (kind, value) = next(iter(union.items()))
@@ -271,7 +275,7 @@ class _Opening:
             cipher = ModuleCipher(self._keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
             raise ValueError(f"the key of a column has the unknown kind {number}")
-        self._known[encoded] = cipher
+        self._ciphers[key_metadata] = cipher
         return cipher
 
 
@@ -366,8 +370,8 @@ class FileEncryption:
         fields[_CRYPTO] = STRUCT, thrift.write_structure(crypto)
         if self.signed or key is not self._footer:
             metadata = bytes(fields.pop(_METADATA)[1])
-            sealed = cipher.create_chunk_cipher(group, column).encrypt(Module.COLUMN_METADATA, metadata)
-            fields[_ENCRYPTED_METADATA] = BINARY, encode_binary(sealed)
+            encrypted_metadata = cipher.create_chunk_cipher(group, column).encrypt(Module.COLUMN_METADATA, metadata)
+            fields[_ENCRYPTED_METADATA] = BINARY, encode_binary(encrypted_metadata)
             if self.signed:
                 fields[_METADATA] = STRUCT, _strip_statistics(metadata)
         return encode_fields(fields)

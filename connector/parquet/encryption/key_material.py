@@ -99,9 +99,9 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     else:
         outer = wrapper.unwrap(material.wrapped_key_encryption_key or "", material.master_key_id)
         try:
-            wrapped = base64.b64decode(material.wrapped_key, validate=True)
+            wrapped_key = base64.b64decode(material.wrapped_key, validate=True)
             aad = base64.b64decode(material.key_encryption_key_id or "", validate=True)
-            key = AESGCM(outer).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
+            key = AESGCM(outer).decrypt(wrapped_key[:NONCE_BYTES], wrapped_key[NONCE_BYTES:], aad)
         except (InvalidTag, ValueError, binascii.Error):
             raise KeyUnavailable("the key was not wrapped by its key encryption key") from None
     if len(key) not in KEY_BYTES:

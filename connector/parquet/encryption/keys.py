@@ -61,11 +61,11 @@ class EncryptionScheme(NamedTuple):
     ctr_pages: bool = False
 
 
-def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
+def find_scheme(source_footer: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
     """Return the encryption scheme for a new file with the rows of an opened file.
 
     Args:
-        opened: The footer of the file.
+        source_footer: The footer of the file.
         paths: The paths of the leaf columns of the file.
         columns: For each leaf column of the new file, the index of the leaf column of the opened file, or -1 if that
             file does not have the column. A missing column is encrypted with the footer's key if all columns of the
@@ -74,13 +74,13 @@ def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[in
     Raises:
         KeyUnavailable: The keys were not wrapped by parquet's key tools, or the file has an AAD prefix.
     """
-    if opened.has_prefix:
+    if source_footer.has_prefix:
         raise KeyUnavailable(
             "the file has an AAD prefix, which identifies the file, so a new file cannot have the same prefix"
         )
     sizes = {
         number: cipher.key_bytes
-        for ciphers in opened.ciphers
+        for ciphers in source_footer.ciphers
         for number, cipher in enumerate(ciphers)
         if cipher is not None
     }
@@ -91,13 +91,17 @@ def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[in
             return missing_leaf
         if column not in sizes:
             return Protection.PLAIN
-        metadata = opened.keys.get(paths[column])
+        metadata = source_footer.keys.get(paths[column])
         if metadata is None:
             return Protection.FOOTER_KEY
         return KeyMaterial.parse(metadata).reference._replace(key_bytes=sizes[column])
 
-    footer = KeyMaterial.parse(opened.footer_metadata).reference._replace(key_bytes=opened.footer_key_bytes)
-    return EncryptionScheme(footer, tuple(protection(column) for column in columns), opened.is_signed, opened.ctr_pages)
+    footer = KeyMaterial.parse(source_footer.footer_metadata).reference._replace(
+        key_bytes=source_footer.footer_key_bytes
+    )
+    return EncryptionScheme(
+        footer, tuple(protection(column) for column in columns), source_footer.is_signed, source_footer.ctr_pages
+    )
 
 
 class ParquetKeys:
@@ -107,8 +111,8 @@ class ParquetKeys:
         replaced: The master keys that new files use in place of old master keys, by the name of the old master key.
     """
 
-    def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
-        self._wrapper, self._replaced = KeyWrapper(kms), dict(replaced or {})
+    def __init__(self, kms: Kms, replaced_keys: Mapping[str, str] | None = None) -> None:
+        self._wrapper, self._replaced_keys = KeyWrapper(kms), dict(replaced_keys or {})
         self.aad_prefix = None
 
     def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
@@ -133,7 +137,7 @@ class ParquetKeys:
 
     def _create_key(self, reference: KeyReference, *, footer: bool) -> FileKey:
         key = os.urandom(reference.key_bytes)
-        master = self._replaced.get(reference.master, reference.master)
+        master = self._replaced_keys.get(reference.master, reference.master)
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def make_decryption_properties(self) -> Any:
@@ -167,7 +171,7 @@ class EnvironmentKeys:
             table: The table whose files need the keys. If it is None, there are no keys.
         """
         self._table = table
-        self._found: list[ParquetKeys | None] = []
+        self._loaded_keys: list[ParquetKeys | None] = []
 
     def __call__(self) -> ParquetKeys | None:
         """Return the keys.
@@ -175,9 +179,9 @@ class EnvironmentKeys:
         Raises:
             InvalidRequest: The key file or the key service is invalid.
         """
-        if not self._found:
-            self._found.append(None if self._table is None else read_table_keys(self._table))
-        return self._found[0]
+        if not self._loaded_keys:
+            self._loaded_keys.append(None if self._table is None else read_table_keys(self._table))
+        return self._loaded_keys[0]
 
     def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[Name | None]]:
         return EnvironmentKeys, (self._table,)
@@ -208,7 +212,7 @@ class NamespaceKms:
             InvalidRequest: The name of a namespace is invalid.
         """
         self._kms, self._namespace = kms, tuple(namespace)
-        self._allowed = frozenset(
+        self._allowed_masters = frozenset(
             master for master, names in namespaces.items() if any(_is_within(self._namespace, name) for name in names)
         )
 
@@ -221,7 +225,7 @@ class NamespaceKms:
         return self._kms.unwrap_key(wrapped_key, master_key_identifier)
 
     def _check(self, master: str) -> None:
-        if master not in self._allowed:
+        if master not in self._allowed_masters:
             raise KeyUnavailable(
                 f"the master key {master[:_NAME_SHOWN_MAX_CHARACTERS]!r} is not for tables of the namespace "
                 f"{join_name(self._namespace)}; an operator has to add it to `namespaces` in the file of {KEY_FILE}"

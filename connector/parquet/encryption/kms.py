@@ -56,8 +56,8 @@ class MasterKeyFile:
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
         key = self._read_key(master_key_identifier)
         try:
-            wrapped = base64.b64decode(wrapped_key, validate=True)
-            return key.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], master_key_identifier.encode())
+            wrapped_bytes = base64.b64decode(wrapped_key, validate=True)
+            return key.decrypt(wrapped_bytes[:NONCE_BYTES], wrapped_bytes[NONCE_BYTES:], master_key_identifier.encode())
         except (InvalidTag, ValueError):
             raise KeyUnavailable(f"the key was not wrapped by the master key {master_key_identifier!r}") from None
 
@@ -80,16 +80,16 @@ class KeyWrapper:
         Raises:
             KeyUnavailable: The service has failed.
         """
-        wrapped = self._call_kms("wrap", self._kms.wrap_key, key, master)
-        return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
+        wrapped_key = self._call_kms("wrap", self._kms.wrap_key, key, master)
+        return wrapped_key if isinstance(wrapped_key, str) else bytes(wrapped_key).decode()
 
-    def unwrap(self, wrapped: str, master: str) -> bytes:
+    def unwrap(self, wrapped_key: str, master: str) -> bytes:
         """Unwrap a key.
 
         Raises:
             KeyUnavailable: The service has failed.
         """
-        key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped, master)
+        key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped_key, master)
         return key.encode() if isinstance(key, str) else bytes(key)
 
     def _call_kms(self, name: str, call: Any, key: str | bytes, master: str) -> Any:

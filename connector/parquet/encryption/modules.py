@@ -74,8 +74,8 @@ class ModuleCipher:
     def make_footer_aad(self) -> bytes:
         return b"" if self._file_aad is None else self._file_aad + bytes([Module.FOOTER])
 
-    def encrypt_footer(self, plain: bytes) -> bytes:
-        return self._encrypt_gcm(plain, self.make_footer_aad())
+    def encrypt_footer(self, plaintext: bytes) -> bytes:
+        return self._encrypt_gcm(plaintext, self.make_footer_aad())
 
     def decrypt_footer(self, module: bytes) -> bytes:
         return self._decrypt_gcm(memoryview(module), self.make_footer_aad(), Module.FOOTER)
@@ -97,10 +97,10 @@ class ModuleCipher:
             )
         return ChunkCipher(self, self._file_aad, struct.pack("<hh", group, column))
 
-    def _encrypt_gcm(self, plain: Plain, aad: bytes) -> bytes:
+    def _encrypt_gcm(self, plaintext: Plain, aad: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
-        sealed = self._gcm.encrypt(nonce, plain, aad)
-        return b"".join((struct.pack("<I", NONCE_BYTES + len(sealed)), nonce, sealed))
+        ciphertext = self._gcm.encrypt(nonce, plaintext, aad)
+        return b"".join((struct.pack("<I", NONCE_BYTES + len(ciphertext)), nonce, ciphertext))
 
     def _decrypt_gcm(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
         if len(module) < OVERHEAD_BYTES or struct.unpack_from("<I", module)[0] != len(module) - LENGTH_BYTES:
@@ -130,12 +130,12 @@ class ChunkCipher:
         """The number of bytes of a page in the file that the size in its header does not include."""
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
-    def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
+    def encrypt(self, module: Module, plaintext: Plain, page: int | None = None) -> bytes:
         """Encrypt a module.
 
         Args:
             module: The kind of the module.
-            plain: The bytes to encrypt.
+            plaintext: The bytes to encrypt.
             page: The ordinal of the page if the module belongs to a data page.
 
         Raises:
@@ -143,9 +143,9 @@ class ChunkCipher:
         """
         if self._cipher.ctr_pages and module in _PAGES:
             nonce = os.urandom(NONCE_BYTES)
-            length = struct.pack("<I", NONCE_BYTES + len(plain))
-            return length + nonce + self._cipher._apply_ctr(plain, nonce)
-        return self._cipher._encrypt_gcm(plain, self._make_aad(module, page))
+            length = struct.pack("<I", NONCE_BYTES + len(plaintext))
+            return length + nonce + self._cipher._apply_ctr(plaintext, nonce)
+        return self._cipher._encrypt_gcm(plaintext, self._make_aad(module, page))
 
     def decrypt(self, module: Module, data: memoryview, page: int | None = None) -> bytes:
         """Decrypt a module.

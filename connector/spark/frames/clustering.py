@@ -113,14 +113,14 @@ def cluster(
         raise ValueError(f"files must be at least 1, not {files}")
     if files is not None and target_file_bytes is not None:
         raise ValueError("set files or target_file_bytes, not both")
-    opened = open_rewritable(client, table, branch)
-    target = create_target(opened.metadata, opened.storage, opened.name)
-    names = [field.name for field in opened.schema.fields]
-    if has_lineage(opened.metadata):
+    source_table = open_rewritable(client, table, branch)
+    target = create_target(source_table.metadata, source_table.storage, source_table.name)
+    names = [field.name for field in source_table.schema.fields]
+    if has_lineage(source_table.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    read_plan = plan_read(opened, names, TRUE)
+    read_plan = plan_read(source_table, names, TRUE)
     attributes = Attributes(by, read_joined_tables(client, by, joins or {}), read_plan.arrow)
-    tasks = list(plan(client, opened))
+    tasks = list(plan(client, source_table))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
     task_frame = _make_task_frame(spark, tasks)
@@ -132,16 +132,26 @@ def cluster(
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _count_cores(spark), suffix
     )
-    written = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
+    written_files = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
         CLUSTERED_BY: f"{curve}({', '.join(by)})",
     }
-    body = {**build_replacement(opened, tasks, written, branch=branch), "summary": {**full_summary, **(summary or {})}}
-    answer = commit(client, table, body, partial(written.discard, target.storage))
-    index_files = min(len(written.index_files), INDEX_FILES_MAX)
-    return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
+    body = {
+        **build_replacement(source_table, tasks, written_files, branch=branch),
+        "summary": {**full_summary, **(summary or {})},
+    }
+    answer = commit(client, table, body, partial(written_files.discard, target.storage))
+    index_files = min(len(written_files.index_files), INDEX_FILES_MAX)
+    return WriteReport(
+        len(written_files.files),
+        written_files.rows,
+        written_files.size_bytes,
+        index_files,
+        written_files.skipped,
+        answer,
+    )
 
 
 def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
@@ -166,8 +176,8 @@ def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFram
     parts = max(_TASKS_PER_CORE * _count_cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK))
     pieces = [piece for task in tasks for piece in divide_task(task, -(-size_bytes // parts))]
     parts = min(len(pieces), parts)
-    pickled = [(bytearray(pickle.dumps(pieces[number::parts])),) for number in range(parts)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _TASK_SCHEMA)
+    pickled_rows = [(bytearray(pickle.dumps(pieces[number::parts])),) for number in range(parts)]
+    return spark.createDataFrame(spark.sparkContext.parallelize(pickled_rows, parts), _TASK_SCHEMA)
 
 
 def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -177,7 +187,7 @@ def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatc
 
 
 def _decode_tasks(batch: pa.RecordBatch) -> list[ScanTask]:
-    return [task for pickled in batch.column(0) for task in pickle.loads(pickled.as_py())]  # noqa: S301
+    return [task for pickled_tasks in batch.column(0) for task in pickle.loads(pickled_tasks.as_py())]  # noqa: S301
 
 
 def _take_sample(
@@ -194,11 +204,13 @@ def _take_sample(
         RuntimeError: The number of rows in files without deletes differs from the number in the manifests.
     """
     # The remaining columns are needed to compute partition values.
-    whole = target.spec.fields or not attributes.columns
-    narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
+    needs_all_columns = target.spec.fields or not attributes.columns
+    sample_plan = read_plan if needs_all_columns else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
     fraction = sample_rows / max(1, sum(task.records for task in tasks))
-    results = collect_results(task_frame.mapInArrow(partial(_sample_rows, narrow, target.storage, fraction), RESULT))
+    results = collect_results(
+        task_frame.mapInArrow(partial(_sample_rows, sample_plan, target.storage, fraction), RESULT)
+    )
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
     rows = sum(int(part.schema.metadata[b"rows"]) for part in parts)
     undeleted_rows = sum(int(part.schema.metadata[b"undeleted-rows"]) for part in parts)
@@ -221,19 +233,21 @@ def _sample_rows(
     """
     batch_list = list(batches)
     draw = np.random.default_rng(
-        zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
+        zlib.crc32(b"".join(pickled_tasks.as_py() for batch in batch_list for pickled_tasks in batch.column(0)))
     )
     tasks = [task for batch in batch_list for task in _decode_tasks(batch)]
     reader = TaskReader(read_plan, storage, threads=False)
-    rows, sampled = {False: 0, True: 0}, []
+    rows, sample_batches = {False: 0, True: 0}, []
     for has_deletes in rows:
         for batch in reader.read_all([task for task in tasks if bool(task.deletes) == has_deletes]):
             rows[has_deletes] += batch.num_rows
-            sampled.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
+            sample_batches.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
     schema = read_plan.arrow.with_metadata({"rows": str(sum(rows.values())), "undeleted-rows": str(rows[False])})
     with pa.ipc.new_stream(sink, schema) as stream:
-        stream.write_table(pa.Table.from_batches(sampled, read_plan.arrow).replace_schema_metadata(schema.metadata))
+        stream.write_table(
+            pa.Table.from_batches(sample_batches, read_plan.arrow).replace_schema_metadata(schema.metadata)
+        )
     yield encode_result(sink.getvalue().to_pybytes())
 
 
@@ -289,8 +303,8 @@ def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
     fields = [spark_types.StructField(name, kind) for name, kind in _list_spark_types(work.read_plan).items()]
     own_types = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own_types, strict=True)]
-    keyed = task_frame.mapInArrow(partial(_add_keys, work), spark_types.StructType(fields))
-    sorted_rows = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
+    rows_with_keys = task_frame.mapInArrow(partial(_add_keys, work), spark_types.StructType(fields))
+    sorted_rows = rows_with_keys.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
     results = collect_results(sorted_rows.mapInArrow(partial(_write, work), RESULT))
     return WrittenFiles.join(decode_files(result) for result in results)
 
@@ -338,6 +352,6 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
                 if file_rows == work.file_rows:
                     writer.close_files()
                     file_rows = 0
-        written = writer.close()
-    if written.files:
-        yield encode_result(encode_files(written))
+        written_files = writer.close()
+    if written_files.files:
+        yield encode_result(encode_files(written_files))

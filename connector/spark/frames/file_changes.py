@@ -73,9 +73,9 @@ class FileChanges:
         partial_files = [file for file in files if not file.is_whole]
         if sum(file.task.size_bytes for file in partial_files) <= DRIVER_COPY_BYTES_MAX:
             return rewrite_files(self.opened, self.target, files, new)
-        written = write_batches(with_lineage(self.target) if tracked else self.target, new)
-        with discard_on_error([written], self.target.storage):
-            return WrittenFiles.join((written, self.copy_by_tasks(partial_files)))
+        new_files = write_batches(with_lineage(self.target) if tracked else self.target, new)
+        with discard_on_error([new_files], self.target.storage):
+            return WrittenFiles.join((new_files, self.copy_by_tasks(partial_files)))
 
     def copy_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
         """Write the remaining rows of these files to new files, in Spark tasks."""
@@ -97,12 +97,12 @@ class FileChanges:
         return int(self.spark.sparkContext.defaultParallelism)
 
 
-def _copy(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenFiles:
-    return rewrite_files(opened, target, [rows_of_file.unpack() for rows_of_file in rows], ())
+def _copy(source_table: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenFiles:
+    return rewrite_files(source_table, target, [rows_of_file.unpack() for rows_of_file in rows], ())
 
 
-def _mark(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenDeletes:
-    return delete_by_position(opened, target, [rows_of_file.unpack() for rows_of_file in rows])
+def _mark(source_table: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenDeletes:
+    return delete_by_position(source_table, target, [rows_of_file.unpack() for rows_of_file in rows])
 
 
 def _run_tasks(

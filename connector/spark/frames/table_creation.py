@@ -79,10 +79,10 @@ def convert_to_iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
 
 
 def _assign_field_ids(struct: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
-    numbered = [(next(ids), field) for field in struct.fields]
+    fields_with_ids = [(next(ids), field) for field in struct.fields]
     return [
         {"id": number, "name": field.name, "required": False, "type": convert_to_iceberg_type(field.dataType, ids)}
-        for number, field in numbered
+        for number, field in fields_with_ids
     ]
 
 
@@ -121,16 +121,18 @@ def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> di
         raise Unwritable(
             f"{text!r} is not a partition field; write a column or a transform, for example bucket(16, id) or days(ts)"
         )
-    function, before, inner, after, alone = match.groups()
-    column, width = (inner or alone).strip("`"), before or after
+    function, width_before, inner, width_after, alone = match.groups()
+    column, width = (inner or alone).strip("`"), width_before or width_after
     if column not in ids:
         raise Unwritable(f"the rows have no column {column} to partition by; they have {', '.join(ids)[:500]}")
     transform = "identity" if function is None else _TRANSFORMS.get(function.lower())
     if function is not None and function.lower() in _TRANSFORMS_WITH_WIDTH and width is not None:
         transform = f"{function.lower()}[{width}]"
     if transform is None or (width is not None and "[" not in transform):
-        supported = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
-        raise Unwritable(f"{text!r} is not a partition transform; the transforms are {supported}")
+        supported_transforms = ", ".join(
+            ["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"]
+        )
+        raise Unwritable(f"{text!r} is not a partition transform; the transforms are {supported_transforms}")
     suffix = "" if transform == "identity" else f"_{transform.partition('[')[0]}"
     name, field_id = f"{column}{suffix}", _FIRST_FIELD_ID + number
     return {"source-id": ids[column], "field-id": field_id, "name": name, "transform": transform}
@@ -145,36 +147,36 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
     New columns are optional and are added at the end. The type of a column is widened if Iceberg permits it: int to
     long, float to double, and a decimal to more digits. Nested fields do not change.
     """
-    loaded = client.load_table(table)
-    metadata = decode_table(loaded.metadata, loaded.location)
-    schemas = json.loads(loaded.metadata)["schemas"]
+    engine_table = client.load_table(table)
+    metadata = decode_table(engine_table.metadata, engine_table.location)
+    schemas = json.loads(engine_table.metadata)["schemas"]
     schema = next(candidate for candidate in schemas if candidate["schema-id"] == metadata.current_schema_id)
     ids = itertools.count(metadata.last_column_id + 1)
     by_name = {field["name"]: field for field in schema["fields"]}
-    changed = False
+    is_changed = False
     for field in columns.fields:
-        stored = by_name.get(field.name)
-        if stored is None:
+        stored_field = by_name.get(field.name)
+        if stored_field is None:
             number = next(ids)
             kind = convert_to_iceberg_type(field.dataType, ids)
             schema["fields"].append({"id": number, "name": field.name, "required": False, "type": kind})
-            changed = True
-        elif isinstance(stored["type"], str) and (
-            wider := _widen(stored["type"], convert_to_iceberg_type(field.dataType, ids))
+            is_changed = True
+        elif isinstance(stored_field["type"], str) and (
+            wider := _widen(stored_field["type"], convert_to_iceberg_type(field.dataType, ids))
         ):
-            stored["type"] = wider
-            changed = True
-    if changed:
+            stored_field["type"] = wider
+            is_changed = True
+    if is_changed:
         _commit_schema(client, table, metadata, schema, next(ids) - 1)
 
 
-def _widen(stored: str, new: Any) -> str | None:
+def _widen(stored_type: str, new: Any) -> str | None:
     """Return the new type of a stored column, or None if its type does not change."""
-    if (stored, new) in (("int", "long"), ("float", "double")):
+    if (stored_type, new) in (("int", "long"), ("float", "double")):
         return str(new)
-    if isinstance(new, str) and get_base_name(stored) == get_base_name(new) == "decimal":
-        more = get_decimal_precision(new) > get_decimal_precision(stored)
-        return new if more and get_decimal_scale(new) == get_decimal_scale(stored) else None
+    if isinstance(new, str) and get_base_name(stored_type) == get_base_name(new) == "decimal":
+        has_more_digits = get_decimal_precision(new) > get_decimal_precision(stored_type)
+        return new if has_more_digits and get_decimal_scale(new) == get_decimal_scale(stored_type) else None
     return None
 
 

@@ -180,31 +180,46 @@ def commit_change(
             not fit the table, but if a task finds these values, Spark's error with the same message may be raised.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
-    opened = open_table(client, table, At(ref=branch))
-    check_supports_deletes(opened.metadata)
-    request = replace(request, keys=tuple(choose_key_names(opened.schema, request.keys, df.columns)))
+    source_table = open_table(client, table, At(ref=branch))
+    check_supports_deletes(source_table.metadata)
+    request = replace(request, keys=tuple(choose_key_names(source_table.schema, request.keys, df.columns)))
     needed = request.choose_columns(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    find_latest_rows([nothing], opened.schema, request.resolved_keys, request.precombine, request.columns)
+    find_latest_rows([nothing], source_table.schema, request.resolved_keys, request.precombine, request.columns)
     if request.strategy == EQUALITY:
-        check_table(opened, create_target(opened.metadata, opened.storage, opened.name), request.resolved_keys)
-    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    selected = df.select(*map(backquote, needed))
-    rows = None if _would_copy_much(opened, request, 1) else _collect(selected, driver_rows)
-    if rows is None or _would_copy_much(opened, request, rows.num_rows):
-        with _persist(selected) as persisted:
-            count = persisted.count()
-            if count > driver_rows or _would_copy_much(opened, request, count):
+        check_table(
+            source_table,
+            create_target(source_table.metadata, source_table.storage, source_table.name),
+            request.resolved_keys,
+        )
+    commit_options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    selected_frame = df.select(*map(backquote, needed))
+    rows = None if _would_copy_much(source_table, request, 1) else _collect(selected_frame, driver_rows)
+    if rows is None or _would_copy_much(source_table, request, rows.num_rows):
+        with _persist(selected_frame) as persisted_frame:
+            count = persisted_frame.count()
+            if count > driver_rows or _would_copy_much(source_table, request, count):
                 reads = request.read_snapshot_id is not UNSET
-                prepared = partial(_prepare, client, persisted, count, request)
-                return commit_row_change(client, table, prepared, history=reads, **more)
-            rows = persisted.toArrow()
-    how = {"mode": request.row_mode, "strategy": request.strategy, "read_snapshot_id": request.read_snapshot_id, **more}
+                prepare_change = partial(_prepare, client, persisted_frame, count, request)
+                return commit_row_change(client, table, prepare_change, history=reads, **commit_options)
+            rows = persisted_frame.toArrow()
+    change_options = {
+        "mode": request.row_mode,
+        "strategy": request.strategy,
+        "read_snapshot_id": request.read_snapshot_id,
+        **commit_options,
+    }
     if request.deletes:
-        return delete(client, table, keys=rows, key=request.resolved_keys, **how)
+        return delete(client, table, keys=rows, key=request.resolved_keys, **change_options)
     columns = None if request.columns is None else list(request.columns)
     return upsert(
-        client, table, rows, keys=request.resolved_keys, precombine=request.precombine, columns=columns, **how
+        client,
+        table,
+        rows,
+        keys=request.resolved_keys,
+        precombine=request.precombine,
+        columns=columns,
+        **change_options,
     )
 
 
@@ -216,19 +231,24 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
     if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
-        collected = df.limit(min(rows_max, _LIMIT_MAX) + 1).toArrow()
+        rows = df.limit(min(rows_max, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
         if "maxResultSize" not in str(error):  # The message may be only in the cause of the error.
             raise
         return None
-    return collected if collected.num_rows <= rows_max else None
+    return rows if rows.num_rows <= rows_max else None
 
 
-def _would_copy_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
+def _would_copy_much(source_table: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Return whether the change probably has to rewrite files of many bytes."""
-    if _choose_mode(request, create_target(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
+    if (
+        _choose_mode(request, create_target(source_table.metadata, source_table.storage, source_table.name))
+        != COPY_ON_WRITE
+    ):
         return False
-    head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
+    head = next(
+        (snapshot for snapshot in source_table.history if snapshot.snapshot_id == source_table.snapshot_id), None
+    )
     totals = {} if head is None else head.build_summary_map()
     try:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
@@ -248,11 +268,11 @@ def _choose_mode(request: UpsertRequest, target: WriteTarget) -> str:
 @contextmanager
 def _persist(df: DataFrame) -> Iterator[DataFrame]:
     """Persist a DataFrame until the block ends."""
-    persisted = df.persist(StorageLevel.MEMORY_AND_DISK)
+    persisted_frame = df.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield persisted
+        yield persisted_frame
     finally:
-        persisted.unpersist()
+        persisted_frame.unpersist()
 
 
 # Distribution of rows to tasks
@@ -273,7 +293,9 @@ class RowDistribution:
     width: int = 0
 
     @staticmethod
-    def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
+    def of(
+        source_table: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None
+    ) -> RowDistribution:
         """Choose the number of tasks for rows with a key.
 
         There are more tasks than the number of rows requires if no file would be read twice: with buckets, with an
@@ -283,12 +305,12 @@ class RowDistribution:
         part of the key.
         """
         by_rows = -(-rows // TASK_ROWS)
-        specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
+        specs = [source_table.metadata.default_spec, *source_table.metadata.partition_specs]
         widths = [find_bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
         if width := next(filter(None, widths), 0):
             buckets = min(width, max(cores, by_rows))
             return RowDistribution(tuple(fields), buckets, -(-by_rows // buckets), width)
-        if strategy == EQUALITY or (strategy != SCAN and find_record_index(opened.metadata, fields) is not None):
+        if strategy == EQUALITY or (strategy != SCAN and find_record_index(source_table.metadata, fields) is not None):
             return RowDistribution(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
         return RowDistribution(tuple(fields), 1, by_rows)
 
@@ -353,9 +375,9 @@ class UpsertTask:
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
     """Return a frame that runs the tasks. Each task with rows returns its result as one row of bytes."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
-    placed = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
-    exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
-    return exchanged.mapInArrow(partial(change_task, work), RESULT)
+    frame_with_tasks = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
+    exchanged_frame = frame_with_tasks.repartitionById(work.distribution.tasks, _PLACE)
+    return exchanged_frame.mapInArrow(partial(change_task, work), RESULT)
 
 
 def _add_task_numbers(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -410,8 +432,8 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 
 def _write_without_locating(work: UpsertTask, batch: KeyedBatch) -> _Result:
-    written = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
-    return _Result(written.data, written.deletes)
+    upsert = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
+    return _Result(upsert.data, upsert.deletes)
 
 
 def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
@@ -419,31 +441,33 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
 
     With copy-on-write, also rewrite the files of which this task has all keys.
     """
-    opened, target, request = work.opened, work.target, work.request
+    source_table, target, request = work.opened, work.target, work.request
     try:
-        check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
+        check_unchanged(work.client, source_table, batch.keys, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:
         # The driver raises this error. Spark's error would contain it only as text.
         return _Result(changed=conflict.message)
     if request.deletes:
-        matches = compute_delete(work.client, opened, batch, request.strategy)
+        matches = compute_delete(work.client, source_table, batch, request.strategy)
     else:
-        matches = compute_upsert(work.client, opened, batch, request.strategy, work.mode)
-    own: list[MatchedRows] = []
+        matches = compute_upsert(work.client, source_table, batch, request.strategy, work.mode)
+    own_files: list[MatchedRows] = []
     shared_files = list(matches.located.files)
     if work.mode == COPY_ON_WRITE:
-        specs = {partition_spec.spec_id: partition_spec for partition_spec in opened.metadata.partition_specs}
-        owned = [work.distribution.owns(specs.get(file.task.spec_id)) for file in shared_files]
-        own = [file for file, is_owned in zip(shared_files, owned, strict=True) if is_owned]
-        shared_files = [file for file, is_owned in zip(shared_files, owned, strict=True) if not is_owned]
-    report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
+        specs = {partition_spec.spec_id: partition_spec for partition_spec in source_table.metadata.partition_specs}
+        ownership = [work.distribution.owns(specs.get(file.task.spec_id)) for file in shared_files]
+        own_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if is_owned]
+        shared_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if not is_owned]
+    report, scope = matches.report, read_scope(batch.keys, source_table, work.distribution.tasks)
     scope_json, rows = encode_expression(scope), [PackedRows.of(file) for file in shared_files]
-    written = rewrite_files(opened, target, own, matches.iter_rows()) if own else matches.write(target)
+    written_files = (
+        rewrite_files(source_table, target, own_files, matches.iter_rows()) if own_files else matches.write(target)
+    )
     return _Result(
-        written,
-        removed=[file.task.path for file in own],
+        written_files,
+        removed=[file.task.path for file in own_files],
         to_delete=rows,
-        read=sorted(matches.located.read | {file.task.path for file in own if not file.is_whole}),
+        read=sorted(matches.located.read | {file.task.path for file in own_files if not file.is_whole}),
         scope=scope_json,
         counts=(report.inserted, report.updated, report.deleted, report.stale),
     )
@@ -453,40 +477,51 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
 
 
 def _prepare(
-    client: SeamarkClient, df: DataFrame, rows: int, request: UpsertRequest, opened: OpenTable, target: WriteTarget
+    client: SeamarkClient,
+    df: DataFrame,
+    rows: int,
+    request: UpsertRequest,
+    source_table: OpenTable,
+    target: WriteTarget,
 ) -> RowChange:
     """Run the tasks, merge their results, and change the files that several tasks have located."""
-    fields = find_key_fields(opened.schema, request.resolved_keys)
+    fields = find_key_fields(source_table.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
-    distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
-    work = UpsertTask(client, opened, target, request, _choose_mode(request, target), distribution)
+    distribution = RowDistribution.of(source_table, fields, rows, cores, request.strategy)
+    work = UpsertTask(client, source_table, target, request, _choose_mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
-    results = [convert_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
+    results = [convert_msgpack(packed_result, _Result) for packed_result in collect_results(run_tasks(df, work))]
     data = WrittenFiles.join(result.written for result in results)
     if request.strategy == EQUALITY:
         blind = WrittenDeletes.join(result.equality_deletes for result in results)
         return RowChange(None, Report(), data, blind)
     with discard_on_error([data], target.storage):
-        if changed := next((result.changed for result in results if result.changed), None):
-            raise make_rows_changed_error(changed)
+        if changed_rows := next((result.changed for result in results if result.changed), None):
+            raise make_rows_changed_error(changed_rows)
         files = merge_rows(rows_of_file for result in results for rows_of_file in result.to_delete)
-        removed = [path for result in results for path in result.removed]
-        removed += [file.task.path for file in files] if copies else []
+        removed_paths = [path for result in results for path in result.removed]
+        removed_paths += [file.task.path for file in files] if copies else []
         partial_files = [file for file in files if not file.is_whole] if copies else []
-        read = {path for result in results for path in result.read} | {file.task.path for file in partial_files}
-        inserted, updated, deleted, stale = (
+        read_paths = {path for result in results for path in result.read} | {file.task.path for file in partial_files}
+        inserted_rows, updated_rows, deleted_rows, stale_rows = (
             sum(each) for each in zip(*(result.counts for result in results), strict=True)
         )
-        report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
+        report = Report(
+            inserted=inserted_rows,
+            updated=updated_rows,
+            deleted=deleted_rows,
+            stale=stale_rows,
+            files_read=len(read_paths),
+        )
         several = len(results) <= _SCOPES_MAX
-        scope = join_by_or(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
+        scope = join_by_or(*(bind_filter(result.scope, source_table) for result in results)) if several else TRUE
         # The last steps of this block write files that are not deleted after an error. Steps that can fail for other
         # reasons must precede them.
-        work_on_files = FileChanges(df.sparkSession, opened, target)
+        work_on_files = FileChanges(df.sparkSession, source_table, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
-        more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
-    written = WrittenFiles.join((data, more))
-    return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
+        copied_files = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
+    written_files = WrittenFiles.join((data, copied_files))
+    return RowChange(scope, report, written_files, deletes, tuple({"file-path": path} for path in removed_paths))
 
 
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
@@ -499,6 +534,6 @@ def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
         by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)
     files = []
     for parts in by_path.values():
-        whole = BitMap64.union(*(BitMap64.deserialize(rows_of_file.positions) for rows_of_file in parts))
-        files.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).unpack())
+        all_positions = BitMap64.union(*(BitMap64.deserialize(rows_of_file.positions) for rows_of_file in parts))
+        files.append(msgspec.structs.replace(parts[0], positions=all_positions.serialize()).unpack())
     return sorted(files, key=lambda file: (file.task.spec_id, repr(file.task.file.get("partition")), file.task.path))

@@ -144,7 +144,7 @@ def write(
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
-    **how: Any,
+    **options: Any,
 ) -> WriteReport | Report:
     """Write a DataFrame's rows in one commit.
 
@@ -174,7 +174,7 @@ def write(
         client = SeamarkClient(uri)
     if mode not in _PARAMETERS_BY_MODE:
         raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(_PARAMETERS_BY_MODE)}")
-    if unknown := [name for name in how if name not in _PARAMETERS_BY_MODE[mode]]:
+    if unknown := [name for name in options if name not in _PARAMETERS_BY_MODE[mode]]:
         raise ValueError(
             f"mode {mode!r} takes no {unknown[0]}; its parameters are {', '.join(_PARAMETERS_BY_MODE[mode])}"
         )
@@ -182,20 +182,26 @@ def write(
     full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
         return _change_by_key(
-            client, df, table, mode, {"branch": branch, "producer": producer, "summary": full_summary}, **how
+            client, df, table, mode, {"branch": branch, "producer": producer, "summary": full_summary}, **options
         )
-    into = open_destination(client, table, mode, where=how.get("where", True), branch=branch)
-    check_fits(df.schema, into.target)
-    parts = write_parts(df, into.target, how.get("distribution"))
-    written = WrittenFiles.join(parts)
-    if how.get("merge_files"):
-        written = _merge_small_files(df.sparkSession, client, table, into.target, parts)
-    answer = into.commit(client, written, producer=producer, summary=full_summary)
-    index_files = min(len(written.index_files), INDEX_FILES_MAX)
-    published = {file["file-path"] for file in written.files}
-    merged = sum(file["file-path"] not in published for part in parts for file in part.files)
+    destination = open_destination(client, table, mode, where=options.get("where", True), branch=branch)
+    check_fits(df.schema, destination.target)
+    parts = write_parts(df, destination.target, options.get("distribution"))
+    written_files = WrittenFiles.join(parts)
+    if options.get("merge_files"):
+        written_files = _merge_small_files(df.sparkSession, client, table, destination.target, parts)
+    answer = destination.commit(client, written_files, producer=producer, summary=full_summary)
+    index_files = min(len(written_files.index_files), INDEX_FILES_MAX)
+    published_paths = {file["file-path"] for file in written_files.files}
+    merged_count = sum(file["file-path"] not in published_paths for part in parts for file in part.files)
     return WriteReport(
-        len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer, merged
+        len(written_files.files),
+        written_files.rows,
+        written_files.size_bytes,
+        index_files,
+        written_files.skipped,
+        answer,
+        merged_count,
     )
 
 
@@ -250,14 +256,14 @@ def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = N
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of one task to files, and yield the list of files."""
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
-    written = write_batches(target, rows)
-    if written.files:
-        yield encode_result(encode_files(written))
+    written_files = write_batches(target, rows)
+    if written_files.files:
+        yield encode_result(encode_files(written_files))
 
 
-def encode_files(written: WrittenFiles) -> bytes:
+def encode_files(files: WrittenFiles) -> bytes:
     """Return the files in the form of a task result: JSON with the fields of a commit."""
-    return msgspec.json.encode(written)
+    return msgspec.json.encode(files)
 
 
 def decode_files(data: bytes) -> WrittenFiles:
@@ -282,12 +288,16 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     sorted_by = _sort_columns(target) if mode == RANGE else []
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
-    placed = df.mapInArrow(
+    frame_with_places = df.mapInArrow(
         partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
     # With a sort order, rows are distributed by ranges of the partition and the sort columns, so several tasks may
     # write the same partition.
-    return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
+    return (
+        frame_with_places.repartitionByRange(sf.col(_PLACE), *sorted_by)
+        if sorted_by
+        else frame_with_places.repartition(_PLACE)
+    )
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -318,13 +328,13 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
 
 def _quote_path(column: TableColumn, target: WriteTarget) -> str:
     """Return the column's path for Spark. Each name is quoted, because it may contain a dot."""
-    names, at = [], column
+    names, column_path_end = [], column
     while True:
-        parent = None if at.parent is None else target.schema.column(at.parent)
-        names.append(at.name if parent is None else at.name.removeprefix(f"{parent.name}."))
+        parent = None if column_path_end.parent is None else target.schema.column(column_path_end.parent)
+        names.append(column_path_end.name if parent is None else column_path_end.name.removeprefix(f"{parent.name}."))
         if parent is None:
             return ".".join(map(backquote, reversed(names)))
-        at = parent
+        column_path_end = parent
 
 
 def _choose_order(direction: str, null_order: str) -> Callable[[Column], Column]:

@@ -193,22 +193,22 @@ class Catalyst:
         """Return the leaves of the plan and of its subqueries."""
         return [leaf for query in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(query.collectLeaves())]
 
-    def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
+    def find_aliased_leaves(self, plan: Node, read_leaf: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves of the plan.
 
-        Each leaf is in a pair with the result of `read` for the alias directly above it, or with None.
+        Each leaf is in a pair with the result of `read_leaf` for the alias directly above it, or with None.
         """
         left: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
         while left:
             node, alias = left.pop()
             if self.find_kind(node) == "SubqueryAlias":
-                alias = alias if alias is not None else read(str(node.alias()))
+                alias = alias if alias is not None else read_leaf(str(node.alias()))
                 left.append((node.child(), alias))
                 continue
             children = self.list_children(node)
-            below = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
-            left += [(child, None) for child in below]
+            child_nodes = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
+            left += [(child, None) for child in child_nodes]
             if not children:
                 yield node, alias
 
@@ -253,13 +253,13 @@ class Catalyst:
         for each level, and another call to release each object.
         """
         identifier = relation.identifier()
-        plain = _IDENTIFIER.fullmatch(str(identifier.toString()))
-        if plain is not None:
-            return tuple(level.strip("`") for level in _LEVEL.findall(plain[1]))
+        match = _IDENTIFIER.fullmatch(str(identifier.toString()))
+        if match is not None:
+            return tuple(level.strip("`") for level in _LEVEL.findall(match[1]))
         if identifier.isEmpty():
             return None
-        defined = identifier.get()
-        return (*defined.namespace(), str(defined.name()))
+        identifier_object = identifier.get()
+        return (*identifier_object.namespace(), str(identifier_object.name()))
 
     def is_relation(self, leaf: Node) -> bool:
         """Return whether the leaf is a table of a catalog."""
@@ -277,12 +277,12 @@ class Catalyst:
         for rule in _FIRST_RULES:
             plan = self._apply(rule, plan)
         # Constant folding must not replace the current time by a constant.
-        folding = () if plan.containsPattern(self._current) else (_FOLDING,)
+        folding_rules = () if plan.containsPattern(self._current) else (_FOLDING,)
         for _ in range(_ROUNDS_MAX):
-            before = plan
-            for rule in (*folding, *_RULES_OF_EACH_ROUND):
+            previous_plan = plan
+            for rule in (*folding_rules, *_RULES_OF_EACH_ROUND):
                 plan = self._apply(rule, plan)
-            if plan.fastEquals(before):
+            if plan.fastEquals(previous_plan):
                 break
         return plan
 

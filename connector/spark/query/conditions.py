@@ -133,7 +133,7 @@ def find_iceberg_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _ICEBERG_KINDS.get(kind)
 
 
-def list_spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
+def list_spark_columns(fields: Iterable[Mapping[str, Any]], path_prefix: str = "") -> tuple[SparkColumn, ...]:
     """Return the columns of a schema whose values Spark compares as Iceberg does.
 
     A struct is included if it has such fields.
@@ -141,14 +141,14 @@ def list_spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") ->
     columns = []
     names_and_types = [(str(field["name"]), field["type"]) for field in fields]
     # The server would read a name with a dot as a field of a struct.
-    dotted = any("." in name for name, _ in names_and_types)
+    has_dots = any("." in name for name, _ in names_and_types)
     for name, kind in names_and_types:
         if "." in name:
             continue
-        below = isinstance(kind, Mapping) and kind.get("type") == "struct" and not dotted
-        inner = list_spark_columns(kind["fields"], f"{within}{name}.") if below else ()
+        is_struct = isinstance(kind, Mapping) and kind.get("type") == "struct" and not has_dots
+        inner = list_spark_columns(kind["fields"], f"{path_prefix}{name}.") if is_struct else ()
         column_kind = "struct" if inner else find_spark_kind(kind)
-        columns += [] if column_kind is None else [SparkColumn(f"{within}{name}", column_kind, inner)]
+        columns += [] if column_kind is None else [SparkColumn(f"{path_prefix}{name}", column_kind, inner)]
     return tuple(columns)
 
 
@@ -186,9 +186,9 @@ class Conditions:
 
     def read_exactly(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
-        reading = _Reading(self._catalyst, columns)
+        reader = _Reading(self._catalyst, columns)
         try:
-            return reading.read_exactly(node)
+            return reader.read_exactly(node)
         except (_TooLarge, RecursionError):
             return None
 
@@ -323,8 +323,8 @@ class _Reading:
         if term is None:
             return None
         literals = [self._read_literal(value, term.kind) for value in values]
-        present = [literal for literal in literals if literal is not None]
-        return term.compare("IN", *present) if present and len(present) == len(literals) else None
+        known_literals = [literal for literal in literals if literal is not None]
+        return term.compare("IN", *known_literals) if known_literals and len(known_literals) == len(literals) else None
 
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
         """Read a LIKE predicate or STARTSWITH whose pattern is only a prefix.
@@ -495,9 +495,9 @@ def _parse_moment(literal: Literal) -> datetime | None:
 
 
 def _make_time_literal(moment: datetime, kind: str) -> Literal:
-    zoned = kind == "timestamp"
+    has_zone = kind == "timestamp"
     text = moment.isoformat(sep=" ")
-    return Literal("timestamp", f"{text} UTC" if zoned else text, ZONED if zoned else LOCAL)
+    return Literal("timestamp", f"{text} UTC" if has_zone else text, ZONED if has_zone else LOCAL)
 
 
 def make_literal(value: Any, kind: str) -> Literal | None:
@@ -528,7 +528,7 @@ def _convert_time(value: int, kind: str) -> Literal | None:
     try:
         if kind == "date":
             return Literal("date", str(_EPOCH_DAY + timedelta(days=value)), LOCAL)
-        at = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
+        time = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
     except OverflowError:
         return None
-    return _make_time_literal(at, kind)
+    return _make_time_literal(time, kind)

@@ -197,10 +197,14 @@ class SparkExpressions:
             return hide()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
-    def _write_in(self, value: Node, listed: Sequence[exp.Expr | None]) -> exp.Expr:
+    def _write_in(self, value: Node, constants: Sequence[exp.Expr | None]) -> exp.Expr:
         side = self.write_value(value)
-        present = [constant for constant in listed if constant is not None]
-        return exp.In(this=side, expressions=present) if side and present and len(present) == len(listed) else hide()
+        known_constants = [constant for constant in constants if constant is not None]
+        return (
+            exp.In(this=side, expressions=known_constants)
+            if side and known_constants and len(known_constants) == len(constants)
+            else hide()
+        )
 
     def _write_array_contains(self, node: Node) -> exp.Expr:
         values = self._leaves.read_row_values(node.left())
@@ -225,15 +229,17 @@ class SparkExpressions:
         like = exp.Like(this=side, expression=exp.Literal.string(text))
         return exp.Escape(this=like, expression=exp.Literal.string(escape))
 
-    def _write_case(self, node: Node, kind: str, read: Callable[[Node], exp.Expr]) -> exp.Expr:
-        """Write IF or CASE. `read` writes the results of its branches."""
+    def _write_case(self, node: Node, kind: str, write_result: Callable[[Node], exp.Expr]) -> exp.Expr:
+        """Write IF or CASE. `write_result` writes the results of its branches."""
         if kind == "If":
             pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
         else:
             pairs = [(branch._1(), branch._2()) for branch in to_list(node.branches())]
             otherwise = node.elseValue().get() if node.elseValue().isDefined() else None
-        branches = [exp.If(this=self.write_condition(when), true=read(then)) for when, then in pairs]
-        return exp.Case(ifs=branches, default=None if otherwise is None else read(otherwise))
+        branches = [
+            exp.If(this=self.write_condition(condition), true=write_result(result)) for condition, result in pairs
+        ]
+        return exp.Case(ifs=branches, default=None if otherwise is None else write_result(otherwise))
 
     # Values
 
@@ -397,8 +403,8 @@ def build_expression(literal: Literal) -> exp.Expr:
         case "date":
             return exp.cast(exp.Literal.string(text), exp.DataType.Type.DATE)
         case "timestamp":
-            to = exp.DataType.build("TIMESTAMP(6)", dialect="trino")
-            return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), to)
+            target_type = exp.DataType.build("TIMESTAMP(6)", dialect="trino")
+            return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), target_type)
         case "text":
             return exp.Literal.string(text)
     return hide()

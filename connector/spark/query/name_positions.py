@@ -80,15 +80,15 @@ class ReferencePosition(NamedTuple):
     """The branch or tag in VERSION AS OF, or None."""
 
 
-def is_write(catalyst: Catalyst, parsed: Node) -> bool:
+def is_write(catalyst: Catalyst, statement: Node) -> bool:
     """Return whether the statement writes the rows of a query."""
-    return catalyst.find_kind(parsed) in _QUERIES_OF
+    return catalyst.find_kind(statement) in _QUERIES_OF
 
 
-def find_query(catalyst: Catalyst, parsed: Node) -> Node:
+def find_query(catalyst: Catalyst, statement: Node) -> Node:
     """Return the query of a parsed statement: the statement itself, or the query whose rows it writes."""
-    part = _QUERIES_OF.get(catalyst.find_kind(parsed))
-    return parsed if part is None else getattr(parsed, part)()
+    part = _QUERIES_OF.get(catalyst.find_kind(statement))
+    return statement if part is None else getattr(statement, part)()
 
 
 def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[ReferencePosition]:
@@ -100,28 +100,28 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if _MARK in text:
         raise UnsupportedQuery(f"the text contains {_MARK}, which is a reserved name")
     references: list[ReferencePosition] = []
-    parsed = find_query(catalyst, statement)
-    with_subqueries = catalyst.has_subqueries(parsed)
-    left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(parsed, ("", ""), None, frozenset())]
+    query = find_query(catalyst, statement)
+    with_subqueries = catalyst.has_subqueries(query)
+    left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(query, ("", ""), None, frozenset())]
     while left:
-        node, above, parent, with_names = left.pop()
+        node, outer_kinds, parent, with_names = left.pop()
         kind = catalyst.find_kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
-            reference = _read_reference(catalyst, text, node, above, parent, with_names)
+            reference = _read_reference(catalyst, text, node, outer_kinds, parent, with_names)
             references += [] if reference is None else [reference]
         if kind == "UnresolvedWith":
-            with_subqueries = True  # The flag of `parsed` does not cover subqueries in WITH.
+            with_subqueries = True  # The flag of `query` does not cover subqueries in WITH.
             recursive = bool(node.allowRecursion())
             for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
-                left.append((pair._2(), (kind, above[0]), node, with_names | {name} if recursive else with_names))
+                left.append((pair._2(), (kind, outer_kinds[0]), node, with_names | {name} if recursive else with_names))
                 with_names |= {name}
-        below = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
+        child_nodes = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
-            below.append(node.relation())
-        left += [(child, (kind, above[0]), node, with_names) for child in below]
+            child_nodes.append(node.relation())
+        left += [(child, (kind, outer_kinds[0]), node, with_names) for child in child_nodes]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"the query has more than {REFERENCES_MAX} tables")
@@ -130,8 +130,10 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if is_write(catalyst, statement):
         # Spark compares the name of the table that is written with the names of the tables that are read.
         target = _find_target_name(catalyst, statement)
-        read = {catalyst.parse_names(text[reference.start : reference.end])[-1].lower() for reference in references}
-        if target is None or target.lower() in read:
+        read_names = {
+            catalyst.parse_names(text[reference.start : reference.end])[-1].lower() for reference in references
+        }
+        if target is None or target.lower() in read_names:
             raise UnsupportedQuery("the query reads the table that it writes")
     return references
 
@@ -171,13 +173,13 @@ def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
 
 
 def _read_reference(
-    catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, with_names: frozenset[str]
+    catalyst: Catalyst, text: str, node: Node, outer_kinds: tuple[str, str], parent: Node, with_names: frozenset[str]
 ) -> ReferencePosition | None:
     """Return the position of a table reference.
 
     Args:
         node: The reference.
-        above: The kinds of the two nodes above the reference.
+        outer_kinds: The kinds of the two nodes above the reference.
         parent: The node above the reference.
         with_names: The names in WITH that are visible here, in lower case.
 
@@ -193,18 +195,18 @@ def _read_reference(
     start, end = int(origin[1]), int(origin[2]) + 1
     if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
         return None
-    after, snapshot_id, ref, around = end, None, None, above[0]
-    if around == "RelationTimeTravel":
-        clause, version, around = _VERSION.match(text, end), parent.version(), above[1]
+    clause_end, snapshot_id, ref, parent_kind = end, None, None, outer_kinds[0]
+    if parent_kind == "RelationTimeTravel":
+        clause, version, parent_kind = _VERSION.match(text, end), parent.version(), outer_kinds[1]
         if clause is None or version.isEmpty():
             return None
         number, ref = clause["number"], clause["single"] or clause["double"]
         if version.get() != (number or ref):
             return None
-        after, snapshot_id = clause.end(), None if number is None else int(number)
-    if around == "Sample":
+        clause_end, snapshot_id = clause.end(), None if number is None else int(number)
+    if parent_kind == "Sample":
         return None
-    return ReferencePosition(start, end, after, None if around in _ALIASES else names[-1], snapshot_id, ref)
+    return ReferencePosition(start, end, clause_end, None if parent_kind in _ALIASES else names[-1], snapshot_id, ref)
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:

@@ -185,7 +185,7 @@ class PlanReader:
     def __init__(self, catalyst: Catalyst, table_of: Callable[[Node], MarkedTable | None]) -> None:
         self.tables: dict[Table, int] = {}
         self._catalyst = catalyst
-        self._table_of = table_of
+        self._find_table = table_of
         self._conditions = Conditions(catalyst)
         self._nodes_left = PLAN_NODES_MAX
         self._has_subqueries = True
@@ -243,8 +243,8 @@ class PlanReader:
         child = children[0]
         match kind:
             case "Filter":
-                where = self._read_predicate(node.condition(), child)
-                block = QueryBlock([child.relation], 0, AttributeOutputs(), where=where, needs_rows=True)
+                condition = self._read_predicate(node.condition(), child)
+                block = QueryBlock([child.relation], 0, AttributeOutputs(), where=condition, needs_rows=True)
                 return self._with_same_columns(block, child)
             case "Project":
                 return self._read_project(to_list(node.projectList()), child)
@@ -273,13 +273,13 @@ class PlanReader:
 
     def _read_leaf(self, node: Node) -> _Rows:
         """Return the rows of a table with a marker, or of a constant relation."""
-        marked = self._table_of(node)
-        if marked is None:
+        marked_table = self._find_table(node)
+        if marked_table is None:
             return self._read_constants(node)
-        table = Table(dict(_list_kinds(marked.columns.values())))
-        self.tables[table] = marked.mark
-        outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked.columns.items()})
-        columns = {number: _rename(column, str(number)) for number, column in marked.columns.items()}
+        table = Table(dict(_list_kinds(marked_table.columns.values())))
+        self.tables[table] = marked_table.mark
+        outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked_table.columns.items()})
+        columns = {number: _rename(column, str(number)) for number, column in marked_table.columns.items()}
         return _Rows(QueryBlock([table], 0, outputs, needs_rows=True), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
@@ -337,13 +337,17 @@ class PlanReader:
                 extremes[name] = Extreme((0, str(source)), extreme.kind, extreme.is_filtered)
         filters = [] if groups else list_row_conditions(self._catalyst, outputs)
         can_filter = bool(filters) and bool(node.deterministic())
-        counted = any_of(self._read_condition([each], child.columns) for each in filters) if can_filter else None
+        counted_condition = (
+            any_of(self._read_condition([each], child.columns) for each in filters) if can_filter else None
+        )
         block = QueryBlock(
             [child.relation],
             0,
             AttributeOutputs(references),
             keys=self._find_references(groups, child) if groups else None,
-            counted=None if counted is None else _move_to_sources(counted, dict.fromkeys(child.columns, 0)),
+            counted=None
+            if counted_condition is None
+            else _move_to_sources(counted_condition, dict.fromkeys(child.columns, 0)),
             extremes=extremes,
         )
         return _Rows(block, columns, sources | {int(name) for name in extremes})
@@ -587,11 +591,11 @@ def _hide(children: Sequence[_Rows]) -> _Rows:
 def _map_sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
     """Return the position of the source of each attribute. Attributes that several sources have are left out."""
     positions: dict[int, int] = {}
-    repeated: set[int] = set()
+    repeated_ids: set[int] = set()
     for position, rows in enumerate(sources):
-        repeated |= positions.keys() & rows.ids
+        repeated_ids |= positions.keys() & rows.ids
         positions |= dict.fromkeys(rows.ids, position)
-    return {number: position for number, position in positions.items() if number not in repeated}
+    return {number: position for number, position in positions.items() if number not in repeated_ids}
 
 
 def _move_to_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:

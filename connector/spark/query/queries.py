@@ -204,17 +204,17 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
             table = leaf.table().table()
             if _is_stream(catalyst, table) and catalyst.read_class_name(table) != _PLANNED_TABLE_CLASS:
                 names.add((str(catalog.name()), name))
-        flushed = 0
+        flushed_rows = 0
         for catalog_name, name in sorted(names):
             uri, token = (
                 str(spark.conf.get(f"spark.sql.catalog.{catalog_name}.{key}", "")) for key in ("uri", "token")
             )
             if uri.startswith("http"):
-                flushed += flush_stream(SeamarkClient(uri, token=token or None), name)
+                flushed_rows += flush_stream(SeamarkClient(uri, token=token or None), name)
     except (PySparkException, Py4JError, ClientError) as error:
         _log.warning("The query may miss rows of stream tables that wait for a flush: %s", error)
         return False
-    return flushed > 0
+    return flushed_rows > 0
 
 
 def _is_stream(catalyst: Catalyst, table: Any) -> bool:
@@ -261,8 +261,8 @@ def rewrite_query(
     """
     try:
         return _Query(spark, text, args, lease_s, max_kept_fraction, cubes).rewrite()
-    except (UnsupportedQuery, PlanTooLarge) as why:
-        return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
+    except (UnsupportedQuery, PlanTooLarge) as problem:
+        return RewrittenQuery(None, f"unchanged; {problem or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
         return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
     except Exception as error:  # noqa: BLE001  a bug here must not fail a query
@@ -297,11 +297,11 @@ class _Query:
     def rewrite(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
             raise UnsupportedQuery("the session reads a branch of a write-audit-publish workflow")
-        parsed = self._catalyst.parse(self._text)
-        references = find_references(self._catalyst, self._text, parsed)
+        statement = self._catalyst.parse(self._text)
+        references = find_references(self._catalyst, self._text, statement)
         if not references:
             raise UnsupportedQuery("no table")
-        self._is_write = is_write(self._catalyst, parsed)
+        self._is_write = is_write(self._catalyst, statement)
         if self._is_write and self._args:
             raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
@@ -316,10 +316,10 @@ class _Query:
             if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
                 raise UnsupportedQuery("the query has no table of a Seamark server whose files could be pruned")
             rewritten = self._request_plans(references, scans)
-        except UnsupportedQuery as why:
+        except UnsupportedQuery as error:
             if cube is None:
                 raise
-            rewritten = RewrittenQuery(None, f"unchanged; {why}")
+            rewritten = RewrittenQuery(None, f"unchanged; {error}")
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
     def _find_filter_of(self, name: str, alias: str, condition: str) -> Expression | None:
@@ -417,9 +417,9 @@ class _Query:
             self._lease_s = min(self._lease_s, LEASE_S)
         self._find_tables(plan)
         reader = PlanReader(self._catalyst, self._find_marked_table)
-        simplified = self._catalyst.simplify(plan)
-        reader.read(simplified)
-        uses = self._read_uses(simplified)
+        simplified_plan = self._catalyst.simplify(plan)
+        reader.read(simplified_plan)
+        uses = self._read_uses(simplified_plan)
         by_mark: defaultdict[int, list[Table]] = defaultdict(list)
         for read_table, mark in reader.tables.items():
             by_mark[mark].append(read_table)
@@ -461,17 +461,17 @@ class _Query:
 
         Tables that a view in the query also reads are left out, because a table is read at one snapshot.
         """
-        catalyst, unmarked = self._catalyst, set()
+        catalyst, unmarked_reads = self._catalyst, set()
         for leaf, mark in catalyst.find_aliased_leaves(plan, parse_marker_number):
             table = self._read_table(leaf)
             if table is None:
                 continue
             numbers = [number for number, _ in catalyst.list_attributes(leaf)]
             if mark is None:
-                unmarked.add(table.read)
+                unmarked_reads.add(table.read)
             elif self._tables.setdefault(mark, table) == table:
                 self._marks |= dict.fromkeys(numbers, mark)
-        self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
+        self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked_reads}
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
         """Return the table of a leaf, or None if the leaf has no marker.
@@ -557,21 +557,22 @@ class _Query:
         marks: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
-        why = ""
+        refusal_reason = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
-            own = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
+            own_scans = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
             planned_scans = {
-                mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()
+                mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own_scans.items()
             }
             catalog_dimensions, catalog_plans, reason = self._request_catalog_plans(catalog, planned_scans)
-            marks |= {planned: mark for mark, planned in planned_scans.items()}
+            marks |= {planned_scan: mark for mark, planned_scan in planned_scans.items()}
             plans |= catalog_plans
             dimensions |= catalog_dimensions
-            why = why or reason
+            refusal_reason = refusal_reason or reason
         if not plans:
-            raise UnsupportedQuery(why or "plans keep too many of the files")
+            raise UnsupportedQuery(refusal_reason or "plans keep too many of the files")
         names = {
-            marks[planned]: (planned.catalog, *planned.table[:-1], str(plan.name)) for planned, plan in plans.items()
+            marks[planned_scan]: (planned_scan.catalog, *planned_scan.table[:-1], str(plan.name))
+            for planned_scan, plan in plans.items()
         }
         return RewrittenQuery(
             replace_names(self._text, {references[mark]: name for mark, name in names.items()}),
@@ -601,10 +602,14 @@ class _Query:
                 # Spark has loaded a stream table without the rows that wait for a flush, but plans include these rows.
                 stream_states = await requests.request_all({name: seamark.load_table(name) for name in streams})
                 states = {}
-                for mark, planned in planned_scans.items():
-                    state = stream_states.get(planned.table) if planned.table in streams else self._tables[mark].state
+                for mark, planned_scan in planned_scans.items():
+                    state = (
+                        stream_states.get(planned_scan.table)
+                        if planned_scan.table in streams
+                        else self._tables[mark].state
+                    )
                     if state is not None:
-                        states[planned.scan.catalog, planned.scan.schema, planned.scan.table] = state
+                        states[planned_scan.scan.catalog, planned_scan.scan.schema, planned_scan.scan.table] = state
                 dimensions = joining.find_dimensions(planned_scans, states)
                 return (
                     dimensions,
@@ -615,13 +620,13 @@ class _Query:
         return run_in_thread(ask())
 
 
-def _find_mark(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
-    """Return the marker of a table with which the table at the marker `own` may be joined.
+def _find_mark(marks: Mapping[Table, int], own_mark: int, table: Table) -> int | None:
+    """Return the marker of a table with which the table at the marker `own_mark` may be joined.
 
-    The result is None if `table` has the marker `own` or no marker.
+    The result is None if `table` has the marker `own_mark` or no marker.
     """
     mark = marks.get(table)
-    return None if mark == own else mark
+    return None if mark == own_mark else mark
 
 
 def _read_analyzed_plan(frame: DataFrame) -> Node:

@@ -80,7 +80,7 @@ class _UseReader:
         if self._nodes_left < 0:
             raise _PlanTooLarge
         kind, children = self._catalyst.find_kind(node), self._catalyst.list_children(node)
-        below = set().union(*map(self._read, children))
+        child_marks = set().union(*map(self._read, children))
         if not children:
             return {self._marks[number] for number, _ in self._catalyst.list_attributes(node) if number in self._marks}
         if self._has_subqueries:
@@ -95,8 +95,8 @@ class _UseReader:
             for child in children:
                 self._add_columns(self._catalyst.list_attributes(child))
         if kind == "Aggregate":
-            self._read_aggregate(node, below)
-        return below
+            self._read_aggregate(node, child_marks)
+        return child_marks
 
     def _find_computed(self, project: Node) -> list[tuple[int, str]]:
         """Return the ids and names of the attributes from which a projection computes new values.
@@ -114,32 +114,32 @@ class _UseReader:
             if number in self._marks and len(name) <= _NAME_CHARACTERS_MAX:
                 self._columns[self._marks[number]].add(name)
 
-    def _read_aggregate(self, node: Node, below: set[int]) -> None:
+    def _read_aggregate(self, node: Node, child_marks: set[int]) -> None:
         """Add the grouping keys and the aggregates of an aggregation to the uses of the tables."""
         for key in to_list(node.groupingExpressions()):
             for number, name in self._catalyst.list_references(key):
-                for mark in self._find_marks(number, name, below):
+                for mark in self._find_marks(number, name, child_marks):
                     self._grouping[mark][name] = None
         for aggregate in self._list_aggregates(to_list(node.aggregateExpressions())):
             function = aggregate.aggregateFunction()
             values = to_list(function.children())
             is_column = len(values) == 1 and self._catalyst.find_kind(values[0]) == "AttributeReference"
             (number, name) = next(iter(self._catalyst.list_references(values[0]))) if is_column else (0, "")
-            for mark in self._find_marks(number, name, below) if is_column else below:
+            for mark in self._find_marks(number, name, child_marks) if is_column else child_marks:
                 self._aggregates[mark][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
 
     def _list_aggregates(self, outputs: list[Node]) -> Iterator[Node]:
         """Yield the aggregates in the outputs of an aggregation."""
-        waiting, expressions_left = outputs[::-1], _NODES_MAX
-        while waiting and expressions_left:
-            expression = waiting.pop()
+        pending_nodes, expressions_left = outputs[::-1], _NODES_MAX
+        while pending_nodes and expressions_left:
+            expression = pending_nodes.pop()
             expressions_left -= 1
             if self._catalyst.find_kind(expression) == "AggregateExpression":
                 yield expression
             elif self._catalyst.find_kind(expression) != "AttributeReference":
-                waiting += to_list(expression.children())[::-1]
+                pending_nodes += to_list(expression.children())[::-1]
 
-    def _find_marks(self, number: int, name: str, below: set[int]) -> set[int]:
+    def _find_marks(self, number: int, name: str, child_marks: set[int]) -> set[int]:
         """Return the tables to which an attribute may belong.
 
         ROLLUP and subqueries change the ids of attributes. An attribute with a new id may belong to each table below
@@ -148,4 +148,4 @@ class _UseReader:
         if len(name) > _NAME_CHARACTERS_MAX:
             return set()
         mark = self._marks.get(number)
-        return below if mark is None else {mark}
+        return child_marks if mark is None else {mark}

@@ -132,8 +132,8 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
 def _compare_null_safe(column: Column, value: object, negated: bool) -> Expression:
     if value is None:
         return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, column.name, IDENTITY, ())
-    equal = _compare(Op.EQ, column, value)
-    return Not(equal) if negated else equal
+    equality = _compare(Op.EQ, column, value)
+    return Not(equality) if negated else equality
 
 
 def _to_literal(column: Column, value: object) -> object:

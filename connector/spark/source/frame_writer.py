@@ -71,14 +71,14 @@ def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -
     """Return a method of DataFrameWriter that calls `replacement` for the format `seamark`, else `original`."""
 
     @functools.wraps(original)
-    def method(writer: DataFrameWriter, *arguments: Any, **named: Any) -> None:
-        if named.get("format") or (original.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
-            writer.format(named.pop("format", None) or arguments[1])
+    def method(writer: DataFrameWriter, *arguments: Any, **keywords: Any) -> None:
+        if keywords.get("format") or (original.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
+            writer.format(keywords.pop("format", None) or arguments[1])
         if str(writer._jwrite.source()).lower() != FORMAT:
-            original(writer, *arguments, **named)
+            original(writer, *arguments, **keywords)
             return
         with convert_refusals():
-            replacement(writer, *arguments, **named)
+            replacement(writer, *arguments, **keywords)
 
     method.seamark = True  # type: ignore[attr-defined]
     return method
@@ -181,9 +181,9 @@ def save(
     """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
-        supported = ", ".join(sorted(_OPTIONS - {"path"}))
+        option_names = ", ".join(sorted(_OPTIONS - {"path"}))
         raise InvalidRequest(
-            f"Unknown options {', '.join(unknown)}; the options are {supported}, and {PROPERTY}… for a new table"
+            f"Unknown options {', '.join(unknown)}; the options are {option_names}, and {PROPERTY}… for a new table"
         )
     mode = options.get("mode", save_mode).lower().replace("errorifexists", ERROR).replace("-", "_")
     if mode not in MODES:
@@ -221,10 +221,10 @@ def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
     if "distribution" in options:
         arguments["distribution"] = options["distribution"]
     arguments["merge_files"] = parse_flag(options, "merge-files", False)
-    dynamic = options.get("partitionoverwritemode", "static").lower()
-    if dynamic not in ("static", "dynamic"):
-        raise InvalidRequest(f"partitionOverwriteMode is {dynamic!r}; it must be static or dynamic")
-    by_partition = mode == PARTITIONS or parse_flag(options, "replace-partitions", dynamic == "dynamic")
+    overwrite_mode = options.get("partitionoverwritemode", "static").lower()
+    if overwrite_mode not in ("static", "dynamic"):
+        raise InvalidRequest(f"partitionOverwriteMode is {overwrite_mode!r}; it must be static or dynamic")
+    by_partition = mode == PARTITIONS or parse_flag(options, "replace-partitions", overwrite_mode == "dynamic")
     if mode not in (OVERWRITE, PARTITIONS):
         if "replace-where" in options or "replace-partitions" in options:
             raise InvalidRequest("replace-where and replace-partitions require mode('overwrite')")

@@ -91,13 +91,13 @@ class LogSinkOptions:
         if overwrite:
             raise InvalidRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
         client, table = open_client_and_table(options)
-        into = open_destination(client, table, APPEND)
-        if not parse_bool(into.target.properties, STREAM_ENABLED, False):
+        destination = open_destination(client, table, APPEND)
+        if not parse_bool(destination.target.properties, STREAM_ENABLED, False):
             raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")
-        has_kind = all(column.name != _KIND_COLUMN for column in into.target.schema.fields)
+        has_kind = all(column.name != _KIND_COLUMN for column in destination.target.schema.fields)
         columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]
-        check_fits(StructType(columns), into.target)
-        return LogSinkOptions(client, table, into.target.table_uuid)
+        check_fits(StructType(columns), destination.target)
+        return LogSinkOptions(client, table, destination.target.table_uuid)
 
 
 class LogWriter(DataSourceStreamArrowWriter):

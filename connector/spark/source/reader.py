@@ -110,7 +110,7 @@ class Options:
         selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(selectors) > 1:
             raise InvalidRequest(f"{' and '.join(selectors)} are both set; select the snapshot with only one of them")
-        at = At(
+        snapshot_choice = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
             as_of_ms=_parse_milliseconds(options["as-of"]) if "as-of" in options else None,
@@ -125,7 +125,7 @@ class Options:
         return Options(
             client=client,
             table=table,
-            at=at if end is None else At(snapshot_id=end),
+            at=snapshot_choice if end is None else At(snapshot_id=end),
             columns=tuple(columns) or None,
             where=options.get("where"),
             limit=_parse_number(options, "limit"),
@@ -267,7 +267,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         self._options, self._table, self._schema = options, table, schema
-        self._where = bind_filter(options.where, table)
+        self._row_filter = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state for Spark's tasks, because the partitions contain everything that tasks need."""
@@ -275,9 +275,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._list_changes()
+        rows, snapshot_changes = RowReader(self._table, self._schema, self._row_filter), self._list_changes()
         if options.limit is not None:
-            return [ReadTask(rows, _choose_enough(snapshot_changes, options.limit, self._where), options.limit)]
+            return [ReadTask(rows, _choose_enough(snapshot_changes, options.limit, self._row_filter), options.limit)]
         return split_tasks(snapshot_changes, rows, options.split_bytes)
 
     def _list_changes(self) -> Iterator[SnapshotChange]:
@@ -288,11 +288,11 @@ class BatchReader(DataSourceReader):
             return changes(client, table, options.start, cast("int", table.snapshot_id))
         if options.incremental:
             list_snapshots_between(table, options.start, cast("int", table.snapshot_id))
-            tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
+            tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._row_filter)
             return (SnapshotChange(INSERT, task) for task in tasks)
-        tasks = plan(client, table, self._where, least_rows=options.limit, columns=self._schema.names)
+        tasks = plan(client, table, self._row_filter, least_rows=options.limit, columns=self._schema.names)
         if options.bitmaps:
-            tasks = restrict_to_rows(client, table, self._where, tasks)
+            tasks = restrict_to_rows(client, table, self._row_filter, tasks)
         return (SnapshotChange(INSERT, task) for task in tasks)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -314,7 +314,7 @@ class FilteringReader(BatchReader):
             if expression is None:
                 yield spark_filter
             else:
-                self._where = join_by_and(self._where, expression)
+                self._row_filter = join_by_and(self._row_filter, expression)
 
 
 class StreamReader(DataSourceStreamReader):
@@ -329,7 +329,7 @@ class StreamReader(DataSourceStreamReader):
                 "A stream does not support the options changes, limit, snapshot-id, end-snapshot-id and as-of"
             )
         self._options, self._table, self._schema = options, table, schema
-        self._where = bind_filter(options.where, table)
+        self._row_filter = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state for Spark's tasks, because the partitions contain everything that tasks need."""
@@ -339,22 +339,22 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start)
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802
-        opened = self._options.open()
-        return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
+        source_table = self._options.open()
+        return _encode_offset(self._options.start if source_table.snapshot_id is None else source_table.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream."""
         options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
             return []
-        opened = open_table(options.client, options.table, At(snapshot_id=last), history=True)
-        table = replace(opened, schema=self._table.schema)
+        source_table = open_table(options.client, options.table, At(snapshot_id=last), history=True)
+        table = replace(source_table, schema=self._table.schema)
         if first is None:
-            tasks = plan(options.client, table, self._where, columns=self._schema.names)
+            tasks = plan(options.client, table, self._row_filter, columns=self._schema.names)
         else:
             self._check(table, first, last)
-            tasks = plan_appends(options.client, table, first, last, self._where)
-        rows = RowReader(table, self._schema, self._where)
+            tasks = plan_appends(options.client, table, first, last, self._row_filter)
+        rows = RowReader(table, self._schema, self._row_filter)
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
@@ -385,17 +385,17 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 
 def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
     """Return the first changes that together certainly have at least `limit` rows, or all changes."""
-    chosen: list[SnapshotChange] = []
+    chosen_changes: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
         if rows >= limit:
             break
-        chosen.append(change)
+        chosen_changes.append(change)
         exact = (
             where == TRUE and not change.task.deletes and change.task.removed_by is None and change.task.rows is None
         )
         rows += change.task.records if exact else 0
-    return chosen
+    return chosen_changes
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:

@@ -87,13 +87,13 @@ class RowStreamReader(DataSourceStreamReader):
         Raises:
             InvalidRequest: An option is not supported.
         """
-        unsupported = {
+        unsupported_options = {
             "where": options.where,
             "limit": options.limit,
             "start-snapshot-id": options.start,
             "end-snapshot-id": options.end,
         }
-        names = [name for name, value in unsupported.items() if value is not None]
+        names = [name for name, value in unsupported_options.items() if value is not None]
         if names or options.at != CURRENT:
             raise InvalidRequest(
                 f"A stream of rows does not support {names[0] if names else 'a branch, tag, snapshot or time'}; set "
@@ -128,8 +128,8 @@ class RowStreamReader(DataSourceStreamReader):
             if step.files is None:
                 tasks.append(LogTask(self._reads, position, step.position, fields, names))
             else:
-                opened, scan_tasks = plan_step(self._reads, step.files)
-                rows = RowReader(replace(opened, schema=self._table.schema), self._schema, TRUE)
+                source_table, scan_tasks = plan_step(self._reads, step.files)
+                rows = RowReader(replace(source_table, schema=self._table.schema), self._schema, TRUE)
                 changes = (SnapshotChange(INSERT, task) for task in scan_tasks)
                 tasks += split_tasks(changes, rows, self._options.split_bytes)
             position = step.position

@@ -70,8 +70,8 @@ class SinkOptions:
             Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
-        supported = OPTIONS | ({"checkpointlocation", "queryname", _LOG} if streaming else frozenset())
-        if unknown := sorted(options.keys() - supported):
+        option_names = OPTIONS | ({"checkpointlocation", "queryname", _LOG} if streaming else frozenset())
+        if unknown := sorted(options.keys() - option_names):
             raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = open_client_and_table(options)
         partitions = parse_flag(options, "replace-partitions", False)
@@ -80,11 +80,11 @@ class SinkOptions:
         if partitions and "replace-where" in options:
             raise InvalidRequest("replace-where and replace-partitions are both set; set only one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
-        into = open_destination(
+        destination = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
-        check_fits(schema, into.target)
-        return SinkOptions(client, into)
+        check_fits(schema, destination.target)
+        return SinkOptions(client, destination)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -148,10 +148,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
             InvalidRequest: The table has later batches of the query.
         """
-        into, (name, number) = self._options.into, producer
-        loaded = self._options.client.load_table(into.table, history=True)
+        destination, (name, number) = self._options.into, producer
+        engine_table = self._options.client.load_table(destination.table, history=True)
         summaries = (
-            snapshot.build_summary_map() for snapshot in decode_table(loaded.metadata, loaded.location).snapshots
+            snapshot.build_summary_map()
+            for snapshot in decode_table(engine_table.metadata, engine_table.location).snapshots
         )
         later = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
         if snapshot_id is None or max(later, default=number) > number:
@@ -163,10 +164,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
 
 
-def _write_files(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
+def _write_files(destination: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return SinkCommit(encode_files(write_batches(into.target, batches)), into.target.table_uuid, query)
+    return SinkCommit(encode_files(write_batches(destination.target, batches)), destination.target.table_uuid, query)
 
 
 def _join_files(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:

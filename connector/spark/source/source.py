@@ -54,15 +54,15 @@ class SeamarkSource(DataSource):
 
     def reader(self, schema: spark_types.StructType) -> DataSourceReader:
         options = Options.of(self.options).with_fresh_rows()
-        opened = options.open()
+        source_table = options.open()
         reader_class = FilteringReader if options.push_filters else BatchReader
-        return reader_class(options, opened, check_schema(schema, opened))
+        return reader_class(options, source_table, check_schema(schema, source_table))
 
     def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
         options = Options.of(self.options)
-        opened = options.open()
-        stream_reader = RowStreamReader if reads_rows(options, opened.metadata) else StreamReader
-        return stream_reader(options, opened, check_schema(schema, opened))
+        source_table = options.open()
+        stream_reader = RowStreamReader if reads_rows(options, source_table.metadata) else StreamReader
+        return stream_reader(options, source_table, check_schema(schema, source_table))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
         return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))

@@ -59,8 +59,8 @@ class CandidateRows:
 
     def group_by_file(self, rows: Longs) -> list[MatchedRows]:
         """Return the located rows with these indexes, grouped by file."""
-        chosen = np.unique(rows)
-        order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
+        chosen_rows = np.unique(rows)
+        order = chosen_rows[np.lexsort((self.positions[chosen_rows], self.files[chosen_rows]))]
         matched_rows = []
         for number in np.unique(self.files[order]):
             positions = self.positions[order[self.files[order] == number]]
@@ -69,49 +69,53 @@ class CandidateRows:
 
 
 def locate_by_keys(
-    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
+    client: SeamarkClient, source_table: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
 ) -> CandidateRows:
     """Return the stored rows with these keys.
 
     Raises:
         NotLocated: Too many rows would have to be read.
     """
-    if keys.count and find_record_index(opened.metadata, keys.fields) is None:
-        _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
-    located = locate(client, opened, keys)
-    count = sum(len(file.positions) for file in located.files)
+    if keys.count and find_record_index(source_table.metadata, keys.fields) is None:
+        _check_read(
+            plan(client, source_table, keys.filter_expression(1_000, source_table.metadata.partition_specs)), limits
+        )
+    located_keys = locate(client, source_table, keys)
+    count = sum(len(file.positions) for file in located_keys.files)
     _check_rows(count, limits)
     key_columns = {field.name: column for field, column in _find_exact_columns(keys) if field.name in names}
     names_to_read = [name for name in names if name not in key_columns]
-    ordinals = _concatenate([file.keys for file in located.files])
-    positions = _concatenate([file.positions for file in located.files])
-    files = np.repeat(np.arange(len(located.files)), [len(file.positions) for file in located.files])
-    reading = plan_read(opened, names_to_read, TRUE)
-    values = reading.arrow.empty_table()
+    ordinals = _concatenate([file.keys for file in located_keys.files])
+    positions = _concatenate([file.positions for file in located_keys.files])
+    files = np.repeat(np.arange(len(located_keys.files)), [len(file.positions) for file in located_keys.files])
+    read_plan = plan_read(source_table, names_to_read, TRUE)
+    values = read_plan.arrow.empty_table()
     if names_to_read:
-        chosen = [(file.task, file.positions) for file in located.files]
-        read = read_chosen(reading, opened.storage, chosen)
-        values = pa.Table.from_batches([batch for batches in read for batch in batches], reading.arrow)
+        positions_by_task = [(file.task, file.positions) for file in located_keys.files]
+        batch_lists = read_chosen(read_plan, source_table.storage, positions_by_task)
+        values = pa.Table.from_batches([batch for batches in batch_lists for batch in batches], read_plan.arrow)
         if len(values) != count:
             raise NotLocated("the index contains rows that are not stored")
     columns = {name: values[name] for name in names_to_read} | {
         name: column.take(pa.array(ordinals)) for name, column in key_columns.items()
     }
     table = pa.table({**{name: columns[name] for name in names}, PLACE: np.arange(count)})
-    return CandidateRows(tuple(file.task for file in located.files), files, positions, table, located.read, ordinals)
+    return CandidateRows(
+        tuple(file.task for file in located_keys.files), files, positions, table, located_keys.read, ordinals
+    )
 
 
 def locate_by_filter(
-    client: SeamarkClient, opened: OpenTable, where: Expression, names: Sequence[str], limits: StatementLimits
+    client: SeamarkClient, source_table: OpenTable, where: Expression, names: Sequence[str], limits: StatementLimits
 ) -> CandidateRows:
     """Return the rows that match the filter.
 
     Raises:
         NotLocated: Too many rows would have to be read.
     """
-    tasks = _check_read(restrict_to_rows(client, opened, where, plan(client, opened, where)), limits)
-    reading = plan_read(opened, names, where, positions=True)
-    reader = TaskReader(reading, opened.storage)
+    tasks = _check_read(restrict_to_rows(client, source_table, where, plan(client, source_table, where)), limits)
+    read_plan = plan_read(source_table, names, where, positions=True)
+    reader = TaskReader(read_plan, source_table.storage)
     batches: list[pa.RecordBatch] = []
     files: list[Longs] = []
     count = 0
@@ -121,7 +125,7 @@ def locate_by_filter(
             _check_rows(count, limits)
             batches.append(batch)
             files.append(np.full(batch.num_rows, number))
-    rows = pa.Table.from_batches(batches, reading.arrow)
+    rows = pa.Table.from_batches(batches, read_plan.arrow)
     positions = rows.column(len(names)).to_numpy()
     values = rows.select(list(range(len(names)))).append_column(PLACE, pa.array(np.arange(count)))
     return CandidateRows(tuple(tasks), _concatenate(files), positions, values, frozenset(task.path for task in tasks))

@@ -56,7 +56,9 @@ class CollectedRows:
         assert self.table is not None
         local = self.build.build_local_rows(self.table, self.schema)
         outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
-        return self.build.project([self.build.as_attribute(output, by, name) for output, by, name in outputs], local)
+        return self.build.project(
+            [self.build.as_attribute(output, attribute, name) for output, attribute, name in outputs], local
+        )
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
@@ -75,19 +77,19 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     """
     attributes = catalyst.list_attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
-    limited = build.limit(rows_max + 1, plan)
-    distinct = limited
+    limited_plan = build.limit(rows_max + 1, plan)
+    distinct = limited_plan
     if len(set(names)) < len(names):
-        numbered = [
+        named_outputs = [
             build.name_output(attribute, f"c{number}") for number, attribute in enumerate(to_list(plan.output()))
         ]
-        distinct = build.project(numbered, limited)
+        distinct = build.project(named_outputs, limited_plan)
     frame = build.frame(distinct)
     if any(_COLLECTED_TYPE.fullmatch(field.dataType.simpleString()) is None for field in frame.schema.fields):
-        frame = build.frame(limited).localCheckpoint()
+        frame = build.frame(limited_plan).localCheckpoint()
         _check_count(frame.count(), role, rows_max)
-        checkpointed = frame._jdf.queryExecution().analyzed()
-        return CollectedRows(build, plan.output(), ids, names, None, frame.schema, checkpointed)
+        checkpointed_plan = frame._jdf.queryExecution().analyzed()
+        return CollectedRows(build, plan.output(), ids, names, None, frame.schema, checkpointed_plan)
     table = frame.toArrow()
     _check_count(len(table), role, rows_max)
     return CollectedRows(build, plan.output(), ids, names, table, frame.schema)
@@ -106,7 +108,7 @@ def find_ordinals(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColu
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:
         fits &= fits_column(values[column.name], column)
-    fitting = values.filter(pa.array(fits))
+    fitting_rows = values.filter(pa.array(fits))
     ordinals = np.full(len(values), -1, dtype=np.int64)
-    ordinals[fits] = keys.match([read_column(fitting, field) for field in keys.fields])
+    ordinals[fits] = keys.match([read_column(fitting_rows, field) for field in keys.fields])
     return ordinals

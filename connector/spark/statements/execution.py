@@ -114,9 +114,9 @@ def execute(
     try:
         statement = _prepare(spark, text, args, limits)
         report = statement.commit()
-    except _Unprepared as why:
-        _log.info("iceberg; %s", why)
-        return ExecutedStatement(ICEBERG, str(why), None, run_text(spark, text, args))
+    except _Unprepared as error:
+        _log.info("iceberg; %s", error)
+        return ExecutedStatement(ICEBERG, str(error), None, run_text(spark, text, args))
     _log.info("%s; %s; %s", statement.path, statement.reason, report)
     statement.target.refresh(spark)
     return ExecutedStatement(statement.path, statement.reason, report, PlanBuilder(spark).build_empty_frame())
@@ -134,14 +134,14 @@ def explain(
     """
     try:
         return _prepare(spark, text, args, limits).plan()
-    except _Unprepared as why:
-        return StatementExplanation(ICEBERG, str(why))
+    except _Unprepared as error:
+        return StatementExplanation(ICEBERG, str(error))
 
 
-def is_change(catalyst: Catalyst, parsed: Node) -> bool:
+def is_change(catalyst: Catalyst, statement: Node) -> bool:
     """Return whether `execute` may run a parsed statement in its own way: a row change or an INSERT OVERWRITE."""
-    kind = catalyst.find_kind(parsed)
-    return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
+    kind = catalyst.find_kind(statement)
+    return kind in KINDS or (kind == INSERT and bool(statement.overwrite()))
 
 
 def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
@@ -149,13 +149,13 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
         if args:
             raise NotLocated("the statement has parameters")
         catalyst = Catalyst(spark)
-        parsed = catalyst.parse(text)
-        if not is_change(catalyst, parsed):
+        statement = catalyst.parse(text)
+        if not is_change(catalyst, statement):
             raise NotLocated("the statement is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
-            _Overwrite(spark, parsed)
-            if catalyst.find_kind(parsed) == INSERT
-            else _LocatedStatement(spark, parsed, limits)
+            _Overwrite(spark, statement)
+            if catalyst.find_kind(statement) == INSERT
+            else _LocatedStatement(spark, statement, limits)
         )
 
 
@@ -183,8 +183,8 @@ class _Overwrite:
     path = INDEXED
     reason = "Seamark's writers build the table's index files"
 
-    def __init__(self, spark: SparkSession, parsed: Node) -> None:
-        self._statement = OverwriteStatement(spark, parsed)
+    def __init__(self, spark: SparkSession, statement: Node) -> None:
+        self._statement = OverwriteStatement(spark, statement)
         self.target = self._statement.target
         self._client = self.target.open_client(spark)
 
@@ -207,8 +207,8 @@ class _Overwrite:
             raise _Unprepared(_summarize(error)) from error
 
     def _read_options(self) -> Mapping[str, Any]:
-        opened = open_table(self._client, self._statement.target.levels, At())
-        return self._statement.make_options(opened)
+        source_table = open_table(self._client, self._statement.target.levels, At())
+        return self._statement.make_options(source_table)
 
 
 class _LocatedStatement:
@@ -216,7 +216,7 @@ class _LocatedStatement:
 
     path = LOCATED
 
-    def __init__(self, spark: SparkSession, parsed: Node, limits: StatementLimits) -> None:
+    def __init__(self, spark: SparkSession, statement: Node, limits: StatementLimits) -> None:
         self._spark, self._limits = spark, limits
         self._catalyst, self._builder = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
@@ -225,7 +225,7 @@ class _LocatedStatement:
         self._subqueries: list[tuple[Node, CollectedRows]] = []
         """The parts of the condition with a subquery, each with the evaluated rows of the subquery."""
         self._inserted = False
-        self._statement: RowStatement = RowStatementReader(spark).read(parsed)
+        self._statement: RowStatement = RowStatementReader(spark).read(statement)
         self._query = ChangeQuery(spark, self._statement)
         self._client = self.target.open_client(spark)
 
@@ -235,22 +235,26 @@ class _LocatedStatement:
 
     def plan(self) -> StatementExplanation:
         with _unprepared():
-            opened = open_table(self._client, self.target.levels, At())
-            mode = self._check_mode(opened, create_target(opened.metadata, opened.storage, opened.name))
-            keys_or_filter = self._find_keys_or_filter(opened)
+            source_table = open_table(self._client, self.target.levels, At())
+            mode = self._check_mode(
+                source_table, create_target(source_table.metadata, source_table.storage, source_table.name)
+            )
+            keys_or_filter = self._find_keys_or_filter(source_table)
             if isinstance(keys_or_filter, KeyValues):
-                index = self._find_index_columns(opened, keys_or_filter)
+                index = self._find_index_columns(source_table, keys_or_filter)
                 keys = keys_or_filter.names if index is None else tuple(index)
-                return StatementExplanation(LOCATED, self.reason, keys, self._choose_index_name(opened, keys), mode)
+                return StatementExplanation(
+                    LOCATED, self.reason, keys, self._choose_index_name(source_table, keys), mode
+                )
             return StatementExplanation(LOCATED, self.reason, mode=mode)
 
     def commit(self) -> Report:
         with _unprepared():
             self._evaluate()
 
-        def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+        def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
             with _unprepared():
-                return self._prepare(opened, target)
+                return self._prepare(source_table, target)
 
         return commit_row_change(
             self._client,
@@ -289,42 +293,49 @@ class _LocatedStatement:
             self._query = ChangeQuery(self._spark, self._statement)
             self._inserted = True
 
-    def _prepare(self, opened: OpenTable, target: WriteTarget) -> RowChange:
+    def _prepare(self, source_table: OpenTable, target: WriteTarget) -> RowChange:
         """Locate the rows, compute the changes and write their files."""
-        mode = self._check_mode(opened, target)
-        keys_or_filter = self._find_keys_or_filter(opened)
+        mode = self._check_mode(source_table, target)
+        keys_or_filter = self._find_keys_or_filter(source_table)
         if isinstance(keys_or_filter, KeyValues):
-            by = self._find_index_columns(opened, keys_or_filter) or list(keys_or_filter.names)
-            values = self._evaluate_keys(keys_or_filter, by)
-            keys = self._make_batch_keys(opened, keys_or_filter, values, by)
-            scope = read_scope(keys, opened)
-            whole = keys_or_filter.whole and len(by) == len(keys_or_filter.names)
-            names = [] if whole and self._statement.kind == DELETE else self._query.list_names(opened.schema)
-            located = locate_by_keys(self._client, opened, keys, names, self._limits)
-            changes = self._change_all(located, opened, keys_or_filter, keys, values) if whole else None
+            key_columns = self._find_index_columns(source_table, keys_or_filter) or list(keys_or_filter.names)
+            values = self._evaluate_keys(keys_or_filter, key_columns)
+            keys = self._make_batch_keys(source_table, keys_or_filter, values, key_columns)
+            scope = read_scope(keys, source_table)
+            is_exact_key = keys_or_filter.whole and len(key_columns) == len(keys_or_filter.names)
+            names = (
+                [] if is_exact_key and self._statement.kind == DELETE else self._query.list_names(source_table.schema)
+            )
+            candidates = locate_by_keys(self._client, source_table, keys, names, self._limits)
+            changes = self._change_all(candidates, source_table, keys_or_filter, keys, values) if is_exact_key else None
         else:
             scope, changes = keys_or_filter, None
-            names = self._query.list_names(opened.schema)
-            located = locate_by_filter(self._client, opened, keys_or_filter, names, self._limits)
+            names = self._query.list_names(source_table.schema)
+            candidates = locate_by_filter(self._client, source_table, keys_or_filter, names, self._limits)
         if changes is None:
-            changes = self._query.run(located, opened, self._evaluate_replacements())
-        return write_changes(self._spark, changes, located, scope, opened, target, mode)
+            changes = self._query.run(candidates, source_table, self._evaluate_replacements())
+        return write_changes(self._spark, changes, candidates, scope, source_table, target, mode)
 
     def _change_all(
-        self, located: CandidateRows, opened: OpenTable, key_values: KeyValues, keys: BatchKeys, values: pa.Table
+        self,
+        candidates: CandidateRows,
+        source_table: OpenTable,
+        key_values: KeyValues,
+        keys: BatchKeys,
+        values: pa.Table,
     ) -> ChangedRows | None:
         """Return the changes of a statement whose condition is true for exactly the located rows.
 
         Return None if Spark has to compute the join of a MERGE.
         """
         if self._statement.kind == DELETE:
-            return build_deletion(located)
+            return build_deletion(candidates)
         if self._statement.kind == UPDATE:
-            return self._query.run_on_all(located, opened)
+            return self._query.run_on_all(candidates, source_table)
         if self._source is None or not all(number in self._source.columns for number in key_values.numbers):
             return None
         ordinals = find_ordinals(keys, values, key_values.columns)
-        return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
+        return self._query.run_on_pairs(candidates, source_table, self._source, ordinals, self._limits.rows)
 
     def _evaluate_replacements(self) -> list[tuple[Node, Node]]:
         """Return pairs of a node of the query and a new node with the evaluated rows."""
@@ -333,18 +344,18 @@ class _LocatedStatement:
         self._insert_subqueries()
         return []
 
-    def _check_mode(self, opened: OpenTable, target: WriteTarget) -> str:
+    def _check_mode(self, source_table: OpenTable, target: WriteTarget) -> str:
         """Check that the statement can change the table, and return the mode that the table's properties set."""
-        self.target.check(opened)
-        properties = opened.metadata.properties
+        self.target.check(source_table)
+        properties = source_table.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
         if mode not in MODES:
             raise NotLocated(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
         return mode
 
-    def _find_keys_or_filter(self, opened: OpenTable) -> KeyValues | Expression:
+    def _find_keys_or_filter(self, source_table: OpenTable) -> KeyValues | Expression:
         """Return the keys or the filter that select the stored rows that the statement can change."""
-        columns = self._match_columns(opened)
+        columns = self._match_columns(source_table)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
             key_values = find_join_keys(
@@ -354,25 +365,27 @@ class _LocatedStatement:
                 raise NotLocated(
                     "the ON clause does not compare a column of the table for equality with a value of the source"
                 )
-            return self._explain_keys(opened, key_values)
+            return self._explain_keys(source_table, key_values)
         candidates = find_condition_keys(self._catalyst, self._builder, condition, columns)
-        by_index = [candidate for candidate in candidates if self._find_index_columns(opened, candidate)]
+        by_index = [candidate for candidate in candidates if self._find_index_columns(source_table, candidate)]
         if by_index:
-            return self._explain_keys(opened, by_index[0])
-        read = [
+            return self._explain_keys(source_table, by_index[0])
+        part_conditions = [
             Conditions(self._catalyst).read(part, columns) for part in self._catalyst.list_operands(condition, "And")
         ]
-        where = limit_text(drop_functions(all_of(read)))
-        if where is not None:
+        filter_text = limit_text(drop_functions(all_of(part_conditions)))
+        if filter_text is not None:
             self.reason = "the server plans its condition"
-            return bind_exactly(write_sql(where), opened.schema)
+            return bind_exactly(write_sql(filter_text), source_table.schema)
         if candidates:
-            return self._explain_keys(opened, candidates[0])
+            return self._explain_keys(source_table, candidates[0])
         raise NotLocated("the condition does not restrict the rows that it can change")
 
-    def _match_columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
+    def _match_columns(self, source_table: OpenTable) -> dict[int, SparkColumn]:
         """Return the columns of the table that Spark compares as Iceberg does, by the ids of their attributes."""
-        kinds = {field.name: find_spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
+        kinds = {
+            field.name: find_spark_kind(field.type) for field in source_table.schema.fields if "." not in field.name
+        }
         columns = {}
         for number, name in self._catalyst.list_attributes(self._statement.stored):
             kind = kinds.get(name)
@@ -380,23 +393,23 @@ class _LocatedStatement:
                 columns[number] = SparkColumn(name, kind)
         return columns
 
-    def _explain_keys(self, opened: OpenTable, key_values: KeyValues) -> KeyValues:
+    def _explain_keys(self, source_table: OpenTable, key_values: KeyValues) -> KeyValues:
         """Set `reason` to a description of the keys, and return the keys."""
-        index = self._find_index_columns(opened, key_values)
+        index = self._find_index_columns(source_table, key_values)
         self.reason = (
             f"keys in {', '.join(key_values.names)}" if index is None else f"a record index on {', '.join(index)}"
         )
         return key_values
 
-    def _find_index_columns(self, opened: OpenTable, key_values: KeyValues) -> list[str] | None:
+    def _find_index_columns(self, source_table: OpenTable, key_values: KeyValues) -> list[str] | None:
         """Return the columns of a record index for which there are key values, or None if there is no such index."""
-        by_name = {field.name: field for field in opened.schema.fields}
-        indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in key_values.names])
-        return None if indexed is None else [field.name for field in indexed]
+        by_name = {field.name: field for field in source_table.schema.fields}
+        indexed_fields = select_indexed_fields(source_table.metadata, [by_name[name] for name in key_values.names])
+        return None if indexed_fields is None else [field.name for field in indexed_fields]
 
-    def _choose_index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
-        by_name = {field.name: field for field in opened.schema.fields}
-        index = find_record_index(opened.metadata, [by_name[name] for name in names])
+    def _choose_index_name(self, source_table: OpenTable, names: Sequence[str]) -> str | None:
+        by_name = {field.name: field for field in source_table.schema.fields}
+        index = find_record_index(source_table.metadata, [by_name[name] for name in names])
         return None if index is None else index.name
 
     def _list_source_ids(self) -> Sequence[int]:
@@ -413,24 +426,24 @@ class _LocatedStatement:
 
         If all of them are columns of collected rows, they are in the order of these rows.
         """
-        collected: dict[int, pa.ChunkedArray] = {}
+        values_by_number: dict[int, pa.ChunkedArray] = {}
         for rows in (self._source, *(rows for _, rows in self._subqueries)):
-            collected |= {} if rows is None else rows.columns
+            values_by_number |= {} if rows is None else rows.columns
         columns = {
-            name: collected[number]
+            name: values_by_number[number]
             for name, number in zip(key_values.names, key_values.numbers, strict=True)
-            if number is not None and number in collected
+            if number is not None and number in values_by_number
         }
         if all(name in columns for name in names):
             return pa.table({name: columns[name] for name in names})
         return self._builder.frame(key_values.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
 
     def _make_batch_keys(
-        self, opened: OpenTable, key_values: KeyValues, values: pa.Table, names: Sequence[str]
+        self, source_table: OpenTable, key_values: KeyValues, values: pa.Table, names: Sequence[str]
     ) -> BatchKeys:
         columns = [column for column in key_values.columns if column.name in names]
-        fitting = select_fitting_rows(values, columns).combine_chunks()
-        return find_latest_rows(fitting.to_batches(), opened.schema, names).keys
+        fitting_rows = select_fitting_rows(values, columns).combine_chunks()
+        return find_latest_rows(fitting_rows.to_batches(), source_table.schema, names).keys
 
 
 class _unprepared:  # noqa: N801

@@ -79,8 +79,8 @@ def find_join_keys(
         if catalyst.find_kind(part) != "EqualTo":
             continue
         for side, other in ((part.left(), part.right()), (part.right(), part.left())):
-            column, used = _find_column(catalyst, side, columns), catalyst.list_reference_ids(other)
-            if column is not None and used and used <= numbers and other.deterministic():
+            column, used_ids = _find_column(catalyst, side, columns), catalyst.list_reference_ids(other)
+            if column is not None and used_ids and used_ids <= numbers and other.deterministic():
                 pairs.setdefault(column, other)
     if not pairs:
         return None
@@ -93,28 +93,34 @@ def find_condition_keys(
     """Return the values that each part of a condition requires in columns of the target."""
     key_values = []
     parts = catalyst.list_operands(condition, "And")
-    whole = len(parts) == 1
+    is_only_part = len(parts) == 1
     for part in parts:
         kind = catalyst.find_kind(part)
         if kind == "EqualTo":
             for side, other in ((part.left(), part.right()), (part.right(), part.left())):
                 column = _find_column(catalyst, side, columns)
                 if column is not None and catalyst.is_constant(other):
-                    key_values.append(_explode_constants(build, column, build.build_seq([other]), whole=whole))
+                    key_values.append(_explode_constants(build, column, build.build_seq([other]), whole=is_only_part))
         elif kind == "In":
             column, values = _find_column(catalyst, part.value(), columns), part.list()
             if column is not None and build.are_constants(values):
-                key_values.append(_explode_constants(build, column, values, whole=whole))
+                key_values.append(_explode_constants(build, column, values, whole=is_only_part))
         elif kind == "InSubquery":
-            sought = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
+            columns_of_sides = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
-            key_columns = [column for column in sought if column is not None]
-            if len(key_columns) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
+            key_columns = [column for column in columns_of_sides if column is not None]
+            if (
+                len(key_columns) == len(columns_of_sides)
+                and part.query().outerAttrs().isEmpty()
+                and plan.deterministic()
+            ):
                 outputs = to_list(plan.output())
                 pairs = dict(zip(key_columns, outputs, strict=True))
-                once = len(pairs) == len(key_columns)
+                has_each_column_once = len(pairs) == len(key_columns)
                 key_values.append(
-                    _project_values(catalyst, build, pairs, partial(_return_plan, plan), whole=whole and once)
+                    _project_values(
+                        catalyst, build, pairs, partial(_return_plan, plan), whole=is_only_part and has_each_column_once
+                    )
                 )
     return key_values
 
@@ -168,8 +174,8 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
     """Return whether a stored value can equal each of these values, as bool[values]."""
     fits = pc.is_valid(values)
     if column.kind == "int" and pa.types.is_int64(values.type):
-        within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
-        fits = pc.and_(fits, pc.fill_null(within, False))
+        is_within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
+        fits = pc.and_(fits, pc.fill_null(is_within, False))
     mask: npt.NDArray[np.bool_] = fits.to_numpy()
     return mask
 

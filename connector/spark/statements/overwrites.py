@@ -45,10 +45,10 @@ class OverwriteStatement:
         NotLocated: Iceberg must run the statement.
     """
 
-    def __init__(self, spark: SparkSession, parsed: Node) -> None:
+    def __init__(self, spark: SparkSession, statement: Node) -> None:
         check_session(spark)
         self._spark, self._catalyst, self._builder = spark, Catalyst(spark), PlanBuilder(spark)
-        command = self._catalyst.analyze(parsed)
+        command = self._catalyst.analyze(statement)
         if self._catalyst.find_kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite the statement to an overwrite of a table")
         if not command.writeOptions().isEmpty():
@@ -60,31 +60,31 @@ class OverwriteStatement:
         if reads_table(self._catalyst, self.query, self.target):
             raise NotLocated("the statement also reads the table that it changes")
 
-    def make_options(self, opened: OpenTable) -> Mapping[str, Any]:
+    def make_options(self, source_table: OpenTable) -> Mapping[str, Any]:
         """Return the arguments of `frames.writes.write`: the mode, and the filter of the rows to replace.
 
         Raises:
             NotLocated: Iceberg must run the statement.
         """
-        self.target.check(opened)
-        if opened.metadata.format_version == 1:
+        self.target.check(source_table)
+        if source_table.metadata.format_version == 1:
             raise NotLocated("the table has format version 1")
-        if not read_definitions(opened.metadata).enabled:
+        if not read_definitions(source_table.metadata).enabled:
             raise NotLocated("the table has no index whose files Seamark's writers would build")
         if self._catalyst.find_kind(self._command) == "OverwritePartitionsDynamic":
-            if len(opened.metadata.partition_specs) > 1:
+            if len(source_table.metadata.partition_specs) > 1:
                 raise NotLocated("the table's files may have several partition specs")
             return {"mode": OVERWRITE_PARTITIONS}
-        return {"mode": OVERWRITE, "where": self._read_condition(opened)}
+        return {"mode": OVERWRITE, "where": self._read_condition(source_table)}
 
-    def _read_condition(self, opened: OpenTable) -> str | bool:
+    def _read_condition(self, source_table: OpenTable) -> str | bool:
         """Return the filter of the rows to replace as SQL, or True for all rows."""
         condition = self._command.deleteExpr()
         if self._catalyst.find_kind(condition) == "Literal" and bool(condition.value()):
             return True
-        spec = opened.metadata.default_spec
+        spec = source_table.metadata.default_spec
         ids = {field.sources[0] for field in spec.fields if field.transform == IDENTITY}
-        kinds = {field.name: find_spark_kind(field.type) for field in opened.schema.fields if field.id in ids}
+        kinds = {field.name: find_spark_kind(field.type) for field in source_table.schema.fields if field.id in ids}
         columns = {
             number: SparkColumn(name, kind)
             for number, name in self._catalyst.list_attributes(self._relation)

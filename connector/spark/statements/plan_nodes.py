@@ -40,8 +40,8 @@ class PlanBuilder:
 
     def build_local_rows(self, rows: pa.Table, schema: StructType) -> Node:
         """Return a plan of rows that the driver has."""
-        whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
-        return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
+        table = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
+        return self._spark.createDataFrame(table, schema)._jdf.queryExecution().analyzed()
 
     # Nodes
 
@@ -92,9 +92,9 @@ class PlanBuilder:
         Args:
             parts: Pairs of an operand and its replacement.
         """
-        for old, by in parts:
+        for old, new_part in parts:
             if condition.fastEquals(old):
-                return by
+                return new_part
         if str(condition.getClass().getSimpleName()) != "And":
             return condition
         return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
@@ -116,8 +116,11 @@ class PlanBuilder:
         return self._load_object(_EXPRESSIONS, "CreateArray").apply(values)
 
     def _make_alias(self, expression: Node, name: str, number: Node) -> Node:
-        none, no_items = self._load_object("scala.", "None"), self._load_object("scala.collection.immutable.", "Nil")
-        return self._construct(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
+        no_value, no_items = (
+            self._load_object("scala.", "None"),
+            self._load_object("scala.collection.immutable.", "Nil"),
+        )
+        return self._construct(_EXPRESSIONS, "Alias", expression, name, number, no_items, no_value, no_items)
 
     def _construct(self, package: str, kind: str, *arguments: Any) -> Node:
         return self._statics.find_class(f"{package}{kind}")(*arguments)
@@ -137,9 +140,9 @@ class PlanBuilder:
         Args:
             new: Pairs of an old node and its new node.
         """
-        for old, by in new:
+        for old, new_node in new:
             if plan.fastEquals(old):
-                return by
+                return new_node
         children = to_list(plan.children())
         return (
             plan.withNewChildren(self.build_seq([self.replace_nodes(child, new) for child in children]))

@@ -64,25 +64,25 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
 
     The query returns all other columns unchanged.
     """
-    used: set[int] = set()
+    used_ids: set[int] = set()
     left = [statement.query]
     while left:
         node = left.pop()
         if catalyst.find_kind(node) == "Project":
             for output in to_list(node.projectList()):
-                used |= (
+                used_ids |= (
                     frozenset()
                     if catalyst.find_kind(output) == "AttributeReference"
                     else catalyst.list_reference_ids(output)
                 )
         else:
-            used |= catalyst.list_reference_ids(node)
+            used_ids |= catalyst.list_reference_ids(node)
         # The source of a MERGE has no stored row, so only the other side of the join is searched.
         if statement.join is not None and node.fastEquals(statement.join):
             left.append(node.right() if statement.appends else node.left())
         else:
             left += catalyst.list_children(node)
-    return [name for number, name in catalyst.list_attributes(statement.stored) if number in used]
+    return [name for number, name in catalyst.list_attributes(statement.stored) if number in used_ids]
 
 
 class ChangeQuery:
@@ -102,25 +102,29 @@ class ChangeQuery:
         column_names = {field.name for field in schema.fields} | {ROW_ID_NAME}
         return [name for name in self._needed if name in column_names]
 
-    def run(self, located: CandidateRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> ChangedRows:
+    def run(
+        self, candidates: CandidateRows, source_table: OpenTable, replacements: Sequence[tuple[Node, Node]]
+    ) -> ChangedRows:
         """Run the query on located rows. If the statement fails, the error is Spark's error.
 
         Args:
-            more: Further nodes of the query to replace, as pairs of the old node and the new node.
+            replacements: Further nodes of the query to replace, as pairs of the old node and the new node.
         """
-        return self._run_query(opened, [(self._statement.stored, self._build_located_plan(located, opened)), *more])
+        return self._run_query(
+            source_table, [(self._statement.stored, self._build_located_plan(candidates, source_table)), *replacements]
+        )
 
-    def run_on_all(self, located: CandidateRows, opened: OpenTable) -> ChangedRows:
+    def run_on_all(self, candidates: CandidateRows, source_table: OpenTable) -> ChangedRows:
         """Run an UPDATE whose condition is true for all located rows, without the condition."""
         condition = self._statement.filter
         assert condition is not None
         rows = self._builder.replace_nodes(
-            condition.child(), [(self._statement.stored, self._build_located_plan(located, opened))]
+            condition.child(), [(self._statement.stored, self._build_located_plan(candidates, source_table))]
         )
-        return self._run_query(opened, [(condition, rows)])
+        return self._run_query(source_table, [(condition, rows)])
 
     def run_on_pairs(
-        self, located: CandidateRows, opened: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
+        self, candidates: CandidateRows, source_table: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
     ) -> ChangedRows | None:
         """Run a MERGE without its join. Its ON must be true for exactly the pairs of rows with equal keys.
 
@@ -133,27 +137,28 @@ class ChangeQuery:
             pairs of the row into one partition.
         """
         join = self._statement.join
-        if join is None or located.keys is None or source.table is None:
+        if join is None or candidates.keys is None or source.table is None:
             return None
         kind = str(join.joinType().toString())
         marks = self._find_marks(join, kind)
-        pairs = match_rows(located.keys, keys, pairs_max)
+        pairs = match_rows(candidates.keys, keys, pairs_max)
         if marks is None or pairs is None or len(np.unique(pairs[0])) < len(pairs[0]):
             return None
-        stored_rows, source_rows = join_rows(kind, pairs, np.flatnonzero(~np.isin(keys, located.keys)))
-        stored = located.values.take(pa.array(stored_rows, mask=stored_rows < 0))
+        stored_rows, source_rows = join_rows(kind, pairs, np.flatnonzero(~np.isin(keys, candidates.keys)))
+        stored_values = candidates.values.take(pa.array(stored_rows, mask=stored_rows < 0))
         matched_source = source.table.take(pa.array(source_rows))
-        fields, columns = self._convert_for_spark(stored, opened.schema)
+        fields, columns = self._convert_for_spark(stored_values, source_table.schema)
         mark = pa.array(stored_rows >= 0, mask=stored_rows < 0)
         return self._run_query(
-            opened, [(join, self._join_side_by_side(join, fields, [*columns, mark], source, matched_source, marks))]
+            source_table,
+            [(join, self._join_side_by_side(join, fields, [*columns, mark], source, matched_source, marks))],
         )
 
     def _join_side_by_side(
         self,
         join: Node,
         fields: Sequence[spark_types.StructField],
-        stored: Sequence[Any],
+        stored_columns: Sequence[Any],
         source: CollectedRows,
         source_rows: pa.Table,
         marks: Mapping[int, str],
@@ -163,7 +168,7 @@ class ChangeQuery:
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
         local = self._builder.build_local_rows(
-            pa.table([*stored, *source_rows.columns], names=names),
+            pa.table([*stored_columns, *source_rows.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
         outputs = to_list(local.output())
@@ -189,10 +194,10 @@ class ChangeQuery:
         """
         if self._catalyst.find_kind(side) != "Project" or not self._is_stored(side.child()):
             return None
-        stored = {number for number, _ in self._catalyst.list_attributes(self._statement.stored)}
+        stored_ids = {number for number, _ in self._catalyst.list_attributes(self._statement.stored)}
         marks = {}
         for place, (number, _) in enumerate(self._catalyst.list_attributes(side)):
-            if number in stored:
+            if number in stored_ids:
                 continue
             output = side.projectList().apply(place)
             if self._catalyst.find_kind(output) != "Alias":
@@ -214,9 +219,9 @@ class ChangeQuery:
     def _is_true(self, expression: Node) -> bool:
         return self._catalyst.find_kind(expression) == "Literal" and expression.value() is True
 
-    def _build_located_plan(self, located: CandidateRows, opened: OpenTable) -> Node:
+    def _build_located_plan(self, candidates: CandidateRows, source_table: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
-        fields, columns = self._convert_for_spark(located.values, opened.schema)
+        fields, columns = self._convert_for_spark(candidates.values, source_table.schema)
         plan = self._builder.build_local_rows(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
@@ -232,18 +237,18 @@ class ChangeQuery:
         attributes = self._catalyst.list_attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
-    def _run_query(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
+    def _run_query(self, source_table: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
         """Run the query with these nodes replaced, and return the changes in its result."""
         query = self._builder.replace_nodes(self._statement.query, new)
-        names = [field.name for field in opened.schema.fields]
+        names = [field.name for field in source_table.schema.fields]
         if self._statement.appends:
             return ChangedRows(
                 np.zeros(0, dtype=np.int64), self._builder.frame(query).toArrow().rename_columns(names), 0
             )
         outputs = {name: place for place, (_, name) in enumerate(self._catalyst.list_attributes(query))}
-        wanted = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
+        output_names = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
         output = query.output()
-        plan = self._builder.project([output.apply(outputs[name]) for name in wanted], query)
+        plan = self._builder.project([output.apply(outputs[name]) for name in output_names], query)
         result = self._builder.frame(plan).toArrow()
         operation = result[OPERATION].to_numpy()
         deletes = np.isin(operation, (_DELETE, _UPDATE))
@@ -290,26 +295,26 @@ class ChangeQuery:
         return self._builder.project(outputs, plan)
 
 
-def build_deletion(located: CandidateRows) -> ChangedRows:
+def build_deletion(candidates: CandidateRows) -> ChangedRows:
     """Return the changes of a DELETE whose condition is true for all located rows."""
-    return ChangedRows(np.arange(len(located.positions)), pa.table({}), 0)
+    return ChangedRows(np.arange(len(candidates.positions)), pa.table({}), 0)
 
 
-def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
+def match_rows(stored_ordinals: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
     """Return the pairs of a stored row and a source row with equal keys. A key of -1 is not equal to any key.
 
     Returns:
-        The positions of the paired rows in `stored` and in `source`, each as int64[pairs]. None if there are more than
-        `pairs_max` pairs.
+        The positions of the paired rows in `stored_ordinals` and in `source`, each as int64[pairs]. None if there are
+        more than `pairs_max` pairs.
     """
-    order = np.argsort(stored, kind="stable")
-    ordered = stored[order]
-    first = np.searchsorted(ordered, source, "left")
-    counts = np.searchsorted(ordered, source, "right") - first
+    order = np.argsort(stored_ordinals, kind="stable")
+    sorted_ordinals = stored_ordinals[order]
+    first = np.searchsorted(sorted_ordinals, source, "left")
+    counts = np.searchsorted(sorted_ordinals, source, "right") - first
     if (total := int(counts.sum())) > pairs_max:
         return None
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(first, counts) + within], np.repeat(np.arange(len(source)), counts)
+    index_in_group = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(first, counts) + index_in_group], np.repeat(np.arange(len(source)), counts)
 
 
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
@@ -324,41 +329,41 @@ def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Long
     """
     if kind == _INNER:
         return pairs
-    none = np.full(len(alone), -1, dtype=np.int64)
+    no_rows = np.full(len(alone), -1, dtype=np.int64)
     if kind == _LEFT_ANTI:
-        return none, alone
-    return np.concatenate([pairs[0], none]), np.concatenate([pairs[1], alone])
+        return no_rows, alone
+    return np.concatenate([pairs[0], no_rows]), np.concatenate([pairs[1], alone])
 
 
 def write_changes(
     spark: SparkSession,
     changes: ChangedRows,
-    located: CandidateRows,
+    candidates: CandidateRows,
     scope: Expression,
-    opened: OpenTable,
+    source_table: OpenTable,
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
     """Write the files of a change. If an error occurs, delete the written files."""
-    matched = located.group_by_file(changes.deleted)
-    deleted = sum(len(file.positions) for file in matched)
+    matched_files = candidates.group_by_file(changes.deleted)
+    deleted_rows = sum(len(file.positions) for file in matched_files)
     new = changes.new
-    tracked = has_lineage(opened.metadata) and changes.updated > 0
-    if ROW_ID_NAME in new.column_names and not tracked:
+    has_row_ids = has_lineage(source_table.metadata) and changes.updated > 0
+    if ROW_ID_NAME in new.column_names and not has_row_ids:
         new = new.drop_columns([ROW_ID_NAME])
     report = Report(
         inserted=len(new) - changes.updated,
         updated=changes.updated,
-        deleted=deleted - changes.updated,
-        files_read=len(located.read),
+        deleted=deleted_rows - changes.updated,
+        files_read=len(candidates.read),
     )
-    files = FileChanges(spark, opened, target)
+    files = FileChanges(spark, source_table, target)
     if mode == COPY_ON_WRITE:
-        data = files.copy_files(matched, new.to_batches(), tracked=tracked)
-        read = located.read | {file.task.path for file in matched if not file.is_whole}
-        removed = tuple({"file-path": file.task.path} for file in matched)
-        return RowChange(scope, replace(report, files_read=len(read)), data, removed=removed)
-    data = write_batches(with_lineage(target) if tracked else target, new.to_batches())
+        data = files.copy_files(matched_files, new.to_batches(), tracked=has_row_ids)
+        read_paths = candidates.read | {file.task.path for file in matched_files if not file.is_whole}
+        removed_files = tuple({"file-path": file.task.path} for file in matched_files)
+        return RowChange(scope, replace(report, files_read=len(read_paths)), data, removed=removed_files)
+    data = write_batches(with_lineage(target) if has_row_ids else target, new.to_batches())
     with discard_on_error([data], target.storage):
-        deletes = files.mark_deleted(matched) if matched else WrittenDeletes()
+        deletes = files.mark_deleted(matched_files) if matched_files else WrittenDeletes()
     return RowChange(scope, report, data, deletes)

@@ -63,9 +63,9 @@ class RowStatement:
         """Return the statement with parts of its condition replaced: pairs of an old part and a new part."""
         assert self.filter is not None
         condition = build.with_operands(self.condition, parts)
-        changed = self.filter.copy(condition, self.filter.child())
-        query = build.replace_nodes(self.query, [(self.filter, changed)])
-        return replace(self, query=query, condition=condition, filter=changed)
+        new_filter = self.filter.copy(condition, self.filter.child())
+        query = build.replace_nodes(self.query, [(self.filter, new_filter)])
+        return replace(self, query=query, condition=condition, filter=new_filter)
 
 
 class RowStatementReader:
@@ -76,19 +76,19 @@ class RowStatementReader:
         self._catalyst = Catalyst(spark)
         self._builder = PlanBuilder(spark)
 
-    def read(self, parsed: Node) -> RowStatement:
+    def read(self, statement: Node) -> RowStatement:
         """Return the query of a parsed statement. If Spark cannot analyse it, the error is Spark's error.
 
         Raises:
             NotLocated: Iceberg has to run the statement.
         """
-        kind = KINDS[self._catalyst.find_kind(parsed)]
+        kind = KINDS[self._catalyst.find_kind(statement)]
         check_session(self._spark)
-        if kind == MERGE and bool(parsed.withSchemaEvolution()):
+        if kind == MERGE and bool(statement.withSchemaEvolution()):
             raise NotLocated("the statement may change the table's schema")
-        if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
+        if kind == MERGE and not statement.notMatchedBySourceActions().isEmpty():
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
-        name = self._make_name_node(parsed.targetTable() if kind == MERGE else parsed.table())
+        name = self._make_name_node(statement.targetTable() if kind == MERGE else statement.table())
         table = self._catalyst.analyze(name)
         relation = find_target_relation(self._spark, table)
         target = find_relation_target(self._catalyst, relation)
@@ -101,8 +101,8 @@ class RowStatementReader:
             relation.options(),
             relation.timeTravelSpec(),
         ).newInstance()
-        resolved = self._builder.replace_nodes(table, [(relation, copy)])
-        plan = self._catalyst.analyze(self._builder.replace_nodes(parsed, [(name, resolved)]))
+        resolved_relation = self._builder.replace_nodes(table, [(relation, copy)])
+        plan = self._catalyst.analyze(self._builder.replace_nodes(statement, [(name, resolved_relation)]))
         return self._read_rewritten(kind, target, plan, copy)
 
     # The target
@@ -122,11 +122,11 @@ class RowStatementReader:
         for mode in _MODES:
             properties.put(mode, MERGE_ON_READ)
         metadata = operations.current().replaceProperties(properties)
-        fixed = self._load_iceberg_class("StaticTableOperations")(
+        static_operations = self._load_iceberg_class("StaticTableOperations")(
             metadata, operations.io(), operations.locationProvider()
         )
         return self._load_iceberg_class("spark.source.SparkTable")(
-            self._load_iceberg_class("BaseTable")(fixed, iceberg.name())
+            self._load_iceberg_class("BaseTable")(static_operations, iceberg.name())
         )
 
     def _load_iceberg_class(self, name: str) -> Any:
@@ -142,14 +142,14 @@ class RowStatementReader:
         if command not in ("WriteDelta", "AppendData"):
             raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")
         query = plan.query()
-        stored = self._find_stored(query, target, copy)
+        stored_leaf = self._find_stored(query, target, copy)
         if kind == MERGE:
-            join = self._find_above(query, stored, "Join")
+            join = self._find_above(query, stored_leaf, "Join")
             source = join.left() if command == "AppendData" else join.right()
             appends = command == "AppendData"
-            return RowStatement(kind, target, query, stored, source, join.condition().get(), appends, join=join)
-        node = self._find_above(query, stored, "Filter")
-        return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
+            return RowStatement(kind, target, query, stored_leaf, source, join.condition().get(), appends, join=join)
+        node = self._find_above(query, stored_leaf, "Filter")
+        return RowStatement(kind, target, query, stored_leaf, None, node.condition(), filter=node)
 
     def _find_stored(self, query: Node, target: StatementTarget, copy: Node) -> Node:
         """Return the leaf of the query that reads the stored rows.
@@ -177,7 +177,7 @@ class RowStatementReader:
             if self._catalyst.find_kind(node) == kind:
                 ancestor = node
             for child in to_list(node.children()):
-                if any(below.fastEquals(leaf) for below in to_list(child.collectLeaves())):
+                if any(lower_leaf.fastEquals(leaf) for lower_leaf in to_list(child.collectLeaves())):
                     node = child
                     break
             else:

@@ -52,15 +52,15 @@ class StatementTarget:
         if catalog_caches or Catalyst(spark).has_cached():
             spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
 
-    def check(self, opened: OpenTable) -> None:
+    def check(self, source_table: OpenTable) -> None:
         """Check that the table is still the analysed table, and that Seamark can write it.
 
         Raises:
             NotLocated: The table was altered, or its files are not Parquet files.
         """
-        if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
+        if (source_table.metadata.table_uuid, source_table.metadata.current_schema_id) != (self.uuid, self.schema_id):
             raise NotLocated("the table was altered after the analysis")
-        properties = opened.metadata.properties
+        properties = source_table.metadata.properties
         if properties.get(_FORMAT, "parquet").lower() != "parquet":
             raise NotLocated(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")
 
@@ -106,8 +106,8 @@ def find_target_relation(spark: SparkSession, table: Node) -> Node:
         raise NotLocated("the target is not a table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("the target is a branch")
-    if reserved := _RESERVED & {name for _, name in catalyst.list_attributes(table)}:
-        raise NotLocated(f"the table has a column {min(reserved)}, but Iceberg or Spark reserves this name")
+    if reserved_names := _RESERVED & {name for _, name in catalyst.list_attributes(table)}:
+        raise NotLocated(f"the table has a column {min(reserved_names)}, but Iceberg or Spark reserves this name")
     return table
 
 

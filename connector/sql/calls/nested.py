@@ -92,9 +92,9 @@ def _translate_contains(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {array.type}")
     if find_common_type(element, value.type) != element:
         raise UnsupportedInDuckDB(f"{describe(node)}: a value of the type {value.type} is not translated")
-    wanted = cast(value, element).sql
-    is_unknown = f"{wanted} IS NULL OR list_aggregate({array.sql}, 'count') < len({array.sql})"
-    contains = f"list_contains({array.sql}, {wanted})"
+    value_sql = cast(value, element).sql
+    is_unknown = f"{value_sql} IS NULL OR list_aggregate({array.sql}, 'count') < len({array.sql})"
+    contains = f"list_contains({array.sql}, {value_sql})"
     return SqlValue(f"(CASE WHEN {contains} THEN TRUE WHEN {is_unknown} THEN NULL ELSE {contains} END)", BOOLEAN)
 
 

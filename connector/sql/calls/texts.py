@@ -43,14 +43,16 @@ def _translate_split_part(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     field = read_whole_number(index, _FIELD_MAX)
     if not field:
         raise UnsupportedInDuckDB(f"{describe(node)}: the field must be a literal from 1 to {_FIELD_MAX:,}")
-    value, separator = (require_type(one, VARCHAR, node) for one in e.translate_values([node.this, delimiter], scope))
+    value, separator = (
+        require_type(argument, VARCHAR, node) for argument in e.translate_values([node.this, delimiter], scope)
+    )
     return SqlValue(f"string_split({value.sql}, {separator.sql})[{field}]", VARCHAR)
 
 
 def _translate_concat_with_separator(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `concat_ws`. Null arguments are left out, and a null separator gives null."""
     check_args(node, frozenset(("expressions", "safe", "coalesce")))
-    values = [require_type(one, VARCHAR, node) for one in e.translate_values(node.expressions, scope)]
+    values = [require_type(argument, VARCHAR, node) for argument in e.translate_values(node.expressions, scope)]
     if len(values) < 2:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     return SqlValue(f"concat_ws({', '.join(value.sql for value in values)})", VARCHAR)

@@ -99,17 +99,17 @@ def _translate_format(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     # Trino formats a time with milliseconds.
     moment = (round_to_milliseconds(value) if value.type == TIMESTAMP else cast(value, TIMESTAMP)).sql
     check_length(len(moment) * len(text), node)
-    pieces, at = [], 0
+    pieces, position = [], 0
     for piece in _FORMAT_PIECE.finditer(text):
-        if piece.start() != at or (piece[1] is not None and piece[1] not in _FORMATTED):
+        if piece.start() != position or (piece[1] is not None and piece[1] not in _FORMATTED):
             raise UnsupportedInDuckDB(f"{describe(node)}: this format is not translated")
-        at = piece.end()
+        position = piece.end()
         if piece[1] is None:
             pieces.append(quote_text(piece[2]))
         else:
             function, digits = _FORMATTED[piece[1]]
             pieces.append(f"lpad(CAST({function}({moment}) AS VARCHAR), {digits}, '0')")
-    if at != len(text):
+    if position != len(text):
         raise UnsupportedInDuckDB(f"{describe(node)}: this format is not translated")
     is_outside = f"year({moment}) NOT BETWEEN 0 AND {_YEAR_MAX}"
     error = "error('date_format of a year before 0 or after 9999 is not translated')"

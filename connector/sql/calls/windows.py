@@ -50,17 +50,17 @@ def translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     keys = [e.translate_value(key, scope) for key in node.args.get("partition_by") or ()]
     for key in keys:
         check_comparable(key, node)
-    within = [f"PARTITION BY {', '.join(key.sql for key in keys)}"] if keys else []
+    window_parts = [f"PARTITION BY {', '.join(key.sql for key in keys)}"] if keys else []
     if order is not None:
-        within.append(
+        window_parts.append(
             "ORDER BY "
             + ", ".join(translate_sort_key(e.translate_value(key.this, scope), key) for key in order.expressions)
         )
     if spec is not None:
-        within.append(_translate_frame(spec, node))
+        window_parts.append(_translate_frame(spec, node))
     if isinstance(function, exp.Sum) and kind.name == "decimal":
-        return sum_decimals(e.translate_value(function.this, scope), over=f" OVER ({' '.join(within)})")
-    text = f"{name} OVER ({' '.join(within)})"
+        return sum_decimals(e.translate_value(function.this, scope), over_clause=f" OVER ({' '.join(window_parts)})")
+    text = f"{name} OVER ({' '.join(window_parts)})"
     # A nested type has no name in DuckDB's SQL. The function returns the type of its argument.
     return SqlValue(text if kind.is_nested else f"CAST({text} AS {name_duckdb_type(kind)})", kind)
 

@@ -16,7 +16,7 @@ def remove_tables(
     tree: exp.Expr,
     sources: Mapping[int, exp.Table],
     tables: Sequence[StoredTable],
-    opened: Sequence[OpenTable],
+    tables_at_snapshots: Sequence[OpenTable],
     facts: int,
     cube: IndexDefinition,
 ) -> list[ReplacedTable]:
@@ -26,16 +26,16 @@ def remove_tables(
         tree: The query, which is changed.
         sources: The references to tables in `tree`, by their numbers.
         tables: The references to tables in the translation without a cube.
-        opened: The tables at the snapshots that the query reads, in the order of `tables`.
+        tables_at_snapshots: The tables at the snapshots that the query reads, in the order of `tables`.
         facts: The number of the reference that is read as groups.
         cube: The definition of the cube.
     """
-    joined = {}
+    joined_tables = {}
     for number, node in sources.items():
-        table = opened[number]
+        table = tables_at_snapshots[number]
         assert not isinstance(table.name, str)
-        joined[number] = DimensionTable(node, tuple(table.name), table.snapshot_id, table.schema)
-    return replace_tables(tree, joined, facts, cube, _Names(sources, tables).find)
+        joined_tables[number] = DimensionTable(node, tuple(table.name), table.snapshot_id, table.schema)
+    return replace_tables(tree, joined_tables, facts, cube, _Names(sources, tables).find)
 
 
 class _Names:

@@ -102,8 +102,8 @@ def choose_cube(
             raise NotFromCube("the session does not use cubes")
         check_form(tree)
         return _choose(tree, query, tables, cubes, now, floats=use != EXACT)
-    except NotFromCube as why:
-        return why.with_traceback(None)
+    except NotFromCube as error:
+        return error.with_traceback(None)
 
 
 def plan_cube(
@@ -125,14 +125,14 @@ def plan_cube(
         reads = planner.plan()
         return reads, None if choice is None else CubeSummary(None, 0, _count_files(reads), str(choice))
     # Reading the groups takes less time than requesting plans of the joins, which could only leave out files.
-    reads = planner.plan(joins=False, skipped=choice.query.replaced)
+    reads = planner.plan(joins=False, skipped_numbers=choice.query.replaced)
     try:
         cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner)
         return cube_plan.reads, cube_plan
-    except _RowsAreCheaper as why:
-        return why.reads, CubeSummary(None, 0, _count_files(why.reads), str(why))
-    except NotFromCube as why:
-        reason = str(why)
+    except _RowsAreCheaper as problem:
+        return problem.reads, CubeSummary(None, 0, _count_files(problem.reads), str(problem))
+    except NotFromCube as problem:
+        reason = str(problem)
     except ClientError as error:
         reason = f"the groups cannot be read: {error}"
     if len(reads) > 1:
@@ -149,7 +149,7 @@ def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
 
 
 def _count_files(reads: Sequence[PlannedTableRead]) -> int:
-    return sum(len(read.tasks) for read in reads)
+    return sum(len(table_read.tasks) for table_read in reads)
 
 
 def _choose(
@@ -169,18 +169,18 @@ def _choose(
     Raises:
         NotFromCube: No cube can answer the query. The message has the reason for each cube.
     """
-    ordered = sorted(
+    ordered_cubes = sorted(
         cubes,
         key=lambda choice: (-tables[choice[0]].bytes, len(choice[1].terms), len(choice[1].measures), choice[1].name),
     )
-    opened = [table.opened for table in tables]
+    open_tables = [table.opened for table in tables]
     reasons = []
-    for number, cube in ordered:
+    for number, cube in ordered_cubes:
         try:
-            translated = translate_over_cube(tree, query.tables, opened, number, cube, now, floats=floats)
-            return CubeChoice(cube, translated)
-        except NotFromCube as why:
-            reasons.append(f"{cube.name}: {why}")
+            cube_query = translate_over_cube(tree, query.tables, open_tables, number, cube, now, floats=floats)
+            return CubeChoice(cube, cube_query)
+        except NotFromCube as error:
+            reasons.append(f"{cube.name}: {error}")
     raise NotFromCube("; ".join(reasons)[:1000])
 
 
@@ -189,22 +189,22 @@ def _read_groups(
     query: DuckDBQuery,
     reads: Sequence[PlannedTableRead],
     cube: IndexDefinition,
-    translated: CubeQuery,
+    cube_query: CubeQuery,
     planner: ReadPlanner,
 ) -> CubePlan:
     """Request the groups of the covered files, and plan the reads of the other rows."""
-    facts = reads[translated.facts]
-    corrected = translated.corrected
+    facts = reads[cube_query.facts]
+    corrected_query = cube_query.corrected
     tasks = [
         number
         for number, task in enumerate(facts.tasks)
-        if _has_whole_file(task) and (not task.deletes or corrected is not None)
+        if _has_whole_file(task) and (not task.deletes or corrected_query is not None)
     ]
     if not tasks:
         raise NotFromCube("deletes apply to all files of the plan")
     files = [facts.tasks[number] for number in tasks]
-    has_deletes = corrected is not None and any(file.deletes for file in files)
-    columns = corrected.columns if corrected is not None and has_deletes else translated.columns
+    has_deletes = corrected_query is not None and any(file.deletes for file in files)
+    columns = corrected_query.columns if corrected_query is not None and has_deletes else cube_query.columns
     ids = compute_file_ids(
         [each.path for each in files], [each.size_bytes for each in files], [each.records for each in files]
     )
@@ -213,20 +213,20 @@ def _read_groups(
         cube.id,
         columns,
         np.ascontiguousarray(ids, dtype="<u8").tobytes(),
-        _find_condition(reads, cube, translated),
+        _find_condition(reads, cube, cube_query),
     )
     expected = build_entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in columns]):
         raise NotFromCube("the server returned columns that were not requested")
-    covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
-    answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
-    if not answered:
+    is_covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
+    answered_tasks = {tasks[number] for number in np.flatnonzero(is_covered).tolist()}
+    if not answered_tasks:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
-    row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
+    row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered_tasks)
     # All conditions are conditions on dimensions, which the query checks again, so deleted rows need no other filter.
     deleted_tasks = tuple(
         replace(facts.tasks[number], deletes=(), removed_by=facts.tasks[number].deletes)
-        for number in sorted(answered)
+        for number in sorted(answered_tasks)
         if facts.tasks[number].deletes
     )
     if row_tasks or deleted_tasks:
@@ -235,7 +235,7 @@ def _read_groups(
         planned_rows = sum(task.records for task in facts.tasks)
         if planned_rows > _FEW_ROWS and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
             joined_reads = planner.plan() if len(reads) > 1 else reads
-            rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
+            rows_without_cube = sum(task.records for task in joined_reads[cube_query.facts].tasks)
             if rows >= _PAYING_MAX_FRACTION * rows_without_cube:
                 raise _RowsAreCheaper(
                     f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
@@ -243,28 +243,31 @@ def _read_groups(
                     f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
                     joined_reads,
                 )
-    if (row_tasks or deleted_tasks) and translated.replaced:
-        joined = planner.plan(joins=False, skipped=translated.tables.keys() - translated.replaced)
-        reads = [joined[number] if number in translated.replaced else read for number, read in enumerate(reads)]
-    remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
-    remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)
-    text = translated.text if row_tasks else translated.groups_text
-    if corrected is not None and has_deletes:
-        text = corrected.text
-    rows = remaining[translated.facts]
+    if (row_tasks or deleted_tasks) and cube_query.replaced:
+        planned_reads = planner.plan(joins=False, skipped_numbers=cube_query.tables.keys() - cube_query.replaced)
+        reads = [
+            planned_reads[number] if number in cube_query.replaced else table_read
+            for number, table_read in enumerate(reads)
+        ]
+    remaining = {number: replace(reads[number], table=table) for number, table in cube_query.tables.items()}
+    remaining[cube_query.facts] = replace(remaining[cube_query.facts], tasks=row_tasks)
+    text = cube_query.text if row_tasks else cube_query.groups_text
+    if corrected_query is not None and has_deletes:
+        text = corrected_query.text
+    rows = remaining[cube_query.facts]
     return CubePlan(
-        DuckDBQuery(text, query.columns, tuple(translated.tables.values())),
+        DuckDBQuery(text, query.columns, tuple(cube_query.tables.values())),
         tuple(remaining.values()),
         _convert_uuids(groups, cube, columns),
-        CubeSummary(cube.name, len(answered), len(row_tasks)),
+        CubeSummary(cube.name, len(answered_tasks), len(row_tasks)),
         replace(rows, where=TRUE, tasks=deleted_tasks) if has_deletes else None,
     )
 
 
-def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, translated: CubeQuery) -> Expression:
+def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cube_query: CubeQuery) -> Expression:
     """Return a condition that is true for each group that the query needs."""
-    parts = [to_group_condition(reads[translated.facts].where, cube.terms)]
-    for number, attributes in translated.attributes.items():
+    parts = [to_group_condition(reads[cube_query.facts].where, cube.terms)]
+    for number, attributes in cube_query.attributes.items():
         fields = {field.id: field.name for field in reads[number].named.opened.schema.fields}
 
         def find_number(
@@ -283,7 +286,7 @@ def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
     Equality deletes are compared with each row of a file. A position delete file contains the positions of the deleted
     rows, and may apply to several data files.
     """
-    compared = 0
+    compared_rows = 0
     positions: dict[tuple[object, object], int] = {}
     for task in tasks:
         removed_by = task.removed_by or ()
@@ -292,8 +295,8 @@ def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
                 key = (delete.get("file-path"), delete.get("content-offset"))
                 positions[key] = int(delete.get("record-count") or task.records)
         else:
-            compared += task.records
-    return min(sum(task.records for task in tasks), compared + sum(positions.values()))
+            compared_rows += task.records
+    return min(sum(task.records for task in tasks), compared_rows + sum(positions.values()))
 
 
 def _has_whole_file(task: ScanTask) -> bool:

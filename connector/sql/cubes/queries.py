@@ -148,7 +148,7 @@ class _UsedPartial:
 def translate_over_cube(
     tree: exp.Expr,
     tables: Sequence[StoredTable],
-    opened: Sequence[OpenTable],
+    open_tables: Sequence[OpenTable],
     facts: int,
     cube: IndexDefinition,
     now: datetime,
@@ -160,7 +160,7 @@ def translate_over_cube(
     Args:
         tree: The query, which can be translated without a cube.
         tables: The references to tables of the translation without a cube.
-        opened: The tables at the snapshots that the query reads.
+        open_tables: The tables at the snapshots that the query reads.
         facts: The number of the reference whose groups are read.
         cube: The definition of the cube.
         now: The time at which the statement runs.
@@ -172,8 +172,8 @@ def translate_over_cube(
     """
     try:
         _check_joins(tree, tables[facts].node)
-        _check_measures(tree, opened[facts].schema, cube)
-        return _CubeTranslation(tables, opened, facts, cube, now, floats=floats).run(tree)
+        _check_measures(tree, open_tables[facts].schema, cube)
+        return _CubeTranslation(tables, open_tables, facts, cube, now, floats=floats).run(tree)
     except (UnsupportedInDuckDB, InvalidRequest, errors.BadRequest) as error:
         raise NotFromCube(str(error)) from None
 
@@ -210,9 +210,9 @@ def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
     if alias is not None and alias.columns:
         raise NotFromCube("the query renames the columns of the table")
     number = next(number for number, source in enumerate(list_sources(tree)) if source is facts)
-    for at, join in enumerate(tree.args.get("joins") or (), 1):
+    for position, join in enumerate(tree.args.get("joins") or (), 1):
         side = join.text("side").upper()
-        if side == "FULL" or (side == "LEFT" and at == number) or (side == "RIGHT" and at != number):
+        if side == "FULL" or (side == "LEFT" and position == number) or (side == "RIGHT" and position != number):
             raise NotFromCube(f"a {side} JOIN adds rows that the table does not have")
 
 
@@ -226,13 +226,13 @@ def _check_measures(tree: exp.Expr, schema: Schema, cube: IndexDefinition) -> No
         NotFromCube: The cube does not have such a measure.
     """
     names = {field.id: field.name.lower() for field in schema.fields}
-    measured = {
+    measured_columns = {
         frozenset(names.get(column.column_id) for column in list_columns(partial.operand))
         for partial in list_partials(cube.measures)
     }
     for node in tree.find_all(exp.Sum, exp.Avg, exp.Count):
         columns = frozenset(column.name.lower() for column in node.find_all(exp.Column))
-        if columns and columns not in measured and not isinstance(node.this, exp.Distinct):
+        if columns and columns not in measured_columns and not isinstance(node.this, exp.Distinct):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
 
 
@@ -242,7 +242,7 @@ class _CubeTranslation(Translation):
     def __init__(
         self,
         tables: Sequence[StoredTable],
-        opened: Sequence[OpenTable],
+        open_tables: Sequence[OpenTable],
         facts: int,
         cube: IndexDefinition,
         now: datetime,
@@ -250,11 +250,11 @@ class _CubeTranslation(Translation):
         floats: bool,
     ) -> None:
         super().__init__(lambda node: tables[self._numbers_by_node[id(node)]].columns, now)
-        self._originals, self._opened, self._facts, self._cube = tables, opened, facts, cube
+        self._originals, self._open_tables, self._facts, self._cube = tables, open_tables, facts, cube
         self._numbers_by_node: dict[int, int] = {}
         self._by_number: dict[int, StoredTable] = {}
-        self._replaced: Sequence[ReplacedTable] = ()
-        schema = opened[facts].schema
+        self._replaced_tables: Sequence[ReplacedTable] = ()
+        schema = open_tables[facts].schema
         self._of_rows = Expressions(self.query, translate_function, now)
         self.expressions = Expressions(self.query, self._translate_function, now)
         self._floats = floats
@@ -274,7 +274,7 @@ class _CubeTranslation(Translation):
                 for column in list_columns(partial.operand)
             )
         }
-        self._used: dict[str, _UsedPartial] = {}
+        self._used_partials: dict[str, _UsedPartial] = {}
         self._all_stored = NameScope((), {})
         self._row_joins: list[tuple[str, VisibleColumn, VisibleColumn]] = []
         self._row_attributes: dict[str, str | VisibleColumn] = {}
@@ -282,41 +282,45 @@ class _CubeTranslation(Translation):
     def run(self, tree: exp.Expr) -> CubeQuery:
         """Translate the query."""
         # If the column itself is a dimension, its truncations can be computed from it, so the column is visible.
-        whole = {name for name, unit in self._dimensions.values() if unit is None}
+        plain_dimensions = {name for name, unit in self._dimensions.values() if unit is None}
         times = [
             TimeDimension(name.lower(), unit, self._fields_by_name[name.lower()].type == "timestamptz")
             for name, unit in self._dimensions.values()
-            if unit is not None and name not in whole
+            if unit is not None and name not in plain_dimensions
         ]
-        changed = replace_times(tree, times)
+        new_tree = replace_times(tree, times)
         numbers = {id(table.node): number for number, table in enumerate(self._originals)}
         sources = {
             numbers[id(old)]: new
-            for old, new in zip(list_sources(tree), list_sources(changed), strict=True)
+            for old, new in zip(list_sources(tree), list_sources(new_tree), strict=True)
             if isinstance(new, exp.Table)
         }
         self._numbers_by_node = {id(node): number for number, node in sources.items()}
-        self._replaced = remove_tables(changed, sources, self._originals, self._opened, self._facts, self._cube)
-        text, _ = self.query(changed, NameScope((), {}))
+        self._replaced_tables = remove_tables(
+            new_tree, sources, self._originals, self._open_tables, self._facts, self._cube
+        )
+        text, _ = self.query(new_tree, NameScope((), {}))
         row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
-        row_values |= {column: used.row for column, used in self._used.items()}
+        row_values |= {column: partial.row for column, partial in self._used_partials.items()}
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
             raise NotFromCube("the query uses no column")
-        kinds = {column: name_duckdb_type(used.kind) for column, used in self._used.items()}
+        kinds = {column: name_duckdb_type(partial.kind) for column, partial in self._used_partials.items()}
         rows = [f"CAST({row_values[name]} AS {kinds[name]})" if name in kinds else row_values[name] for name in columns]
         groups = [f"CAST({name} AS {kinds[name]})" if name in kinds else name for name in columns]
         source = self._source
-        for joined, key, partner in self._row_joins:
-            source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
+        for joined_relation, key, partner in self._row_joins:
+            source += f" LEFT JOIN {joined_relation} ON {use_column(key).sql} = {use_column(partner).sql}"
         from_groups = f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
         rows_text = f"SELECT {', '.join(rows)} FROM {source}"  # noqa: S608
         begin = f"WITH {_UNION}({', '.join(columns)}) AS"
         union_text = f"{begin} ({from_groups} UNION ALL {rows_text}) {text}"
         groups_text = f"{begin} ({from_groups}) {text}"
-        attributes = {table.number: table.attributes for table in self._replaced}
-        corrected = self._correct(begin, text, columns, row_values, rows_text, source)
-        return CubeQuery(union_text, groups_text, corrected, self._by_number, self._facts, attributes, tuple(columns))
+        attributes = {table.number: table.attributes for table in self._replaced_tables}
+        corrected_query = self._correct(begin, text, columns, row_values, rows_text, source)
+        return CubeQuery(
+            union_text, groups_text, corrected_query, self._by_number, self._facts, attributes, tuple(columns)
+        )
 
     def _correct(
         self, begin: str, text: str, columns: Sequence[str], row_values: Mapping[str, str], rows_text: str, source: str
@@ -334,27 +338,31 @@ class _CubeTranslation(Translation):
             rows_text: The query that returns the rows of other files as groups.
             source: The relation of the rows of other files, with its joins.
         """
-        used = dict(self._used)
-        used[_COUNT_COLUMN] = _UsedPartial(COUNT_ROWS, _COUNT_COLUMN, "1", BIGINT, BIGINT)
+        partials_by_column = dict(self._used_partials)
+        partials_by_column[_COUNT_COLUMN] = _UsedPartial(COUNT_ROWS, _COUNT_COLUMN, "1", BIGINT, BIGINT)
         counts: dict[str, str] = {}
-        for column, used_partial in self._used.items():
+        for column, used_partial in self._used_partials.items():
             if used_partial.partial.function == COUNT:
                 continue
             count = self._find_count(used_partial)
             if count is None:
                 return None
             counts[column] = count.column
-            used.setdefault(count.column, count)
-        keys = [column for column in columns if column not in used]
-        partials = sorted(used, key=lambda column: int(column[1:]))
-        negated = [f"-CAST({used[column].row} AS {name_duckdb_type(used[column].kind)})" for column in partials]
-        stored = WITHOUT_PUSHDOWN.format(self._by_number[self._facts].name)
-        deleted = source.replace(stored, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
-        kinds = {column: name_duckdb_type(used[column].kind) for column in partials}
+            partials_by_column.setdefault(count.column, count)
+        keys = [column for column in columns if column not in partials_by_column]
+        partials = sorted(partials_by_column, key=lambda column: int(column[1:]))
+        negated_partials = [
+            f"-CAST({partials_by_column[column].row} AS {name_duckdb_type(partials_by_column[column].kind)})"
+            for column in partials
+        ]
+        facts_relation = WITHOUT_PUSHDOWN.format(self._by_number[self._facts].name)
+        deleted_rows_source = source.replace(facts_relation, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
+        kinds = {column: name_duckdb_type(partials_by_column[column].kind) for column in partials}
         groups = [*keys, *(f"CAST({column} AS {kinds[column]}) AS {column}" for column in partials)]
-        both = (
+        union_query = (
             f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
-            f" UNION ALL SELECT {', '.join([*(row_values[key] for key in keys), *negated])} FROM {deleted}"
+            f" UNION ALL SELECT {', '.join([*(row_values[key] for key in keys), *negated_partials])}"
+            f" FROM {deleted_rows_source}"
         )
         values = []
         for column in columns:
@@ -363,18 +371,18 @@ class _CubeTranslation(Translation):
                 value = f"CASE WHEN sum({counts[column]}) = 0 THEN NULL ELSE {value} END"
             values.append(value)
         grouping = f" GROUP BY {', '.join(keys)}" if keys else ""
-        live = f"SELECT {', '.join(values)} FROM ({both}){grouping} HAVING sum({_COUNT_COLUMN}) <> 0"  # noqa: S608
-        return CorrectedQuery(f"{begin} ({live} UNION ALL {rows_text}) {text}", (*keys, *partials))
+        live_groups = f"SELECT {', '.join(values)} FROM ({union_query}){grouping} HAVING sum({_COUNT_COLUMN}) <> 0"  # noqa: S608
+        return CorrectedQuery(f"{begin} ({live_groups} UNION ALL {rows_text}) {text}", (*keys, *partials))
 
-    def _find_count(self, used: _UsedPartial) -> _UsedPartial | None:
+    def _find_count(self, used_partial: _UsedPartial) -> _UsedPartial | None:
         """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it."""
-        kind, operand = used.operand, used.partial.operand
+        kind, operand = used_partial.operand, used_partial.partial.operand
         is_exact = kind.is_integer or (kind.name == "decimal" and kind.precision <= _SUBTRACTED_PRECISION_MAX)
-        if used.partial.function != SUM or operand is None or not is_exact:
+        if used_partial.partial.function != SUM or operand is None or not is_exact:
             return None
         partial = Partial(COUNT, operand)
         column = self._columns_of_partials.get(partial.text)
-        return None if column is None else _UsedPartial(partial, column, _count_value(used.row), BIGINT, kind)
+        return None if column is None else _UsedPartial(partial, column, _count_value(used_partial.row), BIGINT, kind)
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
@@ -387,18 +395,18 @@ class _CubeTranslation(Translation):
         if number != self._facts:
             return source, fields
         self._source = source
-        self._stored = NameScope(fields, {})
+        self._stored_names = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
-        attributes = [attribute for table in self._replaced for attribute in self._join_replaced(table, outer)]
+        attributes = [attribute for table in self._replaced_tables for attribute in self._join_replaced(table, outer)]
         kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
         for column, (name, unit) in self._dimensions.items():
             field = self._stored_fields[name]
-            shown = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
+            visible_name = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
-            visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
+            visible.append(VisibleColumn(visible_name, field.qualifiers, value, (self._groups, column)))
         visible += [
             replace(attribute, stored=(self._groups, attribute.stored[1]))
             for attribute in attributes
@@ -412,14 +420,14 @@ class _CubeTranslation(Translation):
         The key of the table is unique, because otherwise no entry would exist. Therefore the join repeats no row.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
-        stored = {field.stored[1]: field for field in fields if field.stored is not None}
-        key, partner = self._stored_fields[table.key], stored[table.partner]
+        stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
+        key, partner = self._stored_fields[table.key], stored_fields[table.partner]
         self._row_joins.append((source, key, partner))
         self._row_attributes[table.has_partner] = f"({partner.value.sql} IS NOT NULL)"
-        hidden = SqlValue(f"{_UNION}.{table.has_partner}", BOOLEAN)
-        yield VisibleColumn(table.hidden_name, (), hidden, (self.tables[-1], table.has_partner))
+        hidden_value = SqlValue(f"{_UNION}.{table.has_partner}", BOOLEAN)
+        yield VisibleColumn(table.hidden_name, (), hidden_value, (self.tables[-1], table.has_partner))
         for name, column in table.attributes.items():
-            field = stored[name]
+            field = stored_fields[name]
             self._row_attributes[column] = field
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
             yield VisibleColumn(field.name, field.qualifiers, value, (self.tables[-1], column))
@@ -430,8 +438,8 @@ class _CubeTranslation(Translation):
         if attribute is not None:
             return attribute if isinstance(attribute, str) else use_column(attribute).sql
         name, unit = self._dimensions[column]
-        stored = use_column(self._stored_fields[name])
-        return stored.sql if unit is None else _truncate(unit, stored)
+        stored_value = use_column(self._stored_fields[name])
+        return stored_value.sql if unit is None else _truncate(unit, stored_value)
 
     # Aggregates
 
@@ -502,16 +510,16 @@ class _CubeTranslation(Translation):
         function, argument = _FUNCTIONS[type(node)], node.this
         measure = self._to_measure(node)
         assert measure is not None
-        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
-        used = [self._use_partial(partial, value) for partial in measure.partials]
-        texts = [f"{_UNION}.{output.column}" for output in used]
+        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored_names)
+        used_partials = [self._use_partial(partial, value) for partial in measure.partials]
+        texts = [f"{_UNION}.{output.column}" for output in used_partials]
         if condition is not None:
             texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
         if function in (MIN, MAX):
-            return _combine_extremes(function, SqlValue(texts[0], used[0].kind))
+            return _combine_extremes(function, SqlValue(texts[0], used_partials[0].kind))
         if function == COUNT:
             return SqlValue(f"CAST(coalesce(sum({texts[0]}), 0) AS BIGINT)", BIGINT)
-        kind = used[0].operand
+        kind = used_partials[0].operand
         if kind.is_float and not self._floats:
             raise NotFromCube(f"{describe(node)} adds floats, which the session excludes")
         if function == AVG and kind.is_integer and not self._floats:
@@ -530,17 +538,19 @@ class _CubeTranslation(Translation):
         """
         column = self._columns_of_partials[partial.text]
         if partial == COUNT_ROWS or value is None:
-            used = _UsedPartial(COUNT_ROWS, column, "1", BIGINT, BIGINT)
+            used_partial = _UsedPartial(COUNT_ROWS, column, "1", BIGINT, BIGINT)
         elif partial.function == COUNT:
-            used = _UsedPartial(partial, column, _count_value(value.sql), BIGINT, value.type)
+            used_partial = _UsedPartial(partial, column, _count_value(value.sql), BIGINT, value.type)
         else:
             assert partial.operand is not None
-            stored = from_iceberg(partial.operand.kind)
-            if (stored.name, stored.scale) != (value.type.name, value.type.scale):
-                raise NotFromCube(f"the partial aggregate has type {stored}, but its operand has type {value.type}")
+            stored_type = from_iceberg(partial.operand.kind)
+            if (stored_type.name, stored_type.scale) != (value.type.name, value.type.scale):
+                raise NotFromCube(
+                    f"the partial aggregate has type {stored_type}, but its operand has type {value.type}"
+                )
             kind = value.type if partial.function != SUM else _sum_type(value.type)
-            used = _UsedPartial(partial, column, value.sql, kind, value.type)
-        return self._used.setdefault(column, used)
+            used_partial = _UsedPartial(partial, column, value.sql, kind, value.type)
+        return self._used_partials.setdefault(column, used_partial)
 
 
 def _count_value(value: str) -> str:

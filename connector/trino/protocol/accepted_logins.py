@@ -51,7 +51,7 @@ class AcceptedLogins:
         self._now_s = clock
         self._key = secrets.token_bytes(32)
         self._until_s: OrderedDict[bytes, float] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[bool]] = {}
+        self._login_checks: dict[bytes, asyncio.Task[bool]] = {}
 
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         """Return whether Trino accepts the login in the headers.
@@ -68,20 +68,20 @@ class AcceptedLogins:
         login = self._hash_login(coordinator, headers)
         if self._until_s.get(login, 0.0) > self._now_s():
             return True
-        asking = self._asking.get(login)
-        if asking is None:
-            asking = self._asking[login] = asyncio.create_task(self._ask(login, coordinator, headers))
-            asking.add_done_callback(lambda _: self._asking.pop(login, None))
+        task = self._login_checks.get(login)
+        if task is None:
+            task = self._login_checks[login] = asyncio.create_task(self._ask(login, coordinator, headers))
+            task.add_done_callback(lambda _: self._login_checks.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
                 # The request is shielded from cancellation, because other statements of the sender need its result.
-                return await asyncio.shield(asking)
+                return await asyncio.shield(task)
         except TimeoutError:
             return False
 
     async def close(self) -> None:
         """Cancel the requests to Trino."""
-        tasks = list(self._asking.values())
+        tasks = list(self._login_checks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,10 +103,10 @@ class AcceptedLogins:
         return True
 
     def _hash_login(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:
-        stated = sorted(
+        identity_headers = sorted(
             (name.lower(), value)
             for name, value in headers.items()
             if name.lower() in _STATED_BY or name.lower().endswith(_STATED_BY_SUFFIXES)
         )
-        text = repr((coordinator.url, stated)).encode("utf-8", "surrogatepass")
+        text = repr((coordinator.url, identity_headers)).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()

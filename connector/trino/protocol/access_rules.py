@@ -92,27 +92,27 @@ class _Query(msgspec.Struct, rename="camel"):
     session: _Session
 
 
-def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
+def check_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
     """Decide whether a rewritten statement may return its rows.
 
     Args:
         answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
-        used: The tables and columns by which files were pruned.
+        inputs: The tables and columns by which files were pruned.
     """
     try:
         query = convert_json(answer, _Query)
     except msgspec.MsgspecError:
         return RuleDecision.UNKNOWN
     tables = query.referenced_tables
-    if not {*used.columns, *used.views} <= {table.name for table in tables}:
+    if not {*inputs.columns, *inputs.views} <= {table.name for table in tables}:
         return RuleDecision.UNKNOWN
-    if any(_needs_partition_filter(query.session.catalog_properties.get(name[0], {})) for name in used.columns):
+    if any(_needs_partition_filter(query.session.catalog_properties.get(name[0], {})) for name in inputs.columns):
         return RuleDecision.FORBIDDEN
-    if any(_is_forbidden(table, used) for table in tables):
+    if any(_is_forbidden(table, inputs) for table in tables):
         return RuleDecision.FORBIDDEN
     if not any(table.rules for table in tables):
         return RuleDecision.NO_RULES
-    return RuleDecision.FORBIDDEN if used.explains else RuleDecision.NO_EFFECT
+    return RuleDecision.FORBIDDEN if inputs.explains else RuleDecision.NO_EFFECT
 
 
 def parse_columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
@@ -133,17 +133,17 @@ def parse_columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
     return columns_by_table
 
 
-def _is_forbidden(table: _Table, used: PlanInputs) -> bool:
+def _is_forbidden(table: _Table, inputs: PlanInputs) -> bool:
     if not table.rules:
         return False
-    if table.name in used.views or PLAN_MARK in table.table:
+    if table.name in inputs.views or PLAN_MARK in table.table:
         return True
     if any(_SUBQUERY.search(rule) for rule in table.rules):
         return True
-    masked = {column.column.lower() for column in table.columns if column.mask is not None}
-    if masked & used.columns.get(table.name, frozenset()):
+    masked_columns = {column.column.lower() for column in table.columns if column.mask is not None}
+    if masked_columns & inputs.columns.get(table.name, frozenset()):
         return True
-    return bool(table.filters) and table.name in used.limiting | used.aggregated
+    return bool(table.filters) and table.name in inputs.limiting | inputs.aggregated
 
 
 def _needs_partition_filter(properties: Mapping[str, Any]) -> bool:

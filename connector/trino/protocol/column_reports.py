@@ -50,11 +50,13 @@ class ColumnReports:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
     async def _report(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        read = {(schema, table): columns for (_, schema, table), columns in parse_columns_read(answer).items()}
+        columns_by_table = {
+            (schema, table): columns for (_, schema, table), columns in parse_columns_read(answer).items()
+        }
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 for name, plan_id in plans:
-                    columns = read.get((".".join(name[:-1]).lower(), name[-1].lower()))
+                    columns = columns_by_table.get((".".join(name[:-1]).lower(), name[-1].lower()))
                     if columns is not None:
                         await self._send(name, plan_id, columns)
         except (ClientError, TimeoutError) as error:

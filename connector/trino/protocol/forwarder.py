@@ -189,14 +189,14 @@ class Forwarder:
 
     def request_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         headers = _drop_headers(request.headers, _NOT_UP)
-        before = request.headers if self._trust else {}
-        proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
-        host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _make_own_address(request)
-        port = before.get("X-Forwarded-Port") or _read_port(host, proto)
-        chain = [*filter(None, [before.get("X-Forwarded-For")]), request.remote or "unknown"]
+        trusted_headers = request.headers if self._trust else {}
+        proto = trusted_headers.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
+        host = trusted_headers.get("X-Forwarded-Host") or request.headers.get("Host") or _make_own_address(request)
+        port = trusted_headers.get("X-Forwarded-Port") or _read_port(host, proto)
+        chain = [*filter(None, [trusted_headers.get("X-Forwarded-For")]), request.remote or "unknown"]
         headers["X-Forwarded-Proto"], headers["X-Forwarded-Host"], headers["X-Forwarded-Port"] = proto, host, port
         headers["X-Forwarded-For"] = ", ".join(chain)
-        prefix = before.get("X-Forwarded-Prefix", "").rstrip("/") + coordinator.prefix
+        prefix = trusted_headers.get("X-Forwarded-Prefix", "").rstrip("/") + coordinator.prefix
         if prefix:
             headers["X-Forwarded-Prefix"] = prefix
         headers.add("Via", _VIA)
@@ -210,7 +210,7 @@ class Forwarder:
         body: Body = None,
         *,
         extra_headers: Mapping[str, str] | None = None,
-        passing: ResponseHandler | None = None,
+        response_handler: ResponseHandler | None = None,
     ) -> web.StreamResponse:
         """Send the request to the first coordinator that can be reached, and return its response with `extra_headers`.
 
@@ -218,19 +218,19 @@ class Forwarder:
         respond.
 
         Args:
-            passing: A handler that creates the client's response from the coordinator's response, which is then not
-                compressed. Without a handler, the coordinator's response is returned unchanged.
+            response_handler: A handler that creates the client's response from the coordinator's response, which is
+                then not compressed. Without a handler, the coordinator's response is returned unchanged.
         """
-        unreached: aiohttp.ClientError | None = None
+        last_error: aiohttp.ClientError | None = None
         for coordinator in coordinators:
             headers = self.request_headers(request, coordinator)
-            if passing is not None:
+            if response_handler is not None:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
             except _UNREACHED as error:  # Nothing was sent, so the request can be sent to the next coordinator.
                 _log.warning("the coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
-                unreached = error
+                last_error = error
                 continue
             except TimeoutError:
                 return make_error_response(504, f"{coordinator} has not answered in {_READ_S:g} s")
@@ -238,13 +238,15 @@ class Forwarder:
                 _log.warning("the coordinator did not respond", coordinator=str(coordinator), error=repr(error))
                 return make_error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
-                if passing is None:
+                if response_handler is None:
                     return await _pass_back(request, answer, extra_headers or {})
                 try:
-                    return await passing(coordinator, answer, make_response_headers(answer, extra_headers or {}))
+                    return await response_handler(
+                        coordinator, answer, make_response_headers(answer, extra_headers or {})
+                    )
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return make_error_response(502, f"The answer ended early: {error or type(error).__name__}")
-        return make_error_response(502, f"No coordinator can be reached: {unreached}")
+        return make_error_response(502, f"No coordinator can be reached: {last_error}")
 
 
 def make_response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
@@ -287,9 +289,9 @@ async def _pass_back(
     return response
 
 
-async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
-    """Yield a whole body. `read` contains the bytes that have already been read."""
-    yield read
+async def read_rest(first_bytes: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
+    """Yield a whole body. `first_bytes` contains the bytes that have already been read."""
+    yield first_bytes
     async for chunk in content.iter_any():
         yield chunk
 

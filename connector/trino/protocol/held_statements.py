@@ -113,7 +113,7 @@ class FollowedStatement:
     ) -> None:
         self._get = get
         self._judge = judge
-        self._judging: asyncio.Task[RuleDecision] | None = None
+        self._decision_task: asyncio.Task[RuleDecision] | None = None
         self._verdict = RuleDecision.UNKNOWN
         self._query_id = ""
         self._deadline_s = time.monotonic() + hold_s
@@ -138,8 +138,8 @@ class FollowedStatement:
         try:
             return await self._follow_past_planning(first, headers)
         finally:
-            if self._judging is not None:
-                self._judging.cancel()
+            if self._decision_task is not None:
+                self._decision_task.cancel()
 
     async def _follow_past_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
@@ -179,11 +179,11 @@ class FollowedStatement:
         """Start to read the access rules concurrently with the next response, when Trino has analysed the statement."""
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
-        if self._judging is not None and self._judging.done():
-            self._verdict = self._judging.result()
-            self._judging = None
-        if self._judging is None and self._verdict is RuleDecision.UNKNOWN:
-            self._judging = asyncio.create_task(self._read_rules())
+        if self._decision_task is not None and self._decision_task.done():
+            self._verdict = self._decision_task.result()
+            self._decision_task = None
+        if self._decision_task is None and self._verdict is RuleDecision.UNKNOWN:
+            self._decision_task = asyncio.create_task(self._read_rules())
 
     async def _read_rules(self) -> RuleDecision:
         try:
@@ -194,8 +194,8 @@ class FollowedStatement:
     async def _apply_rules(self, answer: TrinoResponse) -> TrinoResponse | Failure:
         if self._judge is None or answer.status != 200:
             return answer
-        if self._judging is not None:
-            self._verdict, self._judging = await self._judging, None
+        if self._decision_task is not None:
+            self._verdict, self._decision_task = await self._decision_task, None
         if self._verdict is RuleDecision.UNKNOWN:
             self._verdict = await self._read_rules()
         if self._verdict in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
@@ -242,10 +242,10 @@ async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | Non
     The content is None if the status is not 200, or if the response is so long that it must contain rows.
     """
     async with response:
-        body, whole = await read_at_most(response.content, INSPECTED_BYTES)
-        if not whole:
+        body, is_whole = await read_at_most(response.content, INSPECTED_BYTES)
+        if not is_whole:
             response.close()
-    return body, _read_results(response, body) if whole else None
+    return body, _read_results(response, body) if is_whole else None
 
 
 def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:

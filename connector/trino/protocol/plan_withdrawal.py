@@ -153,18 +153,18 @@ class PlanWithdrawal:
     async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
         """Withdraw the plans of a table or view that no statement uses."""
         states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
-        leaving = {plan: state for plan, state in states.items() if not state.statements}
+        unused_plans = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()
-        for state in leaving.values():
+        for state in unused_plans.values():
             state.withdrawal = event
         try:
-            if leaving:
-                await self._lease(name, [plan_id for _, plan_id in leaving], 0)
+            if unused_plans:
+                await self._lease(name, [plan_id for _, plan_id in unused_plans], 0)
         except ClientError as error:
             _log.warning("plans were not withdrawn; they exist until their leases end", error=error.message)
         finally:
             event.set()
-            for plan, state in leaving.items():
+            for plan, state in unused_plans.items():
                 self._withdrawn_s[plan] = time.monotonic()
                 if self._plans.get(plan) is state:  # If the state differs, a statement has reserved the plan again.
                     del self._plans[plan]

@@ -57,11 +57,11 @@ class Session:
 def read_session(headers: CIMultiDictProxy[str]) -> Session:
     tags = headers.get("X-Trino-Client-Tags", "").split(",")
     transaction = headers.get("X-Trino-Transaction-Id", "").strip()
-    zoned = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))
+    has_zone = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))
     return Session(
         catalog=headers.get("X-Trino-Catalog", "").strip().lower(),
         schema=headers.get("X-Trino-Schema", "").strip().lower(),
-        utc=is_utc(headers.get("X-Trino-Time-Zone", "")) and not zoned,
+        utc=is_utc(headers.get("X-Trino-Time-Zone", "")) and not has_zone,
         in_transaction=transaction.upper() not in ("", "NONE"),
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
         user=headers.get("X-Trino-User", "").strip(),
@@ -90,9 +90,9 @@ def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
 
 def _parse_prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
     """Parse a header `name=text,…`, in which names and texts are URL-encoded."""
-    prepared = []
+    statements = []
     for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
         name, equals, text = item.strip().partition("=")
         if equals:
-            prepared.append((unquote_plus(name), unquote_plus(text)))
-    return prepared
+            statements.append((unquote_plus(name), unquote_plus(text)))
+    return statements

@@ -64,7 +64,7 @@ class StatementTimes:
                 in seconds.
         """
         self._send = send
-        self._measured: dict[str, _Measured] = {}
+        self._measurements: dict[str, _Measured] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reports: set[asyncio.Task[None]] = set()
 
@@ -76,35 +76,35 @@ class StatementTimes:
             reads: The reads of the statement. Only reads that are counted in the query history are reported.
             began_s: The time at which the statement was sent, on a monotonic clock.
         """
-        counted_reads = [read for read in reads if read.statement]
+        counted_reads = [planned_read for planned_read in reads if planned_read.statement]
         query = None if target is None else _find_query_id(target)
-        if not counted_reads or len(self._measured) >= _STATEMENTS_MAX:
+        if not counted_reads or len(self._measurements) >= _STATEMENTS_MAX:
             return
-        measured = _Measured(counted_reads, began_s, time.monotonic())
+        measurement = _Measured(counted_reads, began_s, time.monotonic())
         if query is None:
-            self._start_report(measured)
-        elif query not in self._measured:
-            self._measured[query] = measured
+            self._start_report(measurement)
+        elif query not in self._measurements:
+            self._measurements[query] = measurement
             self._check_later(query, _IDLE_S)
 
     def note_page(self, method: str, target: str) -> None:
         """Record that a client has received a page. After a DELETE, the statement is no longer measured."""
-        query = _find_query_id(target) if self._measured else None
-        if query is None or query not in self._measured:
+        query = _find_query_id(target) if self._measurements else None
+        if query is None or query not in self._measurements:
             return
         if method == "DELETE":
-            del self._measured[query]
+            del self._measurements[query]
             self._timers.pop(query).cancel()
         else:
-            self._measured[query].ended_s = time.monotonic()
+            self._measurements[query].ended_s = time.monotonic()
 
     async def close(self) -> None:
         """Report the statements that were measured, and wait for the reports."""
         for timer in self._timers.values():
             timer.cancel()
-        for measured in self._measured.values():
-            self._start_report(measured)
-        self._measured.clear()
+        for measurement in self._measurements.values():
+            self._start_report(measurement)
+        self._measurements.clear()
         await asyncio.gather(*self._reports, return_exceptions=True)
 
     def _check_later(self, query: str, delay_s: float) -> None:
@@ -112,25 +112,25 @@ class StatementTimes:
 
     def _check(self, query: str) -> None:
         """Report a statement whose client has requested no page for `_IDLE_S`."""
-        measured = self._measured[query]
-        left_s = measured.ended_s + _IDLE_S - time.monotonic()
+        measurement = self._measurements[query]
+        left_s = measurement.ended_s + _IDLE_S - time.monotonic()
         if left_s > 0:
             self._check_later(query, left_s)
         else:
-            del self._measured[query], self._timers[query]
-            self._start_report(measured)
+            del self._measurements[query], self._timers[query]
+            self._start_report(measurement)
 
-    def _start_report(self, measured: _Measured) -> None:
-        task = asyncio.create_task(self._report(measured))
+    def _start_report(self, measurement: _Measured) -> None:
+        task = asyncio.create_task(self._report(measurement))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _report(self, measured: _Measured) -> None:
-        seconds = max(_SECONDS_MIN, measured.ended_s - measured.began_s)
+    async def _report(self, measurement: _Measured) -> None:
+        seconds = max(_SECONDS_MIN, measurement.ended_s - measurement.began_s)
         try:
             async with asyncio.timeout(_REPORT_S):
-                for read in measured.reads:
-                    await self._send(read, seconds)
+                for planned_read in measurement.reads:
+                    await self._send(planned_read, seconds)
         except (ClientError, TimeoutError) as error:
             _log.debug("time not reported", error=str(error) or type(error).__name__)
 

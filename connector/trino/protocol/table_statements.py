@@ -153,7 +153,7 @@ class TableStatements:
         self._catalogs = frozenset(name.lower() for name in catalogs)
         self._jobs_max = jobs_max
         self._slots = asyncio.Semaphore(max(1, jobs_max))
-        self._run = run or partial(run_in_process, authorities=authorities)
+        self._run_job = run or partial(run_in_process, authorities=authorities)
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be_table_statement(self, body: bytes) -> bool:
@@ -214,17 +214,17 @@ class TableStatements:
             return to_failed_answer(_make_error("SYNTAX_ERROR", error.message), base)
         if table_statement is None:
             return None
-        wanted, session = table_statement
+        request, session = table_statement
         if session.in_transaction:
             return to_failed_answer(
-                _make_error("NOT_SUPPORTED", f"{_name_statement(wanted.statement)} is not supported in a transaction"),
+                _make_error("NOT_SUPPORTED", f"{_name_statement(request.statement)} is not supported in a transaction"),
                 base,
             )
         self._forget_ended()
         try:
             self._check_room()
             async with asyncio.timeout(_CHECK_S):
-                await _check_rights(wanted, send, judge)
+                await _check_rights(request, send, judge)
             self._check_room()  # Further statements may have arrived while the rights were checked.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
@@ -232,7 +232,7 @@ class TableStatements:
             message = f"Trino did not answer whether this is allowed: {error or type(error).__name__}"
             return to_failed_answer(_make_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
         number = secrets.token_hex(16)
-        job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)
+        job = StatementJob(self._url, self._token, request.statement, request.utc)
         self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._run_in_turn(job)))
         return self._answer(number, base)
 
@@ -267,7 +267,7 @@ class TableStatements:
         async with self._slots:
             began_s = time.monotonic()
             try:
-                answer = await self._run(job)
+                answer = await self._run_job(job)
             except OSError as error:
                 answer = StatementAnswer(error=f"The job did not start: {error}")
         _log.info(
@@ -285,33 +285,33 @@ class TableStatements:
         if not statement.task.done():
             return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _make_stats("RUNNING", statement.began_s)}
         statement.ended_s = statement.ended_s or time.monotonic()
-        ended = statement.task.result()
-        if ended.result is None:
+        result = statement.task.result()
+        if result.result is None:
             return {
                 **answer,
-                "error": _make_error("GENERIC_USER_ERROR", ended.error),
+                "error": _make_error("GENERIC_USER_ERROR", result.error),
                 "stats": _make_stats("FAILED", statement.began_s),
             }
         signature = {"rawType": "bigint", "arguments": []}
         columns = [
             {"name": name, "type": "bigint", "typeSignature": signature} for name in get_type_hints(StatementResult)
         ]
-        rows = [list(msgspec.structs.astuple(ended.result))]
+        rows = [list(msgspec.structs.astuple(result.result))]
         return {**answer, "columns": columns, "data": rows, "stats": _make_stats("FINISHED", statement.began_s)}
 
     def _check_room(self) -> None:
-        unended = sum(not statement.task.done() for statement in self._statements.values())
-        if unended >= self._jobs_max * (1 + WAITING_MAX):
+        running_count = sum(not statement.task.done() for statement in self._statements.values())
+        if running_count >= self._jobs_max * (1 + WAITING_MAX):
             message = "Too many statements that maintain tables are waiting at this proxy; try again later"
             raise NotAllowed(_make_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
 
     def _forget_ended(self) -> None:
         now_s = time.monotonic()
-        ended = [number for number, statement in self._statements.items() if statement.task.done()]
-        for place, number in enumerate(ended):
+        ended_numbers = [number for number, statement in self._statements.items() if statement.task.done()]
+        for place, number in enumerate(ended_numbers):
             statement = self._statements[number]
             statement.ended_s = statement.ended_s or now_s
-            if now_s - statement.ended_s > _ENDED_S or place < len(ended) - _ENDED_MAX:
+            if now_s - statement.ended_s > _ENDED_S or place < len(ended_numbers) - _ENDED_MAX:
                 del self._statements[number]
 
 
@@ -321,14 +321,14 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
     Args:
         authorities: The path of a PEM file with the certificate authorities of the server's certificate.
     """
-    more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
+    environment = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "seamark.connector.jobs.statement_runs",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **more},
+        env={**os.environ, **environment},
     )
     try:
         output, _ = await process.communicate(msgspec.json.encode(job))
@@ -342,30 +342,30 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
         return StatementAnswer(error=f"The process of the job ended with status {process.returncode}")
 
 
-async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
+async def _check_rights(request: Requested, send: Send, judge: Judge | None) -> None:
     """Check that Trino accepts the client's statements, and that no access rule forbids the job.
 
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
     """
-    table = ".".join(map(quote_name, (wanted.catalog, wanted.schema, wanted.table)))
+    table = ".".join(map(quote_name, (request.catalog, request.schema, request.table)))
     columns = list[str]()
-    if isinstance(wanted.statement, DropColumns):
-        columns = list(dict.fromkeys(name.partition(".")[0].lower() for name in wanted.statement.columns))
-        changed = ", ".join(f"{quote_name(column)} = NULL" for column in columns)
-        right = f"UPDATE {table} SET {changed}"  # noqa: S608
+    if isinstance(request.statement, DropColumns):
+        columns = list(dict.fromkeys(name.partition(".")[0].lower() for name in request.statement.columns))
+        assignments = ", ".join(f"{quote_name(column)} = NULL" for column in columns)
+        right = f"UPDATE {table} SET {assignments}"  # noqa: S608
     else:
         right = f"ALTER TABLE {table} EXECUTE optimize"
     await run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
-    listed = ", ".join(map(quote_name, columns)) or "1"
+    column_list = ", ".join(map(quote_name, columns)) or "1"
     # The query contains the predicate, so that Trino refuses columns that the client may not read. It is
     # followed by a line break, because it may end with a comment.
-    condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
-    query = await run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
+    condition = "FALSE" if request.statement.where is None else f"FALSE AND ({request.statement.where}\n)"
+    query = await run_at_trino(f"SELECT {column_list} FROM {table} WHERE {condition}", send)  # noqa: S608
     if judge is not None:
-        name = (wanted.catalog, wanted.schema.lower(), wanted.table.lower())
-        used = PlanInputs({name: frozenset(columns)})
-        decision = await judge(used, query)
+        name = (request.catalog, request.schema.lower(), request.table.lower())
+        inputs = PlanInputs({name: frozenset(columns)})
+        decision = await judge(inputs, query)
         if decision is not RuleDecision.NO_RULES:
             message = "The access rules of Trino could not be read" if decision is RuleDecision.UNKNOWN else _RULES
             raise NotAllowed(_make_error("PERMISSION_DENIED", message))

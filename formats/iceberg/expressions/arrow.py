@@ -83,6 +83,6 @@ def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
         raise ValueError(f"a value does not have the type {kind}: {error}") from None
 
 
-def _to_decimal(unscaled: Value, scale: int) -> Decimal:
-    digits = tuple(map(int, str(abs(int(unscaled)))))
-    return Decimal((int(unscaled) < 0, digits, -scale))
+def _to_decimal(unscaled_value: Value, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(int(unscaled_value)))))
+    return Decimal((int(unscaled_value) < 0, digits, -scale))

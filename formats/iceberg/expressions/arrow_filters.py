@@ -56,7 +56,7 @@ def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], row
 
 
 def _evaluate(
-    expression: Expression, columns: Mapping[int, pa.Array], rows: int, transformed: dict[_TransformKey, pa.Array]
+    expression: Expression, columns: Mapping[int, pa.Array], rows: int, transform_results: dict[_TransformKey, pa.Array]
 ) -> Mask:
     """Return the rows for which the expression is true, as bool[rows].
 
@@ -64,7 +64,7 @@ def _evaluate(
         expression: The expression.
         columns: The columns by id.
         rows: The number of rows.
-        transformed: The transformed columns of earlier predicates. This function adds its own.
+        transform_results: The transformed columns of earlier predicates. This function adds its own.
     """
     match expression:
         case Always(value):
@@ -72,20 +72,20 @@ def _evaluate(
         case And(children):
             mask = np.full(rows, True)
             for child in children:
-                mask &= _evaluate(child, columns, rows, transformed)
+                mask &= _evaluate(child, columns, rows, transform_results)
             return mask
         case Or(children):
             mask = np.full(rows, False)
             for child in children:
-                mask |= _evaluate(child, columns, rows, transformed)
+                mask |= _evaluate(child, columns, rows, transform_results)
             return mask
         case Bound(_, column_id, _, kind, transform, result):
             column = columns[column_id]
             if transform != IDENTITY:
                 key = (column_id, kind, transform, result)
-                if key not in transformed:
-                    transformed[key] = _transform_distinct(expression, column)
-                column = transformed[key]
+                if key not in transform_results:
+                    transform_results[key] = _transform_distinct(expression, column)
+                column = transform_results[key]
             return _matches(expression, column)
     raise TypeError(f"expected a bound expression, not {expression}")
 
@@ -130,16 +130,18 @@ def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
     if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0. Adding 0.0 makes them equal.
         zero = pa.scalar(0.0, column.type)
         column, values = pc.add(column, zero), pc.add(values, zero)
-    contained = pc.if_else(column.is_valid(), pc.is_in(column, values), None)
-    return contained if predicate.op is Op.IN else pc.invert(contained)
+    is_member = pc.if_else(column.is_valid(), pc.is_in(column, values), None)
+    return is_member if predicate.op is Op.IN else pc.invert(is_member)
 
 
 def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
     """Apply the predicate's transform to a column, once for each distinct value."""
     apply = make_function(predicate.transform, predicate.kind)
-    encoded = column.dictionary_encode()
-    results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
-    return build_arrow_array(_get_result_type(predicate), results).take(encoded.indices)
+    dictionary_array = column.dictionary_encode()
+    results = [
+        None if value is None else apply(value) for value in to_literals(dictionary_array.dictionary, predicate.kind)
+    ]
+    return build_arrow_array(_get_result_type(predicate), results).take(dictionary_array.indices)
 
 
 def _get_result_type(predicate: Bound) -> str:

@@ -404,7 +404,7 @@ class _Binder:
     def __init__(self, schemas: Sequence[Schema], case_sensitive: bool) -> None:
         self._schemas = schemas
         self._case_sensitive = case_sensitive
-        self._folded: dict[int, dict[str, set[int]]] = {}
+        self._columns_by_lower_name: dict[int, dict[str, set[int]]] = {}
 
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
         match expression:
@@ -442,12 +442,12 @@ class _Binder:
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
         if self._case_sensitive:
             return schema.find_column_by_name(name)
-        folded = self._folded.get(position)
-        if folded is None:
-            folded = self._folded[position] = {}
+        columns_by_lower_name = self._columns_by_lower_name.get(position)
+        if columns_by_lower_name is None:
+            columns_by_lower_name = self._columns_by_lower_name[position] = {}
             for column_name, column_id in schema.index.by_name.items():
-                folded.setdefault(column_name.lower(), set()).add(column_id)
-        ids = folded.get(name.lower(), set())
+                columns_by_lower_name.setdefault(column_name.lower(), set()).add(column_id)
+        ids = columns_by_lower_name.get(name.lower(), set())
         if len(ids) > 1:
             names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
             raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches {names}")
@@ -470,11 +470,11 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
-        kind, result, accepted = _resolve_types(column.type, transform)
+        kind, result, is_accepted = _resolve_types(column.type, transform)
     else:
         kind = result = describe_type(column.type)
-        accepted = False
-    if transform != IDENTITY and not accepted:
+        is_accepted = False
+    if transform != IDENTITY and not is_accepted:
         raise BadRequest(f"Cannot bind: {transform} cannot transform the {kind} values of '{column.name}'")
     required = column.required
     parent = column.parent
@@ -521,10 +521,14 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
         return _bind_null_literal(op, term)
     domain = _find_domain(term)
     try:
-        parsed = [parse_literal(domain, literal) for literal in literals]
+        parsed_literals = [parse_literal(domain, literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
-    return _make_set_predicate(op, term, parsed) if op in _SETS else _make_comparison(op, term, parsed[0])
+    return (
+        _make_set_predicate(op, term, parsed_literals)
+        if op in _SETS
+        else _make_comparison(op, term, parsed_literals[0])
+    )
 
 
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
@@ -547,18 +551,18 @@ def _make_set_predicate(op: Op, term: _Term, literals: list[Literal]) -> Express
     """Return the predicate for `in` or `not-in` with literals that can be positions."""
     values = {}
     predicates = []
-    single = Op.EQ if op == Op.IN else Op.NOT_EQ
+    single_op = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
         if isinstance(literal, _PLACES):
-            predicates.append(_make_comparison(single, term, literal))
+            predicates.append(_make_comparison(single_op, term, literal))
         else:
             # Keep both zeros: -0.0 equals 0.0 in Python, but not for every reader.
             values[_make_sort_key(literal)] = literal
-    ordered = [values[key] for key in sorted(values)]
-    if len(ordered) > 1:
-        predicates.append(term.make_predicate(op, *ordered))
-    elif ordered:
-        predicates.append(term.make_predicate(single, *ordered))
+    sorted_values = [values[key] for key in sorted(values)]
+    if len(sorted_values) > 1:
+        predicates.append(term.make_predicate(op, *sorted_values))
+    elif sorted_values:
+        predicates.append(term.make_predicate(single_op, *sorted_values))
     return join_by_or(*predicates) if op == Op.IN else join_by_and(*predicates)
 
 
@@ -593,10 +597,10 @@ def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expre
     finite = term.make_predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
     infinite = term.make_predicate(Op.GT if upwards else Op.LT, limit)
     not_nan = term.make_predicate(Op.NOT_NAN)
-    before, within = (Op.LT, Op.LT_EQ) if upwards else (Op.GT, Op.GT_EQ)
-    if op == before or (op == within and not literal.infinite):
+    strict_op, inclusive_op = (Op.LT, Op.LT_EQ) if upwards else (Op.GT, Op.GT_EQ)
+    if op == strict_op or (op == inclusive_op and not literal.infinite):
         return finite
-    if op == within:
+    if op == inclusive_op:
         return (
             join_by_and(_make_predicate(Op.NOT_NULL, term, ()), not_nan)
             if upwards

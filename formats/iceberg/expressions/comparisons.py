@@ -127,8 +127,10 @@ class Comparisons:
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
                     if term.kind != "string" or literals[0].kind != "text":
                         return TRUE
-                    within = (op is Op.STARTS_WITH) != negated
-                    return term.make_predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
+                    selects_prefix = (op is Op.STARTS_WITH) != negated
+                    return term.make_predicate(
+                        Op.STARTS_WITH if selects_prefix else Op.NOT_STARTS_WITH, literals[0].text
+                    )
             op = OPPOSITE[op] if negated else op
             if op is Op.NOT_EQ:
                 value, is_exact = self.fit_literal(literals[0], term)
@@ -156,8 +158,8 @@ class Comparisons:
         predicate = term.make_predicate(op, value)
         # In Spark, NaN is greater than all numbers. In Trino, NaN is unordered, so the opposite of a comparison is true
         # for NaN.
-        widened = negated and not self._nan_above
-        if get_base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+        includes_nan = negated and not self._nan_above
+        if get_base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or includes_nan):
             return join_by_or(predicate, term.make_predicate(Op.IS_NAN))
         return predicate
 
@@ -179,8 +181,10 @@ class Comparisons:
                 min(float(error.values[0]) for error in ambiguous),
                 max(float(error.values[-1]) for error in ambiguous),
             )
-            between = join_by_and(term.make_predicate(Op.GT_EQ, repr(low)), term.make_predicate(Op.LT_EQ, repr(high)))
-            return join_by_or(between, *([term.make_predicate(Op.IN, *values)] if values else []))
+            range_condition = join_by_and(
+                term.make_predicate(Op.GT_EQ, repr(low)), term.make_predicate(Op.LT_EQ, repr(high))
+            )
+            return join_by_or(range_condition, *([term.make_predicate(Op.IN, *values)] if values else []))
         values += [value for error in ambiguous for value in error.values]
         return term.make_predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
@@ -208,11 +212,11 @@ class Comparisons:
         """
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
-        except AmbiguousRounding as apart:
+        except AmbiguousRounding as error:
             if not self._nan_above:
                 self.exact = False
                 raise
-            value, exact = apart.nearest  # Spark rounds the literal only once.
+            value, exact = error.nearest  # Spark rounds the literal only once.
         self.exact &= exact
         return value, exact
 
@@ -224,7 +228,7 @@ class Comparisons:
         """
         for schema in self._schemas:
             exact_match = schema.find_column_by_name(name)
-            matching_ids = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
+            matching_ids = {i for full_name, i in schema.index.by_name.items() if full_name.lower() == name.lower()}
             column = exact_match or (schema.column(next(iter(matching_ids))) if matching_ids else None)
             if column is None:
                 continue

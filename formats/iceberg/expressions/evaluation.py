@@ -47,8 +47,8 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
         return _compare_in_both_orders(predicate, value, _make_float_key)
     if predicate.result == "uuid" and op in _COMPARED:
         return _compare_in_both_orders(predicate, value, _make_uuid_key)
-    if (compared := _COMPARED.get(op)) is not None:
-        return compared(value, predicate.values[0])
+    if (compare := _COMPARED.get(op)) is not None:
+        return compare(value, predicate.values[0])
     values: tuple[Any, ...] = predicate.values
     position = bisect_left(values, value)
     return (position < len(values) and values[position] == value) == (op == Op.IN)
@@ -94,14 +94,14 @@ def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_
 
 
 def _compare_in_both_orders(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:
-    plain = _compare(predicate.op, value, predicate.values)
+    result = _compare(predicate.op, value, predicate.values)
     javas = _compare(predicate.op, javas_order(value), tuple(map(javas_order, predicate.values)))
-    return plain if plain == javas else None
+    return result if result == javas else None
 
 
 def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
-    if (compared := _COMPARED.get(op)) is not None:
-        return compared(value, values[0])
+    if (compare := _COMPARED.get(op)) is not None:
+        return compare(value, values[0])
     # The operator `in` would compare NaN by identity.
     return any(value == other for other in values) == (op == Op.IN)
 

@@ -129,23 +129,23 @@ Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 def join_by_and(*children: Expression) -> Expression:
     """Return the conjunction of some expressions, flattened and with constants folded."""
-    return _flatten(children, And, identity=TRUE, absorbing=FALSE)
+    return _flatten(children, And, identity=TRUE, absorbing_constant=FALSE)
 
 
 def join_by_or(*children: Expression) -> Expression:
     """Return the disjunction of some expressions, flattened and with constants folded."""
-    return _flatten(children, Or, identity=FALSE, absorbing=TRUE)
+    return _flatten(children, Or, identity=FALSE, absorbing_constant=TRUE)
 
 
-def replace_predicates(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
-    """Replace each predicate of a bound expression by the result of `by`, from left to right."""
+def replace_predicates(expression: Expression, replace_predicate: Callable[[Bound], Expression]) -> Expression:
+    """Replace each predicate of a bound expression by the result of `replace_predicate`, from left to right."""
     match expression:
         case Bound():
-            return by(expression)
+            return replace_predicate(expression)
         case And(children):
-            return join_by_and(*[replace_predicates(child, by) for child in children])
+            return join_by_and(*[replace_predicates(child, replace_predicate) for child in children])
         case Or(children):
-            return join_by_or(*[replace_predicates(child, by) for child in children])
+            return join_by_or(*[replace_predicates(child, replace_predicate) for child in children])
         case Always():
             return expression
     raise TypeError(f"expected a bound expression, not {expression}")
@@ -186,7 +186,7 @@ def is_longer(expression: Expression, values: int) -> bool:
 
 
 def _flatten(
-    children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
+    children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing_constant: Always
 ) -> Expression:
     """Join expressions to a junction `node`: nested junctions are flattened, and constants are folded."""
     flat: list[Expression] = []
@@ -195,8 +195,8 @@ def _flatten(
             flat.extend(child.children)
         elif not isinstance(child, Always):
             flat.append(child)
-        elif child == absorbing:
-            return absorbing
+        elif child == absorbing_constant:
+            return absorbing_constant
     if len(flat) > 1:
         return node(tuple(flat))
     return flat[0] if flat else identity

@@ -122,13 +122,13 @@ class _Parser:
         # on top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:
-            node, at = todo.pop()
-            if isinstance(node, dict) and "type" in node and _read_kind(node, at) == kind:
+            node, node_path = todo.pop()
+            if isinstance(node, dict) and "type" in node and _read_kind(node, node_path) == kind:
                 self._count(1)
-                todo.append((_require_field(node, "right", at), (at, _RIGHT)))
-                todo.append((_require_field(node, "left", at), (at, _LEFT)))
+                todo.append((_require_field(node, "right", node_path), (node_path, _RIGHT)))
+                todo.append((_require_field(node, "left", node_path), (node_path, _LEFT)))
             else:
-                children.append(self.parse_expression(node, at, depth + 1))
+                children.append(self.parse_expression(node, node_path, depth + 1))
         return join_by_and(*children) if kind == "and" else join_by_or(*children)
 
     def _parse_predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
@@ -196,15 +196,15 @@ _LEFT, _RIGHT = ".left", ".right"
 
 def _render_path(path: _Path) -> str:
     steps = []
-    at: _Path | None = path
-    while at is not None:
-        at, step = at
+    position: _Path | None = path
+    while position is not None:
+        position, step = position
         steps.append(step)
     text = ""
     for step in reversed(steps):
         # Show only the first links of a chain, because its path grows with every link.
-        cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
-        text = f"{text.removesuffix('…')}…" if cut else text + step
+        is_omitted = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
+        text = f"{text.removesuffix('…')}…" if is_omitted else text + step
     return text
 
 
@@ -304,12 +304,12 @@ def _nest_in_pairs(
 
 def _encode_predicate(op: Op, name: str, transform: str, values: list[object]) -> Any:
     term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
-    encoded: dict[str, object] = {"type": op.value, "term": term}
+    json_object: dict[str, object] = {"type": op.value, "term": term}
     if op in SETS:
-        encoded["values"] = _encode_values(values)
+        json_object["values"] = _encode_values(values)
     elif op not in UNARY:
-        encoded["value"] = _encode_literal(values[0])
-    return encoded
+        json_object["value"] = _encode_literal(values[0])
+    return json_object
 
 
 def _encode_values(values: list[object]) -> object:

@@ -12,17 +12,17 @@ def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
     backslash.
     """
     prefix = []
-    at = 0
-    while at < len(pattern):
-        character = pattern[at]
-        if character == escape and at + 1 < len(pattern):
-            prefix.append(pattern[at + 1])
-            at += 2
+    position = 0
+    while position < len(pattern):
+        character = pattern[position]
+        if character == escape and position + 1 < len(pattern):
+            prefix.append(pattern[position + 1])
+            position += 2
             continue
         if character in "%_" or (character == "\\" and escape is None):
-            return "".join(prefix), pattern[at:]
+            return "".join(prefix), pattern[position:]
         prefix.append(character)
-        at += 1
+        position += 1
     return "".join(prefix), ""
 
 
@@ -36,9 +36,9 @@ def is_valid_pattern(pattern: str, escape: str | None) -> bool:
         return True
     if len(escape) > 1 or ord(escape) > _JAVA_CHARACTER_MAX:
         return False
-    at = 0
-    while (at := pattern.find(escape, at)) >= 0:
-        if pattern[at + 1 : at + 2] not in ("%", "_", escape):
+    position = 0
+    while (position := pattern.find(escape, position)) >= 0:
+        if pattern[position + 1 : position + 2] not in ("%", "_", escape):
             return False
-        at += 2
+        position += 2
     return True

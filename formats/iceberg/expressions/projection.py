@@ -102,13 +102,23 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
         case Bound():
             if not spec.list_fields_with_source(expression.column_id):
                 return ProjectedExpression(expression, TRUE)
-            possible, certain = _project_inclusive(expression, spec), project_strict(expression, spec)
-            return ProjectedExpression(expression, possible, certain, possible != TRUE or certain != FALSE)
+            possible_condition, certain_condition = (
+                _project_inclusive(expression, spec),
+                project_strict(expression, spec),
+            )
+            return ProjectedExpression(
+                expression,
+                possible_condition,
+                certain_condition,
+                possible_condition != TRUE or certain_condition != FALSE,
+            )
         case And(children) | Or(children):
             parts = tuple([project(child, spec) for child in children])
             join = join_by_and if isinstance(expression, And) else join_by_or
-            possible = join(*[part.possible for part in parts])
-            return ProjectedExpression(expression, possible, FALSE, any(part.decides for part in parts), parts)
+            possible_condition = join(*[part.possible for part in parts])
+            return ProjectedExpression(
+                expression, possible_condition, FALSE, any(part.decides for part in parts), parts
+            )
         case Always():
             return ProjectedExpression(expression, expression)
     raise TypeError(f"not a bound expression: {expression}")
@@ -139,15 +149,15 @@ def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
     )
 
 
-def find_deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
+def find_deciding_fields(projection: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
     """Return the partition fields that may decide a predicate, as the required type of the values by field id."""
-    if not projected.decides:
+    if not projection.decides:
         return {}
-    if isinstance(projected.expression, Bound):
-        predicate = projected.expression
+    if isinstance(projection.expression, Bound):
+        predicate = projection.expression
         fields = spec.list_fields_with_source(predicate.column_id)
         return {field.field_id or 0: compute_values_type(field.transform, predicate.kind) for field in fields}
-    return {field_id: kind for part in projected.parts for field_id, kind in find_deciding_fields(part, spec).items()}
+    return {field_id: kind for part in projection.parts for field_id, kind in find_deciding_fields(part, spec).items()}
 
 
 def find_source_ranges(predicate: Bound) -> Expression:
@@ -226,15 +236,15 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
 
 
 def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
-    projected = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
-    if projected == FALSE:
+    projection = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
+    if projection == FALSE:
         return FALSE
-    if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
-        return projected
+    if predicate.op in NULL_MATCHES or (isinstance(projection, Bound) and projection.op not in NULL_MATCHES):
+        return projection
     # Negation would turn "no value" into "all values and null", but the predicate does not match null.
-    if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
+    if isinstance(projection, Bound) and projection.op == Op.IS_NULL:
         return FALSE
-    return join_by_and(_make_field_predicate(predicate, field, Op.NOT_NULL), projected)
+    return join_by_and(_make_field_predicate(predicate, field, Op.NOT_NULL), projection)
 
 
 def _negate_expression(expression: Expression) -> Expression:
@@ -302,7 +312,7 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
 
 
 def _project_stored_as_int(
-    predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt
+    predicate: Bound, field: PartitionField, mapping: _Mapping, int_form: StoredAsInt
 ) -> Expression:
     """Project a predicate like `_project_same_transform`, for a long column that may have been an int.
 
@@ -312,11 +322,15 @@ def _project_stored_as_int(
         return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _match_results(predicate, field, mapping, predicate.values)
-    projected = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
+    predicate_on_field = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
-        is_sought = contains_value(_list_matching_ranges(predicate), stored.exact)
-        return join_by_or(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
-    other_values = [value for value in predicate.values if value != stored.wrapped]
+        is_sought = contains_value(_list_matching_ranges(predicate), int_form.exact)
+        return (
+            join_by_or(predicate_on_field, replace(predicate_on_field, op=Op.EQ, values=(int_form.wrapped,)))
+            if is_sought
+            else predicate_on_field
+        )
+    other_values = [value for value in predicate.values if value != int_form.wrapped]
     return (
         _make_field_predicate(predicate, field, Op.NOT_EQ if len(other_values) == 1 else Op.NOT_IN, *other_values)
         if other_values

@@ -92,13 +92,17 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
         if piece.low >= piece.high:
             continue
         # No value is beyond the limits of the source type, so a bound at a limit can be omitted.
-        no_low = piece.low == start or (low == first and shift == 0)
-        no_high = piece.high == stop or (high == end and shift == 0)
-        results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
-    stored = find_stored_as_int(transform, kind)
-    if stored is None or low >= stored.end or high <= _find_limits("int").low:
+        is_low_unbounded = piece.low == start or (low == first and shift == 0)
+        is_high_unbounded = piece.high == stop or (high == end and shift == 0)
+        results.append(Range(None if is_low_unbounded else piece.low, None if is_high_unbounded else piece.high))
+    int_form = find_stored_as_int(transform, kind)
+    if int_form is None or low >= int_form.end or high <= _find_limits("int").low:
         return results
-    return results if contains_value(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
+    return (
+        results
+        if contains_value(results, int_form.wrapped)
+        else [*results, Range(int_form.wrapped, int_form.wrapped + 1)]
+    )
 
 
 class StoredAsInt(NamedTuple):
@@ -232,15 +236,17 @@ def find_end_of_prefix(prefix: Prefix) -> Prefix | None:
 
 def _merge_ranges(ranges: list[Range]) -> list[Range]:
     """Return the ranges in ascending order. Adjacent and overlapping ranges are merged."""
-    unbounded = [span for span in ranges if span.low is None]
-    merged: list[Range] = []
-    for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):
-        if not merged:
-            merged.append(span)
-        elif (high := merged[-1].high) is None:
+    ranges_without_low = [span for span in ranges if span.low is None]
+    merged_ranges: list[Range] = []
+    for span in ranges_without_low + sorted(
+        (span for span in ranges if span.low is not None), key=lambda span: span.low
+    ):
+        if not merged_ranges:
+            merged_ranges.append(span)
+        elif (high := merged_ranges[-1].high) is None:
             break
         elif span.low is None or span.low <= high:
-            merged[-1] = Range(merged[-1].low, None if span.high is None else max(high, span.high))
+            merged_ranges[-1] = Range(merged_ranges[-1].low, None if span.high is None else max(high, span.high))
         else:
-            merged.append(span)
-    return merged
+            merged_ranges.append(span)
+    return merged_ranges

@@ -75,8 +75,10 @@ def _add_nan_tests(expression: Expression) -> Expression:
             }
             return join_by_and(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
         case Or(children):
-            added = join_by_or(*map(_add_nan_tests, children))
-            parts = added.children if isinstance(added, Or) else (added,)
+            expression_with_tests = join_by_or(*map(_add_nan_tests, children))
+            parts = (
+                expression_with_tests.children if isinstance(expression_with_tests, Or) else (expression_with_tests,)
+            )
             # Add a test only once, so that a filter that already tests for NaN, such as a converted SQL filter, does
             # not become longer.
             tests = dict.fromkeys(filter(_is_test, parts))
@@ -237,16 +239,16 @@ class Residuals:
     """The residuals of a bound expression for the partitions of a spec. Several threads can share an instance."""
 
     def __init__(
-        self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None
+        self, expression: Expression, spec: PartitionSpec, projection: ProjectedExpression | None = None
     ) -> None:
         """Prepare the residuals.
 
         Args:
             expression: The bound expression.
             spec: The partition spec.
-            projected: The result of `project`, if the caller already has it.
+            projection: The result of `project`, if the caller already has it.
         """
-        self._projected = project(expression, spec) if projected is None else projected
+        self._projected = project(expression, spec) if projection is None else projection
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
         """Return the residual for a file.
@@ -257,13 +259,13 @@ class Residuals:
         return _reduce_residual(self._projected, partition)
 
 
-def _reduce_residual(projected: ProjectedExpression, values: _Partition) -> Expression:
-    expression = projected.expression
-    if not projected.decides:
+def _reduce_residual(projection: ProjectedExpression, values: _Partition) -> Expression:
+    expression = projection.expression
+    if not projection.decides:
         return expression
     if isinstance(expression, Bound):
-        if must_match(projected.certain, values):
+        if must_match(projection.certain, values):
             return TRUE
-        return expression if may_match(projected.possible, values) else FALSE
-    parts = [_reduce_residual(part, values) for part in projected.parts]
+        return expression if may_match(projection.possible, values) else FALSE
+    parts = [_reduce_residual(part, values) for part in projection.parts]
     return join_by_and(*parts) if isinstance(expression, And) else join_by_or(*parts)

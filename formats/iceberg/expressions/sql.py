@@ -247,7 +247,7 @@ class _Reader(Comparisons):
 
     def _is_column(self, name: str) -> bool:
         if self._lower_names is None:
-            self._lower_names = {known.lower() for schema in self._schemas for known in schema.index.by_name}
+            self._lower_names = {full_name.lower() for schema in self._schemas for full_name in schema.index.by_name}
         return name.lower() in self._lower_names
 
     def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:

@@ -56,17 +56,17 @@ def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
     return None
 
 
-def _cast_literal(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
+def _cast_literal(literal: TypedLiteral | None, target_type: exp.DataType) -> TypedLiteral | None:
     """Return the literal that a cast of `literal` gives in all engines, or None if its result is unclear."""
     if literal is None:
         return None
     if literal.kind == "null":  # The type of a NULL may change how the other operands are compared.
-        return None if to.this in _WIDER else literal
-    kind, text, target = literal.kind, literal.text, to.this
+        return None if target_type.this in _WIDER else literal
+    kind, text, target = literal.kind, literal.text, target_type.this
     if target in _TYPED:
         return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
     if target in (_Type.VARCHAR, _Type.TEXT):
-        return literal if kind == "text" and not to.expressions else None
+        return literal if kind == "text" and not target_type.expressions else None
     if kind not in ("number", "text") or not is_exact_number(text):
         return None
     if target in _WHOLE and _INTEGER.fullmatch(text):
@@ -74,17 +74,17 @@ def _cast_literal(literal: TypedLiteral | None, to: exp.DataType) -> TypedLitera
     if target is _Type.DOUBLE:
         return TypedLiteral("double", text)
     if target is _Type.DECIMAL:
-        return TypedLiteral("number", text) if _fits_decimal(text, to) else None
+        return TypedLiteral("number", text) if _fits_decimal(text, target_type) else None
     return None
 
 
-def _fits_decimal(text: str, to: exp.DataType) -> bool:
+def _fits_decimal(text: str, target_type: exp.DataType) -> bool:
     """Return whether a cast to decimal leaves the number unchanged."""
-    sizes = [int(size.name) for size in to.expressions if size.name.isdigit() and len(size.name) <= 2]
+    sizes = [int(size.name) for size in target_type.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0
-    if len(sizes) < len(to.expressions):
+    if len(sizes) < len(target_type.expressions):
         return False
     if not sizes:  # Engines have different default sizes. `DECIMAL '1.5'` has the scale of the literal.
         return True
-    whole, _, fraction = text.lstrip("+-").partition(".")
-    return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale
+    integer_digits, _, fraction = text.lstrip("+-").partition(".")
+    return len(fraction.rstrip("0")) <= scale and len(integer_digits.lstrip("0")) <= sizes[0] - scale

@@ -43,7 +43,7 @@ def tokenize_sql(dialect: Dialect, text: str) -> list[Any]:
 
 
 def parse_statements(
-    dialect: Dialect, text: str, tokens: Sequence[Any] | None = None, into: type[exp.Expr] | None = None
+    dialect: Dialect, text: str, tokens: Sequence[Any] | None = None, node_type: type[exp.Expr] | None = None
 ) -> list[exp.Expr | None]:
     """Parse the statements in `text`.
 
@@ -51,7 +51,7 @@ def parse_statements(
         dialect: The SQL dialect.
         text: The text.
         tokens: The tokens of the text, if the caller already has them.
-        into: The type of the trees, if the text is not a list of statements.
+        node_type: The type of the trees, if the text is not a list of statements.
 
     Raises:
         SqlglotError: The text is not valid in the dialect, or takes too many steps.
@@ -62,16 +62,16 @@ def parse_statements(
         parser = _limit_steps(dialect.parser_class)(dialect=dialect)
         parser.steps_left = STEPS_MIN + STEPS_PER_TOKEN * len(tokens)
         statements: list[exp.Expr | None] = (
-            parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
+            parser.parse(tokens, text) if node_type is None else parser.parse_into(node_type, tokens, text)
         )
     except _FAULTS:
         raise SqlglotError("A part of the text cannot be parsed") from None
     return statements
 
 
-def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """Parse `text` as a tree of the type `into`. The errors are the same as those of `parse_statements`."""
-    statements = parse_statements(dialect, text, into=into)
+def parse_into(dialect: Dialect, text: str, node_type: type[exp.Expr]) -> exp.Expr:
+    """Parse `text` as a tree of the type `node_type`. The errors are the same as those of `parse_statements`."""
+    statements = parse_statements(dialect, text, node_type=node_type)
     if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")
     return statements[0]
@@ -91,8 +91,8 @@ def _limit_steps(parser: type) -> type:
         def _parse_bracket(self, this: exp.Expr | None = None) -> exp.Expr | None:
             if this is not None and self._curr and self._curr.token_type in self.BRACKETS:
                 self._spend(STEPS_PER_INDEXED_NODE * sum(1 for _ in this.walk()))
-            indexed: exp.Expr | None = super()._parse_bracket(this)
-            return indexed
+            bracket: exp.Expr | None = super()._parse_bracket(this)
+            return bracket
 
         def _spend(self, steps: int) -> None:
             self.steps_left -= steps

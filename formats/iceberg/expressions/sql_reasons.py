@@ -49,8 +49,8 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     """
     for side in _list_operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
-            quoted = side.this.args.get("quoted")
-            hint = "double quotes and backticks are for names, and " if quoted else ""
+            is_quoted = side.this.args.get("quoted")
+            hint = "double quotes and backticks are for names, and " if is_quoted else ""
             name = _abbreviate_text(side.name)
             return f"{hint}{name} is not a column; write '{name}' for a string"
     sides = _list_operands(node)
@@ -62,8 +62,8 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
         return "planning uses only the text of a LIKE pattern before its first wildcard"
     function = next(node.find_all(exp.Func), None)
     if function is not None and not isinstance(function, exp.Connector | exp.Cast):
-        called = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
-        return f"{_abbreviate_text(called.lower())}() is not a transform of a column"
+        function_name = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
+        return f"{_abbreviate_text(function_name.lower())}() is not a transform of a column"
     return "Iceberg expressions cannot represent it"
 
 

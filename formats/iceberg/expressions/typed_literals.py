@@ -111,8 +111,8 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     if kind is None:
         raise ValueError(f"there are no literals of type {data_type[:40]!r}")
     number = kind == "number" and not is_exact_number(text)
-    double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
-    if number or double or (kind == "bytes" and _HEX.fullmatch(text) is None):
+    is_invalid_double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
+    if number or is_invalid_double or (kind == "bytes" and _HEX.fullmatch(text) is None):
         raise ValueError(f"{text[:40]!r} is not a {data_type[:40]}")
     return TypedLiteral(kind, text)
 
@@ -178,11 +178,11 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
         raise Inconvertible
     value = float(literal.text)
     try:
-        rounded = round_to_type(kind, value)
+        rounded_value = round_to_type(kind, value)
     except ValueError:  # The value is outside the range of floats.
         return literal.text, False
-    nearest = literal.text, rounded == value
-    if literal.kind == "number" and "." in literal.text and rounded:
+    nearest = literal.text, rounded_value == value
+    if literal.kind == "number" and "." in literal.text and rounded_value:
         # Trino divides the digits by a power of ten in the column's type, which rounds longer numbers twice.
         digits, scale = _EXACT_DIVISION_DIGITS_MAX[get_base_name(kind)]
         if (
@@ -190,7 +190,7 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
             or _count_fraction_digits(literal.text) > scale
         ):
             raise AmbiguousRounding(
-                nearest, tuple(repr(near) for near in _find_values_around(get_base_name(kind), rounded))
+                nearest, tuple(repr(neighbour) for neighbour in _find_values_around(get_base_name(kind), rounded_value))
             )
     return nearest
 
@@ -200,11 +200,11 @@ def _find_values_around(kind: str, value: float) -> list[float]:
 
     `value` must be a value of the type.
     """
-    floating, integer = _FLOAT_AND_BITS_STRUCTS[kind]
-    bits: int = integer.unpack(floating.pack(abs(value)))[0]
+    float_struct, integer_struct = _FLOAT_AND_BITS_STRUCTS[kind]
+    bits: int = integer_struct.unpack(float_struct.pack(abs(value)))[0]
     steps = range(max(bits - _ROUNDING_STEPS_MAX, 0), bits + _ROUNDING_STEPS_MAX + 1)
-    neighbours = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
-    return sorted(math.copysign(near, value) for near in neighbours if math.isfinite(near))
+    neighbours = [float(float_struct.unpack(integer_struct.pack(step))[0]) for step in steps]
+    return sorted(math.copysign(neighbour, value) for neighbour in neighbours if math.isfinite(neighbour))
 
 
 def _count_fraction_digits(text: str) -> int:

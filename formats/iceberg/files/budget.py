@@ -61,28 +61,28 @@ class Budget:
 class BudgetShare(Budget):
     """The part of a budget that a task uses. When the context ends, its charges are returned to the budget."""
 
-    def __init__(self, whole: Budget) -> None:
-        self._whole = whole
-        self._taken = 0
-        self.limit_bytes = whole.limit_bytes
+    def __init__(self, whole_budget: Budget) -> None:
+        self._whole_budget = whole_budget
+        self._taken_bytes = 0
+        self.limit_bytes = whole_budget.limit_bytes
 
     @property
     def left_bytes(self) -> int:
-        return self._whole.left_bytes
+        return self._whole_budget.left_bytes
 
     def take(self, size_bytes: int, path: str) -> None:
-        self._whole.take(size_bytes, path)
-        self._taken += size_bytes
+        self._whole_budget.take(size_bytes, path)
+        self._taken_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        self._whole.give_back(size_bytes)
-        self._taken -= size_bytes
+        self._whole_budget.give_back(size_bytes)
+        self._taken_bytes -= size_bytes
 
     def __enter__(self) -> BudgetShare:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_back(self._taken)
+        self.give_back(self._taken_bytes)
 
 
 def create_decoding_budget(limit_bytes: int) -> Budget:

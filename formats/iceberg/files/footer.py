@@ -69,8 +69,8 @@ class RowGroup:
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
         """Return whether each chunk has a field, bool[columns]."""
-        present: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
-        return present
+        has_field: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
+        return has_field
 
     @cached_property
     def begins(self) -> Longs:
@@ -147,8 +147,8 @@ class ParquetFooter:
         return read_structures(self.schema)
 
 
-def read_structures(encoded: bytes) -> list[Fields]:
-    return [thrift.read_structure(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
+def read_structures(data: bytes) -> list[Fields]:
+    return [thrift.read_structure(data, offset)[0] for offset in _footer.items(data, 0)[:-1]]
 
 
 def read_footer(data: bytes) -> ParquetFooter:
@@ -169,16 +169,18 @@ def read_footer(data: bytes) -> ParquetFooter:
     try:
         version, rows = _read_number(raw[_VERSION]), _read_number(raw[_ROWS])
         schema = _check_kind(raw[_SCHEMA], LIST)
-        at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
+        groups_offset = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("a required field of the footer is missing") from None
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
-        kind, encoded = raw.get(number, (LIST, b"\0"))
-        if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
+        kind, encoded_list = raw.get(number, (LIST, b"\0"))
+        if kind == LIST and encoded_list[0] >> 4 and encoded_list[0] & 15 != STRUCT:
             raise ValueError(
                 f"the list in footer field {number} does not contain structures"
             )  # pyarrow ignores a list of other values.
-    groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
+    groups = [
+        _read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, groups_offset)[:-1])
+    ]
     pairs = read_structures(_check_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
@@ -195,16 +197,16 @@ def read_footer(data: bytes) -> ParquetFooter:
     )
 
 
-def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
-    """Decode the row group at the position `at`."""
-    spans, end = _footer.spans(data, at)
+def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
+    """Decode the row group at the position `offset`."""
+    spans, end = _footer.spans(data, offset)
     columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:
-        raise ValueError("a row group must have exactly one list of columns")
+        raise ValueError(f"row group {ordinal} has {len(columns)} lists of columns instead of one")
     _, _, begin, stop = columns[0]
     chunks: Longs = np.empty((_read_list_length(data, begin), _footer.WIDTH), dtype=np.int64)
     _footer.locate_chunks(data, begin, chunks)
-    if begin != at + 1 or data[at] >> 4 != 1:
+    if begin != offset + 1 or data[offset] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
     # Read the fields after the columns, beginning with a field header, because field ids are relative to the previous
     # field.
@@ -219,16 +221,16 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     return RowGroup(chunks, fields, ordinal)
 
 
-def _read_list_length(data: bytes, at: int) -> int:
-    """Return the length of the list at the position `at`. The caller has checked the encoding."""
-    size = data[at] >> 4
+def _read_list_length(data: bytes, offset: int) -> int:
+    """Return the length of the list at the position `offset`. The caller has checked the encoding."""
+    size = data[offset] >> 4
     if size < _SHORT:
         return size
     size, shift = 0, 0
     while True:
-        at += 1
-        size |= (data[at] & 0x7F) << shift
-        if data[at] < 0x80:
+        offset += 1
+        size |= (data[offset] & 0x7F) << shift
+        if data[offset] < 0x80:
             return size
         shift += 7
 
@@ -254,8 +256,8 @@ def _get_binary(fields: Fields, number: int) -> bytes | None:
     return value if value is None else bytes(value)
 
 
-def _strip_prefix(encoded: bytes) -> bytes:
-    return bytes(thrift.read_structure(bytes([1 << 4 | BINARY]) + encoded + b"\0")[0][1][1])
+def _strip_prefix(encoded_value: bytes) -> bytes:
+    return bytes(thrift.read_structure(bytes([1 << 4 | BINARY]) + encoded_value + b"\0")[0][1][1])
 
 
 def encode_path(names: Sequence[bytes]) -> bytes:
@@ -357,17 +359,17 @@ def encode_footer(
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
     """Encode a structure whose fields are already encoded values: (type, value) by id."""
-    out, last = bytearray(), 0
-    for number, (kind, encoded) in sorted(fields.items()):
+    buffer, last = bytearray(), 0
+    for number, (kind, encoded_value) in sorted(fields.items()):
         if 0 < number - last <= _SHORT:
-            out.append(number - last << 4 | kind)
+            buffer.append(number - last << 4 | kind)
         else:
-            out.append(kind)
-            out += _encode_number(number)
-        out += encoded
+            buffer.append(kind)
+            buffer += _encode_number(number)
+        buffer += encoded_value
         last = number
-    out.append(0)
-    return bytes(out)
+    buffer.append(0)
+    return bytes(buffer)
 
 
 def encode_binary(value: bytes) -> bytes:
@@ -384,27 +386,27 @@ def encode_structures(parts: Sequence[bytes]) -> bytes:
     count = len(parts)
     if count < _SHORT:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
-    out = bytearray([_SHORT << 4 | thrift.STRUCT])
+    buffer = bytearray([_SHORT << 4 | thrift.STRUCT])
     while count >= 0x80:
-        out.append(count & 0x7F | 0x80)
+        buffer.append(count & 0x7F | 0x80)
         count >>= 7
-    out.append(count)
-    return b"".join((out, *parts))
+    buffer.append(count)
+    return b"".join((buffer, *parts))
 
 
-def shift_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
-    """Return an OffsetIndex whose pages are moved by `by` bytes.
+def shift_offset_index(data: bytes, begin: int, end: int, distance: int) -> bytes:
+    """Return an OffsetIndex whose pages are moved by `distance` bytes.
 
     Args:
         data: The OffsetIndex of a column chunk.
         begin: The first position of the chunk before the move.
         end: The position after the chunk before the move.
-        by: The distance of the move.
+        distance: The distance of the move.
 
     Raises:
         ValueError: A page is outside the chunk.
     """
-    return _footer.shift_pages(data, begin, end, by)
+    return _footer.shift_pages(data, begin, end, distance)
 
 
 PAGE_HEADER_MAX_BYTES = 256 << 10
@@ -433,8 +435,8 @@ class PageWalk:
         while self.at < self.end and begin <= self.at < stop:
             if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:
                 return
-            header_end, kind, _, packed, values = _footer.page_at(view, self.at - begin)
-            self.at = begin + header_end + packed
+            header_end, kind, _, packed_bytes, values = _footer.page_at(view, self.at - begin)
+            self.at = begin + header_end + packed_bytes
             self.values -= values if kind in _DATA_PAGES else 0
             if self.at > self.end:
                 raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")

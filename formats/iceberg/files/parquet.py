@@ -103,9 +103,9 @@ def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
         kind = pa.map_(_map_ids(kind.key_field, "key", children), _map_ids(kind.item_field, "value", children))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = pa.list_(_map_ids(kind.value_field, "element", children))
-    mapped = pa.field(field.name, kind, nullable=field.nullable)
+    mapped_field = pa.field(field.name, kind, nullable=field.nullable)
     field_id = entries[0].field_id
-    return mapped if field_id is None else mapped.with_metadata({FIELD_ID: str(field_id)})
+    return mapped_field if field_id is None else mapped_field.with_metadata({FIELD_ID: str(field_id)})
 
 
 def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:

@@ -147,12 +147,13 @@ class BoundedParquet:
         The memory of the columns stays charged to the budget.
         """
         columns = self.read_columns(column_paths) if column_paths else {}
-        plain = {
+        plain_chunks = {
             column_id: [self._decode_dictionary(chunk) for chunk in column.chunks]
             for column_id, column in columns.items()
         }
         return {
-            column_id: self._to_chunked_array(chunks, column_paths[column_id]) for column_id, chunks in plain.items()
+            column_id: self._to_chunked_array(chunks, column_paths[column_id])
+            for column_id, chunks in plain_chunks.items()
         }
 
     def read_columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
@@ -204,13 +205,13 @@ class BoundedParquet:
         """
         names = to_dotted_names(column_paths.values())
         leaves = self._list_leaves(names)
-        repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
+        dictionary_paths = [leaf.path for leaf in leaves if leaf.by_dictionary]
         file = self._file
-        if repeated:
+        if dictionary_paths:
             file = pq.ParquetFile(
                 self._source,
                 metadata=self._file.metadata,
-                read_dictionary=repeated,
+                read_dictionary=dictionary_paths,
                 **_OPTIONS,
             )
         start = 0
@@ -302,28 +303,29 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
     Raises:
         ValueError, KeyError, TypeError: A header is invalid.
     """
-    at = counted_values = count = total = largest = 0
+    offset = counted_values = count = total = largest = 0
     view = memoryview(data)
-    while counted_values < values and at < len(data):
-        header, size = thrift.read_structure(view[at : at + PAGE_HEADER_MAX_BYTES])
-        header_end = at + size
-        kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
-        if packed < 0 or plain < 0 or packed > len(data) - header_end:
+    while counted_values < values and offset < len(data):
+        header, size = thrift.read_structure(view[offset : offset + PAGE_HEADER_MAX_BYTES])
+        header_end = offset + size
+        kind, plain_bytes, packed_bytes = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
+        if packed_bytes < 0 or plain_bytes < 0 or packed_bytes > len(data) - header_end:
             raise ValueError(
-                f"the page at {at} states {packed} bytes, {plain} inflated, but the column chunk has {len(data)} bytes"
+                f"the page at {offset} states {packed_bytes} bytes, {plain_bytes} inflated, "
+                f"but the column chunk has {len(data)} bytes"
             )
         if kind in (_DATA_PAGE, _DATA_PAGE_2):
             of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
             # pyarrow uses only the last 32 bits of the number, and would read more pages.
             if not 0 <= of_page <= INT_MAX:
-                raise ValueError(f"the page at {at} states {of_page} values; it must be from 0 to {INT_MAX}")
+                raise ValueError(f"the page at {offset} states {of_page} values; it must be from 0 to {INT_MAX}")
             counted_values += of_page
         count += 1
         if count > PAGES_MAX:
             raise ValueError(f"the column chunk has more than {PAGES_MAX:,} page headers")
-        total += plain
-        largest = max(largest, plain)
-        at = header_end + packed
+        total += plain_bytes
+        largest = max(largest, plain_bytes)
+        offset = header_end + packed_bytes
     return _Pages(total, largest)
 
 

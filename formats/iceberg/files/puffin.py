@@ -88,27 +88,27 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     The blobs follow each other without gaps, in the given order. Parts without compression are yielded unchanged.
     """
     yield MAGIC
-    at = len(MAGIC)
-    written = []
+    offset = len(MAGIC)
+    blobs_written = []
     for blob in blobs:
-        start = at
+        start = offset
         for part in blob.parts if blob.codec is None else (_compress_blob(blob),):
             if len(part):
                 yield part
-                at += len(part)
-        written.append(
+                offset += len(part)
+        blobs_written.append(
             PuffinBlobMetadata(
                 type=blob.type,
                 fields=blob.fields,
                 snapshot_id=blob.snapshot_id,
                 sequence_number=blob.sequence_number,
                 offset=start,
-                length=at - start,
+                length=offset - start,
                 compression_codec=blob.codec,
                 properties=dict(blob.properties),
             )
         )
-    payload = msgspec.json.encode(Footer(tuple(written), dict(properties)))
+    payload = msgspec.json.encode(Footer(tuple(blobs_written), dict(properties)))
     yield MAGIC + payload + _TAIL.pack(len(payload), 0, MAGIC)
 
 
@@ -165,26 +165,26 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     if _read_tail(tail, location)[1] & _COMPRESSED:
         payload = memoryview(_inflate_lz4(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
-        decoded = convert_json(payload, Footer)
+        decoded_footer = convert_json(payload, Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{location}: the footer cannot be read: {error}") from None
-    for blob in decoded.blobs:
+    for blob in decoded_footer.blobs:
         if blob.offset < len(MAGIC) or blob.length < 0 or blob.offset + blob.length > start:
             claim = f"{blob.length} bytes at {blob.offset}"
             raise Corrupt(f"{location}: blob {blob.type!r} states {claim}, but the footer begins at {start}")
-    return decoded
+    return decoded_footer
 
 
-def _inflate_lz4(stored: Part, limit_bytes: int, subject: str) -> bytes:
+def _inflate_lz4(frame: Part, limit_bytes: int, subject: str) -> bytes:
     """Decompress exactly one LZ4 frame.
 
     The frame is decompressed as a stream, because the content size in its header is not trusted.
     """
     try:
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
-            inflated = bytes(stream.read(limit_bytes + 1))
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(frame)), "lz4") as stream:
+            content = bytes(stream.read(limit_bytes + 1))
     except OSError as error:
         raise Corrupt(f"{subject} cannot be inflated: {error}") from None
-    if len(inflated) > limit_bytes:
+    if len(content) > limit_bytes:
         raise Corrupt(f"{subject} inflates to more than {limit_bytes} bytes")
-    return inflated
+    return content

@@ -21,79 +21,79 @@ Fields: TypeAlias = dict[int, tuple[int, Any]]
 _DEPTH_MAX = 64
 
 
-def read_structure(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
-    """Return the structure at the position `at`, and the position after it."""
+def read_structure(data: bytes | memoryview, offset: int = 0) -> tuple[Fields, int]:
+    """Return the structure at the position `offset`, and the position after it."""
     try:
-        return _read_struct(memoryview(data), at, 0)
+        return _read_struct(memoryview(data), offset, 0)
     except (IndexError, KeyError, struct.error) as error:
         raise ValueError(f"invalid Thrift structure: {error!r}") from None
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, offset
         shift += 7
         if shift > 63:
             raise ValueError("a number is longer than 64 bits")
 
 
-def _read_integer(data: memoryview, at: int, _: int) -> tuple[int, int]:
-    value, at = _read_varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
+def _read_integer(data: memoryview, offset: int, _: int) -> tuple[int, int]:
+    value, offset = _read_varint(data, offset)
+    return (value >> 1) ^ -(value & 1), offset
 
 
-def _read_byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
-    return data[at], at + 1
+def _read_byte(data: memoryview, offset: int, _: int) -> tuple[int, int]:
+    return data[offset], offset + 1
 
 
-def _read_double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
-    return _read_bytes(data, at, 8)
+def _read_double(data: memoryview, offset: int, _: int) -> tuple[bytes, int]:
+    return _read_bytes(data, offset, 8)
 
 
-def _read_binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
-    size, at = _read_varint(data, at)
-    return _read_bytes(data, at, size)
+def _read_binary(data: memoryview, offset: int, _: int) -> tuple[bytes, int]:
+    size, offset = _read_varint(data, offset)
+    return _read_bytes(data, offset, size)
 
 
-def _read_bytes(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
-    if size > len(data) - at:
-        raise ValueError(f"{size} bytes at position {at} exceed the data")
-    return bytes(data[at : at + size]), at + size
+def _read_bytes(data: memoryview, offset: int, size: int) -> tuple[bytes, int]:
+    if size > len(data) - offset:
+        raise ValueError(f"{size} bytes at position {offset} exceed the data")
+    return bytes(data[offset : offset + size]), offset + size
 
 
-def _read_list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
-    head = data[at]
-    at += 1
+def _read_list(data: memoryview, offset: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
+    head = data[offset]
+    offset += 1
     size, kind = head >> 4, head & 15
     if size == 15:
-        size, at = _read_varint(data, at)
-    if size > len(data) - at:  # Each item takes at least one byte.
-        raise ValueError(f"a list of {size} items at position {at} exceeds the data")
+        size, offset = _read_varint(data, offset)
+    if size > len(data) - offset:  # Each item takes at least one byte.
+        raise ValueError(f"a list of {size} items at position {offset} exceeds the data")
     read_value = _read_byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
-        value, at = read_value(data, at, depth)
+        value, offset = read_value(data, offset, depth)
         values.append(value)
-    return (kind, values), at
+    return (kind, values), offset
 
 
-def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
+def _read_struct(data: memoryview, offset: int, depth: int) -> tuple[Fields, int]:
     if depth > _DEPTH_MAX:
         raise ValueError("structures are nested too deeply")
     fields: Fields = {}
     number = 0
-    while head := data[at]:
-        at += 1
+    while head := data[offset]:
+        offset += 1
         kind = head & 15
         if head >> 4:
             number += head >> 4
         else:
-            number, at = _read_integer(data, at, depth)
+            number, offset = _read_integer(data, offset, depth)
         if number in fields:
             raise ValueError(f"the field {number} is repeated")
         if not -0x8000 <= number <= 0x7FFF:  # Other readers interpret a longer id as a number of 16 bits.
@@ -101,9 +101,9 @@ def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
             continue
-        value, at = _READERS[kind](data, at, depth + 1)
+        value, offset = _READERS[kind](data, offset, depth + 1)
         fields[number] = kind, value
-    return fields, at + 1
+    return fields, offset + 1
 
 
 _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
@@ -144,12 +144,12 @@ def estimate_decoded_memory(
         TooHeavy: The memory exceeds `limit_bytes`. A list states its length before its items, and readers allocate
             memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
-    weighing = _Weighing(memoryview(data), weights, item, field, limit_bytes)
+    estimate = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
-        weighing.weigh_structure(0, 0)
+        estimate.weigh_structure(0, 0)
     except (IndexError, KeyError, struct.error) as error:
         raise ValueError(f"these bytes are not a Thrift structure: {error!r}") from None
-    return weighing.total
+    return estimate.total
 
 
 class _Weighing:
@@ -159,51 +159,51 @@ class _Weighing:
         self._data, self._weights, self._item, self._field, self._limit_bytes = data, weights, item, field, limit_bytes
         self.total = 0
 
-    def weigh_structure(self, at: int, depth: int) -> int:
+    def weigh_structure(self, offset: int, depth: int) -> int:
         """Add the memory of a structure, and return the position after the structure."""
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
         data, number = self._data, 0
-        while head := data[at]:
-            at += 1
+        while head := data[offset]:
+            offset += 1
             if head >> 4:
                 number += head >> 4
             else:
-                number, at = _read_integer(data, at, depth)
+                number, offset = _read_integer(data, offset, depth)
             self._add(self._field)
             if (kind := head & 15) not in (TRUE, FALSE):
-                at = self._read_value(kind, at, depth, number)
-        return at + 1
+                offset = self._read_value(kind, offset, depth, number)
+        return offset + 1
 
-    def _read_value(self, kind: int, at: int, depth: int, number: int) -> int:
+    def _read_value(self, kind: int, offset: int, depth: int, number: int) -> int:
         """Add the memory of a value, and return the position after it."""
         data = self._data
         if kind in (I16, I32, I64):
-            while data[at] & 0x80:
-                at += 1
-            return at + 1
+            while data[offset] & 0x80:
+                offset += 1
+            return offset + 1
         if kind == STRUCT:
-            return self.weigh_structure(at, depth + 1)
+            return self.weigh_structure(offset, depth + 1)
         if kind == BINARY:
-            size, at = _read_varint(data, at)
-            return at + size
+            size, offset = _read_varint(data, offset)
+            return offset + size
         if kind in (LIST, SET):
-            return self._list(at, depth, number)
-        return at + {I8: 1, DOUBLE: 8}[kind]
+            return self._list(offset, depth, number)
+        return offset + {I8: 1, DOUBLE: 8}[kind]
 
-    def _list(self, at: int, depth: int, number: int) -> int:
+    def _list(self, offset: int, depth: int, number: int) -> int:
         """Add the memory of a list, and return the position after it."""
-        head = self._data[at]
-        at += 1
+        head = self._data[offset]
+        offset += 1
         size, kind = head >> 4, head & 15
         if size == 15:
-            size, at = _read_varint(self._data, at)
+            size, offset = _read_varint(self._data, offset)
         self._add(size * self._weights.get((depth, number), self._item))
         if kind in (TRUE, FALSE):
-            return at + size
+            return offset + size
         for _ in range(size):
-            at = self._read_value(kind, at, depth + (kind != STRUCT), number)
-        return at
+            offset = self._read_value(kind, offset, depth + (kind != STRUCT), number)
+        return offset
 
     def _add(self, size_bytes: int) -> None:
         self.total += size_bytes
@@ -213,51 +213,51 @@ class _Weighing:
 
 def write_structure(fields: Fields) -> bytes:
     """Encode fields that have the form of the result of `read`."""
-    out = bytearray()
-    _put_struct(out, fields)
-    return bytes(out)
+    buffer = bytearray()
+    _put_struct(buffer, fields)
+    return bytes(buffer)
 
 
-def _put_varint(out: bytearray, value: int) -> None:
+def _put_varint(buffer: bytearray, value: int) -> None:
     while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
+        buffer.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
+    buffer.append(value)
 
 
-def _put_integer(out: bytearray, value: int) -> None:
-    _put_varint(out, (value << 1) ^ (value >> 63))
+def _put_integer(buffer: bytearray, value: int) -> None:
+    _put_varint(buffer, (value << 1) ^ (value >> 63))
 
 
-def _put_binary(out: bytearray, value: bytes) -> None:
-    _put_varint(out, len(value))
-    out += value
+def _put_binary(buffer: bytearray, value: bytes) -> None:
+    _put_varint(buffer, len(value))
+    buffer += value
 
 
-def _put_list(out: bytearray, value: tuple[int, list[Any]]) -> None:
+def _put_list(buffer: bytearray, value: tuple[int, list[Any]]) -> None:
     kind, values = value
     if len(values) < 15:
-        out.append(len(values) << 4 | kind)
+        buffer.append(len(values) << 4 | kind)
     else:
-        out.append(0xF0 | kind)
-        _put_varint(out, len(values))
+        buffer.append(0xF0 | kind)
+        _put_varint(buffer, len(values))
     put_item = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
     for item in values:
-        put_item(out, item)
+        put_item(buffer, item)
 
 
-def _put_struct(out: bytearray, fields: Fields) -> None:
+def _put_struct(buffer: bytearray, fields: Fields) -> None:
     last = 0
     for number, (kind, value) in sorted(fields.items()):
         if 0 < number - last < 16:
-            out.append(number - last << 4 | kind)
+            buffer.append(number - last << 4 | kind)
         else:
-            out.append(kind)
-            _put_integer(out, number)
+            buffer.append(kind)
+            _put_integer(buffer, number)
         last = number
         if kind not in (TRUE, FALSE):
-            _WRITERS[kind](out, value)
-    out.append(0)
+            _WRITERS[kind](buffer, value)
+    buffer.append(0)
 
 
 _WRITERS: dict[int, Callable[[bytearray, Any], None]] = {

@@ -67,11 +67,11 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     edges, counts, size = [0], [], 0
     while not reader.is_at_end():
         count = reader.read_length("a block's row count")
-        packed = reader.take(reader.read_length("a block's size"), "a block")
+        compressed_block = reader.take(reader.read_length("a block's size"), "a block")
         if reader.take(_SYNC_BYTES, "a sync marker") != sync:
             raise reader.make_error(f"block {len(blocks)} does not end with the file's sync marker")
         try:
-            block = inflate(packed, inflated_limit_bytes - size)
+            block = inflate(compressed_block, inflated_limit_bytes - size)
         except OverflowError:
             raise reader.make_error(f"inflates to more than {inflated_limit_bytes} bytes") from None
         except (_ISAL_ERROR, OSError, ValueError, EOFError) as error:
@@ -97,10 +97,10 @@ def read_header(data: bytes | memoryview, location: str) -> dict[str, str]:
 
 def _join_blocks(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
     heap = np.frombuffer(memoryview(Memory(size)), np.uint8) if size else np.empty(0, np.uint8)
-    view, at = heap.data, 0
+    view, offset = heap.data, 0
     for block in blocks:
-        view[at : at + len(block)] = block
-        at += len(block)
+        view[offset : offset + len(block)] = block
+        offset += len(block)
     return heap
 
 
@@ -110,37 +110,37 @@ class _Reader:
     def __init__(self, data: memoryview, location: str) -> None:
         self._data = data
         self._location = location
-        self._at = 0
+        self._position = 0
 
     def make_error(self, problem: str) -> Corrupt:
         return Corrupt(f"{self._location}: {problem}")
 
     def is_at_end(self) -> bool:
-        return self._at == len(self._data)
+        return self._position == len(self._data)
 
     def take(self, size: int, field: str) -> memoryview:
-        end = self._at + size
+        end = self._position + size
         if end > len(self._data):
             raise self.make_error(
-                f"ends in the middle of {field}: {size} bytes at {self._at}, but the file has {len(self._data)}"
+                f"ends in the middle of {field}: {size} bytes at {self._position}, but the file has {len(self._data)}"
             )
-        piece = self._data[self._at : end]
-        self._at = end
+        piece = self._data[self._position : end]
+        self._position = end
         return piece
 
     def read_long(self, field: str) -> int:
         """Read a zig-zag varint of at most 64 bits."""
         value = shift = 0
-        for byte in self._data[self._at : self._at + 10]:
+        for byte in self._data[self._position : self._position + 10]:
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 if value >= 1 << 64:
                     break
-                self._at += shift // 7
+                self._position += shift // 7
                 return (value >> 1) ^ -(value & 1)
         if shift == 70:
-            raise self.make_error(f"{field} at {self._at} is not a 64-bit number")
+            raise self.make_error(f"{field} at {self._position} is not a 64-bit number")
         raise self.make_error(f"ends in the middle of {field}")
 
     def read_length(self, field: str) -> int:
@@ -178,12 +178,12 @@ def _check_block_size(block: memoryview, limit: int) -> memoryview:
 
 def _inflate_deflate(block: memoryview, limit: int) -> bytes:
     inflater = isal_zlib.decompressobj(wbits=-15)
-    inflated: bytes = inflater.decompress(block, limit + 1)
-    if len(inflated) > limit:
+    content: bytes = inflater.decompress(block, limit + 1)
+    if len(content) > limit:
         raise OverflowError
     if not inflater.eof:
         raise EOFError("the compressed data are truncated")
-    return inflated
+    return content
 
 
 # pyarrow is imported on first use, because the import takes a tenth of a second and 40 MB in each process, and nearly
@@ -206,20 +206,20 @@ def _inflate_snappy(block: memoryview, limit: int) -> bytes:
     """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
     if len(block) < 5:
         raise EOFError("a snappy block has at least 5 bytes")
-    packed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
+    compressed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
     size = 0
-    for i, byte in enumerate(packed[:5]):
+    for i, byte in enumerate(compressed[:5]):
         size |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             break
-    if size > _SNAPPY_RATIO_MAX * len(packed):
-        raise ValueError(f"{len(packed)} compressed bytes cannot contain the stated {size} bytes")
+    if size > _SNAPPY_RATIO_MAX * len(compressed):
+        raise ValueError(f"{len(compressed)} compressed bytes cannot contain the stated {size} bytes")
     if size > limit:
         raise OverflowError
-    inflated: bytes = importlib.import_module("pyarrow").Codec("snappy").decompress(packed, size, asbytes=True)
-    if zlib.crc32(inflated) != checksum:
+    content: bytes = importlib.import_module("pyarrow").Codec("snappy").decompress(compressed, size, asbytes=True)
+    if zlib.crc32(content) != checksum:
         raise ValueError("the checksum does not match the inflated data")
-    return inflated
+    return content
 
 
 _SNAPPY_RATIO_MAX = 22

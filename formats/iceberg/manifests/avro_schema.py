@@ -126,29 +126,29 @@ class Compiled:
     partition: tuple[PartitionFieldColumn, ...]
 
 
-def compile_schema(schema: str, requested: RecordReader) -> Compiled:
-    """Return the program that reads the `requested` fields from rows of the writer's `schema`.
+def compile_schema(schema: str, reader: RecordReader) -> Compiled:
+    """Return the program that reads the `reader` fields from rows of the writer's `schema`.
 
     Raises:
         Corrupt: The schema is invalid, or its rows do not have the requested fields. The caller adds the file's
             location.
     """
     try:
-        parsed = msgspec.json.decode(schema)
+        schema_json = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Corrupt(f"the Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
-    root = compiler.add_value(parsed, requested, _SchemaPosition("", "the row", 0))
+    root = compiler.add_value(schema_json, reader, _SchemaPosition("", "the row", 0))
     if compiler.nodes[root][0] != "record" or not compiler.minimum_sizes[root]:
         raise Corrupt("the Avro schema: rows are not records with fields")
-    if requested.status is not None and requested.status not in compiler.columns:
-        raise Corrupt(f"the Avro schema: {requested.status} is always null")
+    if reader.status is not None and reader.status not in compiler.columns:
+        raise Corrupt(f"the Avro schema: {reader.status} is always null")
     program = Program(
         compiler.nodes,
         compiler.names,
         compiler.column_kinds,
         compiler.group_rows,
-        compiler.columns[requested.status] if requested.status is not None else -1,
+        compiler.columns[reader.status] if reader.status is not None else -1,
         compiler.minimum_sizes[root],
     )
     return Compiled(program, compiler.columns, compiler.groups, tuple(compiler.partition))
@@ -181,7 +181,7 @@ class _Compiler:
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
     partition: list[PartitionFieldColumn] = field(default_factory=list)
-    _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    _named_types: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
     def make_error(self, position: _SchemaPosition, problem: str) -> Corrupt:
         return Corrupt(f"the Avro schema, {position.field}: {problem}")
@@ -227,7 +227,7 @@ class _Compiler:
                     continue
                 if kind in ("record", "enum", "fixed", "error"):
                     name, namespace = self._resolve_full_name(schema, position)
-                    self._named[name] = (schema, namespace)
+                    self._named_types[name] = (schema, namespace)
                     enclosing_types = (
                         (*position.enclosing_types, name) if kind in ("record", "error") else position.enclosing_types
                     )
@@ -242,13 +242,13 @@ class _Compiler:
                 raise self.make_error(position, f"not a type: {str(schema)[:100]}")
             if schema == "null" or (schema in _WIDTHS and schema != "enum"):
                 return schema, {}, position
-            qualified = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
-            defined = self._named.get(qualified) or self._named.get(schema)
-            if defined is None:
+            full_name = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
+            named_type = self._named_types.get(full_name) or self._named_types.get(schema)
+            if named_type is None:
                 raise self.make_error(position, f"unknown type {schema[:100]!r}")
             schema, position = (
-                defined[0],
-                _SchemaPosition(defined[1], position.field, position.depth + 1, position.enclosing_types),
+                named_type[0],
+                _SchemaPosition(named_type[1], position.field, position.depth + 1, position.enclosing_types),
             )
 
     def _resolve_full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
@@ -259,23 +259,23 @@ class _Compiler:
             return name, name.rpartition(".")[0]
         return (f"{namespace}.{name}" if namespace else name), namespace
 
-    def add_value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
+    def add_value(self, schema: Any, reader: Wanted | None, position: _SchemaPosition) -> int:
         """Add the nodes of a value and of its children, and return the index of the value's node."""
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
-            return self.union(schema, requested, position)
+            return self.union(schema, reader, position)
         if kind == "null":
             return self.add("null", position, 0)
-        if isinstance(requested, Leaf):
-            return self.add_leaf(kind, schema, requested, position)
-        if isinstance(requested, ByColumn | Elements):
+        if isinstance(reader, Leaf):
+            return self.add_leaf(kind, schema, reader, position)
+        if isinstance(reader, ByColumn | Elements):
             if kind != "array":
                 raise self.make_error(position, f"a list is expected, not {kind}")
-            return self.group(schema, requested, position)
-        if isinstance(requested, RecordReader | PartitionRecord) and kind != "record":
+            return self.group(schema, reader, position)
+        if isinstance(reader, RecordReader | PartitionRecord) and kind != "record":
             raise self.make_error(position, f"a record is expected, not {kind}")
         if kind == "record":
-            return self.record(schema, requested, position)
+            return self.record(schema, reader, position)
         if kind in ("array", "map"):
             item = self.add_value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # The length of the key precedes the value.
@@ -300,17 +300,17 @@ class _Compiler:
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
-    def add_leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
-        fitting = _FITTING[type(requested)]
-        if kind not in fitting:
-            raise self.make_error(position, f"{' or '.join(fitting)} is expected, not {kind}")
+    def add_leaf(self, kind: str, schema: Any, leaf: Leaf, position: _SchemaPosition) -> int:
+        accepted_kinds = _FITTING[type(leaf)]
+        if kind not in accepted_kinds:
+            raise self.make_error(position, f"{' or '.join(accepted_kinds)} is expected, not {kind}")
         size = self.find_size(kind, schema, position)
         if kind == "fixed" and size == 0:
             raise self.make_error(position, "a fixed type has size 0")
-        column = self.add_column(requested.name, _find_column_kind(requested), position)
+        column = self.add_column(leaf.name, _find_column_kind(leaf), position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
-    def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
+    def union(self, branches: list[Any], reader: Wanted | None, position: _SchemaPosition) -> int:
         """Add the nodes of a union and its branches, and return the index of the union's node."""
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
@@ -318,87 +318,85 @@ class _Compiler:
             raise self.make_error(
                 position, "a union needs branches; at most one branch is null, and no branch is a union"
             )
-        if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
+        if len(kinds) - nulls > 1 and isinstance(reader, ByColumn | Elements | PartitionRecord | RecordReader):
             raise self.make_error(position, "a union has several lists or records")
         children = [
-            -1 if kind == "null" else self.add_value(branch, requested, position.descend())
+            -1 if kind == "null" else self.add_value(branch, reader, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # The other branch has created the columns. Null writes its value to them.
-            children[kinds.index("null")] = self.add("null", position, 0, children=self.list_columns(requested))
+            children[kinds.index("null")] = self.add("null", position, 0, children=self.list_columns(reader))
         return self.add("union", position, 1, children=children)
 
-    def list_columns(self, requested: Wanted | None) -> list[int]:
-        """Return the existing columns to which a value of `requested` is written."""
-        if isinstance(requested, RecordReader):
-            return [column for _, inner in requested.fields.values() for column in self.list_columns(inner)]
-        if isinstance(requested, PartitionRecord):
+    def list_columns(self, reader: Wanted | None) -> list[int]:
+        """Return the existing columns to which a value of `reader` is written."""
+        if isinstance(reader, RecordReader):
+            return [column for _, inner in reader.fields.values() for column in self.list_columns(inner)]
+        if isinstance(reader, PartitionRecord):
             return [column.column for column in self.partition if column.column is not None]
-        if requested is None or requested.name not in self.columns:
+        if reader is None or reader.name not in self.columns:
             return []
-        return [self.columns[requested.name]]
+        return [self.columns[reader.name]]
 
-    def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
+    def record(self, schema: Any, reader: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
         """Add the nodes of a record and its fields, and return the index of the record's node."""
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
             isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
         ):
             raise self.make_error(position, "a record needs fields, each with a name and a type")
-        matched = self.match(fields, requested, position) if isinstance(requested, RecordReader) else {}
+        readers_by_position = self.match(fields, reader, position) if isinstance(reader, RecordReader) else {}
         children = []
         for i, each in enumerate(fields):
             inner = position.descend(each["name"][:100])
-            if isinstance(requested, PartitionRecord):
+            if isinstance(reader, PartitionRecord):
                 child = self.add_partition_field(each, inner)
             else:
-                child = self.add_value(each["type"], matched.get(i), inner)
+                child = self.add_value(each["type"], readers_by_position.get(i), inner)
             if self.minimum_sizes[child]:
                 children.append(child)
         return self.add("record", position, sum(self.minimum_sizes[child] for child in children), children=children)
 
-    def match(
-        self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
-    ) -> dict[int, Wanted]:
+    def match(self, fields: list[dict[str, Any]], reader: RecordReader, position: _SchemaPosition) -> dict[int, Wanted]:
         """Return the readers of a record's fields, by the field's position in the record.
 
         A field is matched by its id, or by its name if it has no id.
         """
-        by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
+        by_name = {name: field_id for field_id, (name, _) in reader.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
-        matched: dict[int, Wanted] = {}
+        readers_by_position: dict[int, Wanted] = {}
         for i, field_id in enumerate(ids):
-            if not isinstance(field_id, int) or field_id not in requested.fields:
+            if not isinstance(field_id, int) or field_id not in reader.fields:
                 continue
             if ids.count(field_id) > 1:
                 raise self.make_error(position, f"field {field_id} is present twice")
-            matched[i] = requested.fields[field_id][1]
-        for field_id in requested.required:
+            readers_by_position[i] = reader.fields[field_id][1]
+        for field_id in reader.required:
             if field_id not in ids:
-                raise self.make_error(position, f"has no field {requested.fields[field_id][0]} ({field_id})")
-        return matched
+                raise self.make_error(position, f"has no field {reader.fields[field_id][0]} ({field_id})")
+        return readers_by_position
 
-    def add_partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
+    def add_partition_field(self, field: dict[str, Any], position: _SchemaPosition) -> int:
         """Add the nodes of a partition field, and return the index of its node."""
-        kind, schema, at = self.resolve(declared["type"], position)
-        branches = schema if kind == "union" else [declared["type"]]
-        resolved = [self.resolve(branch, at.descend())[:2] for branch in branches]
-        values = [(kind, schema) for kind, schema in resolved if kind != "null"]
-        field_id = declared.get("field-id")
+        kind, schema, schema_position = self.resolve(field["type"], position)
+        branches = schema if kind == "union" else [field["type"]]
+        branch_types = [self.resolve(branch, schema_position.descend())[:2] for branch in branches]
+        values = [(kind, schema) for kind, schema in branch_types if kind != "null"]
+        field_id = field.get("field-id")
         field_id = field_id if isinstance(field_id, int) else None
         if not values:
-            self.partition.append(PartitionFieldColumn(declared["name"], field_id, "null", None, None))
-            return self.add_value(declared["type"], None, position)
+            self.partition.append(PartitionFieldColumn(field["name"], field_id, "null", None, None))
+            return self.add_value(field["type"], None, position)
         kind, schema = values[0]
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
             raise self.make_error(position, f"partition values cannot have type {kind}")
         leaf_column = leaf(f"partition {len(self.partition)}")
-        node = self.add_value(declared["type"], leaf_column, position)
+        node = self.add_value(field["type"], leaf_column, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
-                declared["name"],
+                field["name"],
                 field_id,
                 kind,
                 logical if isinstance(logical, str) else None,
@@ -407,26 +405,26 @@ class _Compiler:
         )
         return node
 
-    def group(self, schema: Any, requested: ByColumn | Elements, position: _SchemaPosition) -> int:
+    def group(self, schema: Any, reader: ByColumn | Elements, position: _SchemaPosition) -> int:
         """Add the nodes of a list or of a map by column id, and return the index of its node."""
-        by_column = isinstance(requested, ByColumn)
-        if isinstance(requested, ByColumn):
+        by_column = isinstance(reader, ByColumn)
+        if isinstance(reader, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (
-                (requested.key_id, "key", Long(f"{requested.name}.key", scratch=True)),
-                (requested.value_id, "value", requested.value),
+                (reader.key_id, "key", Long(f"{reader.name}.key", scratch=True)),
+                (reader.value_id, "value", reader.value),
             )
         else:
-            fields = requested.fields
+            fields = reader.fields
         first = len(self.column_kinds)
         for _, _, leaf in fields:
             self.add_column(leaf.name, _find_column_kind(leaf), position)
-        counts = -1 if by_column else self.add_column(requested.name, "count", position)
-        slot = self.groups[requested.name] = len(self.group_rows)
+        counts = -1 if by_column else self.add_column(reader.name, "count", position)
+        slot = self.groups[reader.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
         items = schema.get("items")
-        if isinstance(requested, ByColumn) and (op := self.match_plain_map(items, requested, position)) is not None:
+        if isinstance(reader, ByColumn) and (op := self.match_plain_map(items, reader, position)) is not None:
             return self.add(op, position, 1, slot=slot)
-        if isinstance(requested, Elements) and not requested.of_records:
+        if isinstance(reader, Elements) and not reader.of_records:
             element: Wanted = fields[0][2]
         else:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
@@ -436,7 +434,7 @@ class _Compiler:
             raise self.make_error(position, "the values of a list are always null")
         return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
-    def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
+    def match_plain_map(self, items: Any, reader: ByColumn, position: _SchemaPosition) -> str | None:
         """Return the operation for the usual layout of a map, or None for other layouts.
 
         In the usual layout, each record has an int and then a long or bytes, without nulls or other fields.
@@ -445,7 +443,7 @@ class _Compiler:
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
             return None
-        if [each.get("field-id") for each in fields] != [requested.key_id, requested.value_id]:
+        if [each.get("field-id") for each in fields] != [reader.key_id, reader.value_id]:
             return None
         kinds = [self.resolve(each.get("type"), inner.descend())[0] for each in fields]
         return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))

@@ -219,11 +219,11 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     file_path = json.get("file-path") if isinstance(json, dict) else None
     with _add_path_to_errors(file_path if isinstance(file_path, str) and file_path else "without a file-path"):
         try:
-            parsed = convert_values(json, _Json)
+            file_json = convert_values(json, _Json)
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
-        _check_text("file-path", parsed.file_path)
-        file = _decode_file(parsed, metadata)
+        _check_text("file-path", file_json.file_path)
+        file = _decode_file(file_json, metadata)
         _check_kind(file, metadata)
         _check_statistics(file, metadata)
         return file
@@ -239,36 +239,36 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
         raise BadRequest(f"Invalid content file {shown_path}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
 
-def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
+def _decode_file(file_json: _Json, metadata: TableMetadata) -> ContentFile:
     """Convert the parsed JSON of a file to a ContentFile."""
-    content = _CONTENTS.get(parsed.content.lower().replace("_", "-"))
+    content = _CONTENTS.get(file_json.content.lower().replace("_", "-"))
     if content is None:
-        raise ValueError(f"content: {parsed.content!r} is not one of {', '.join(_CONTENTS)}")
-    file_format = parsed.file_format.upper()
+        raise ValueError(f"content: {file_json.content!r} is not one of {', '.join(_CONTENTS)}")
+    file_format = file_json.file_format.upper()
     if file_format not in _FORMATS:
-        raise ValueError(f"file-format: {parsed.file_format!r} is not one of {', '.join(sorted(_FORMATS)).lower()}")
+        raise ValueError(f"file-format: {file_json.file_format!r} is not one of {', '.join(sorted(_FORMATS)).lower()}")
     return ContentFile(
         content=content,
-        file_path=parsed.file_path,
+        file_path=file_json.file_path,
         file_format=file_format,
-        spec_id=parsed.spec_id,
-        partition=_parse_partition(parsed, metadata),
-        record_count=parsed.record_count,
-        file_size_in_bytes=parsed.file_size_in_bytes,
-        column_sizes=_decode_counts("column-sizes", parsed.column_sizes),
-        value_counts=_decode_counts("value-counts", parsed.value_counts),
-        null_value_counts=_decode_counts("null-value-counts", parsed.null_value_counts),
-        nan_value_counts=_decode_counts("nan-value-counts", parsed.nan_value_counts),
-        lower_bounds=_parse_bounds("lower-bounds", parsed.lower_bounds),
-        upper_bounds=_parse_bounds("upper-bounds", parsed.upper_bounds),
-        key_metadata=None if parsed.key_metadata is None else _decode_hex("key-metadata", parsed.key_metadata),
-        split_offsets=parsed.split_offsets or None,
-        equality_ids=parsed.equality_ids or None,
-        sort_order_id=parsed.sort_order_id if content != POSITION_DELETES else None,
-        first_row_id=parsed.first_row_id,
-        referenced_data_file=parsed.referenced_data_file,
-        content_offset=parsed.content_offset,
-        content_size_in_bytes=parsed.content_size_in_bytes,
+        spec_id=file_json.spec_id,
+        partition=_parse_partition(file_json, metadata),
+        record_count=file_json.record_count,
+        file_size_in_bytes=file_json.file_size_in_bytes,
+        column_sizes=_decode_counts("column-sizes", file_json.column_sizes),
+        value_counts=_decode_counts("value-counts", file_json.value_counts),
+        null_value_counts=_decode_counts("null-value-counts", file_json.null_value_counts),
+        nan_value_counts=_decode_counts("nan-value-counts", file_json.nan_value_counts),
+        lower_bounds=_parse_bounds("lower-bounds", file_json.lower_bounds),
+        upper_bounds=_parse_bounds("upper-bounds", file_json.upper_bounds),
+        key_metadata=None if file_json.key_metadata is None else _decode_hex("key-metadata", file_json.key_metadata),
+        split_offsets=file_json.split_offsets or None,
+        equality_ids=file_json.equality_ids or None,
+        sort_order_id=file_json.sort_order_id if content != POSITION_DELETES else None,
+        first_row_id=file_json.first_row_id,
+        referenced_data_file=file_json.referenced_data_file,
+        content_offset=file_json.content_offset,
+        content_size_in_bytes=file_json.content_size_in_bytes,
     )
 
 
@@ -286,18 +286,19 @@ def _decode_hex(name: str, text: str) -> bytes:
         raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
 
 
-def _parse_partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
-    spec = metadata.spec(parsed.spec_id)
+def _parse_partition(file_json: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+    spec = metadata.spec(file_json.spec_id)
     if spec is None:
         spec_ids = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
-        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id}; its specs are {spec_ids}")
-    if len(parsed.partition) != len(spec.fields):
+        raise ValueError(f"spec-id: the table has no partition spec {file_json.spec_id}; its specs are {spec_ids}")
+    if len(file_json.partition) != len(spec.fields):
         raise ValueError(
-            f"partition: the file has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} "
+            f"partition: the file has {len(file_json.partition)} values, "
+            f"but spec {spec.spec_id} has {len(spec.fields)} "
             "fields"
         )
     types = list_partition_types(metadata, spec)
-    return tuple(map(_parse_partition_value, spec.fields, types, parsed.partition))
+    return tuple(map(_parse_partition_value, spec.fields, types, file_json.partition))
 
 
 def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
@@ -374,7 +375,8 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
     if file.equality_ids is None:
         raise ValueError("equality-ids: equality deletes need them")
     if len(set(file.equality_ids)) != len(file.equality_ids):
-        raise ValueError("equality-ids: a column is present twice")
+        repeated_id = next(column_id for column_id in file.equality_ids if file.equality_ids.count(column_id) > 1)
+        raise ValueError(f"equality-ids: column {repeated_id} is present twice")
     for column_id in file.equality_ids:
         column = metadata.current_schema.column(column_id)
         if column is None:
@@ -401,8 +403,12 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
-    if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
-        raise ValueError("split-offsets: the offsets must ascend and be within the file")
+    if list(offsets) != sorted(set(offsets)):
+        raise ValueError("split-offsets: the offsets are not in ascending order")
+    if offsets and offsets[-1] >= max(1, file.file_size_in_bytes):
+        raise ValueError(
+            f"split-offsets: the offset {offsets[-1]:,} is not within the file of {file.file_size_in_bytes:,} bytes"
+        )
     kinds: dict[int, Type] = {}
     current = metadata.current_schema.index.by_id
     for name in _BY_COLUMN:
@@ -436,7 +442,7 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
 
 def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]) -> dict[int, tuple[str, Any]]:
     """Return the type and the value of each comparable bound, by column id."""
-    decoded = {}
+    typed_bounds = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]
         if not isinstance(kind, str):
@@ -452,5 +458,5 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
                 value = values.decode_bound(kind, data)
         except ValueError as error:
             raise ValueError(f"{name}: column {column}: {error}") from None
-        decoded[column] = kind, value
-    return decoded
+        typed_bounds[column] = kind, value
+    return typed_bounds

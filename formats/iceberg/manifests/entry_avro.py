@@ -54,8 +54,8 @@ def convert_to_avro_name(name: str) -> str:
     """
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
-    replaced = _INVALID.sub(lambda match: f"_x{ord(match[0]):X}", text)
-    return f"_{replaced}" if replaced[0].isdigit() else replaced
+    avro_text = _INVALID.sub(lambda match: f"_x{ord(match[0]):X}", text)
+    return f"_{avro_text}" if avro_text[0].isdigit() else avro_text
 
 
 Write = Callable[[Any], bytes]
@@ -118,12 +118,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def _encode_long_varint(bits: int) -> bytes:
-    out = bytearray()
+    buffer = bytearray()
     while bits > 0x7F:
-        out.append(bits & 0x7F | 0x80)
+        buffer.append(bits & 0x7F | 0x80)
         bits >>= 7
-    out.append(bits)
-    return bytes(out)
+    buffer.append(bits)
+    return bytes(buffer)
 
 
 _VARINTS = tuple(map(_encode_long_varint, range(_SMALL_COUNT_MAX)))
@@ -278,8 +278,8 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
         case "decimal":
             precision, scale, size = get_decimal_precision(kind), get_decimal_scale(kind), compute_decimal_size(kind)
             name = f"decimal_{precision}_{scale}_{field_id}"
-            fixed = {"type": "fixed", "name": name, "size": size, "logicalType": "decimal"}
-            return {**fixed, "precision": precision, "scale": scale}, _make_unscaled_writer(size)
+            fixed_type = {"type": "fixed", "name": name, "size": size, "logicalType": "decimal"}
+            return {**fixed_type, "precision": precision, "scale": scale}, _make_unscaled_writer(size)
         case name:
             return _SIMPLE[name]
 
@@ -376,7 +376,7 @@ def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
             b"".join((encode_varint(len(summaries)), *map(write_summary, summaries), b"\x00")) if summaries else b"\x00"
         )
 
-    counted = format_version == 1
+    has_default = format_version == 1
     return _make_record(
         "manifest_file",
         [
@@ -387,12 +387,12 @@ def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
             AvroField("sequence_number", 515, "long", encode_varint, False, since=2),
             AvroField("min_sequence_number", 516, "long", encode_varint, False, since=2),
             AvroField("added_snapshot_id", 503, "long", encode_varint, False),
-            AvroField("added_files_count", 504, "int", _encode_int, counted),
-            AvroField("existing_files_count", 505, "int", _encode_int, counted),
-            AvroField("deleted_files_count", 506, "int", _encode_int, counted),
-            AvroField("added_rows_count", 512, "long", encode_varint, counted),
-            AvroField("existing_rows_count", 513, "long", encode_varint, counted),
-            AvroField("deleted_rows_count", 514, "long", encode_varint, counted),
+            AvroField("added_files_count", 504, "int", _encode_int, has_default),
+            AvroField("existing_files_count", 505, "int", _encode_int, has_default),
+            AvroField("deleted_files_count", 506, "int", _encode_int, has_default),
+            AvroField("added_rows_count", 512, "long", encode_varint, has_default),
+            AvroField("existing_rows_count", 513, "long", encode_varint, has_default),
+            AvroField("deleted_rows_count", 514, "long", encode_varint, has_default),
             AvroField("partitions", 507, _make_list_type(508, summary), write_summaries),
             AvroField("key_metadata", 519, "bytes", frame_bytes),
             AvroField("first_row_id", 520, "long", encode_varint, since=3),
@@ -432,8 +432,8 @@ def _make_deflate_codec(level: int | None) -> Codec:
 
     def pack(block: bytes) -> bytes:
         packer = isal_zlib.compressobj(1, wbits=-15) if level is None else zlib.compressobj(level, wbits=-15)
-        packed: bytes = packer.compress(block) + packer.flush()
-        return packed
+        compressed: bytes = packer.compress(block) + packer.flush()
+        return compressed
 
     return "deflate", pack
 

@@ -357,16 +357,16 @@ def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, i
     size = min(len(new.heap), len(neighbour.heap))
     if not rows:
         return 0, 0
-    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, neighbour))
-    equal_bytes = _count_leading(heap[:size] == heap_of_known[:size])
+    heap, neighbour_heap = (np.frombuffer(decoded_rows.heap, dtype=np.uint8) for decoded_rows in (new, neighbour))
+    equal_bytes = _count_leading(heap[:size] == neighbour_heap[:size])
     starts = new.paths.starts[:rows]
     first = max(0, _count_leading((starts <= equal_bytes) & (starts == neighbour.paths.starts[:rows])) - 1)
-    equal_bytes = _count_leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
+    equal_bytes = _count_leading(heap[len(heap) - size :][::-1] == neighbour_heap[len(neighbour_heap) - size :][::-1])
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
-    of_known = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
+    neighbour_ends = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
     lengths_of_known = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
-    last = max(0, _count_leading((ends <= equal_bytes) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
+    last = max(0, _count_leading((ends <= equal_bytes) & (ends == neighbour_ends) & (lengths == lengths_of_known)) - 1)
     return first, min(last, rows - first)
 
 
@@ -407,25 +407,25 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
             strict=True,
         )
     ]
-    at = 0
+    start = 0
     for count in counts[first:end].tolist():
-        yield None if count < 0 else tuple(summaries[at : at + count])
-        at += max(count, 0)
+        yield None if count < 0 else tuple(summaries[start : start + count])
+        start += max(count, 0)
 
 
 def _decode_rows(
-    data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
+    data: bytes | memoryview, location: str, reader: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
     """Decode the requested fields of a file's rows."""
     limit_bytes = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
     container = read_container(data, location, inflated_limit_bytes=limit_bytes)
     try:
         schema = container.metadata["avro.schema"]
-        compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, requested)
+        program = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, reader)
     except Corrupt as error:
         raise Corrupt(f"{location}: {error.message}") from error
-    count, columns, groups = execute(compiled.program, container.heap, container.edges, container.counts, location)
-    return _DecodedRows(location, container, compiled, count, columns, groups)
+    count, columns, groups = execute(program.program, container.heap, container.edges, container.counts, location)
+    return _DecodedRows(location, container, program, count, columns, groups)
 
 
 _CACHED_SCHEMA_MAX = 1 << 17
@@ -485,29 +485,30 @@ class _DecodedRows:
         return tuple(self._read_partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
 
     def _read_partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
-        described = (field_id, field.name, field.type, field.logical)
+        field_description = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:
             nothing = np.zeros(self.count, np.uint8)
-            return PartitionFieldValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+            return PartitionFieldValues(*field_description, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
         assert lengths is not None
         valid = (lengths >= 0).astype(np.uint8)
         if field.type in ("boolean", "int", "long"):
-            return PartitionFieldValues(*described, longs=values, valid=valid)
+            return PartitionFieldValues(*field_description, longs=values, valid=valid)
         if field.type in ("float", "double"):
-            return PartitionFieldValues(*described, doubles=values.view(np.float64), valid=valid)
-        return PartitionFieldValues(*described, spans=Spans(values, lengths))
+            return PartitionFieldValues(*field_description, doubles=values.view(np.float64), valid=valid)
+        return PartitionFieldValues(*field_description, spans=Spans(values, lengths))
 
     def _read_declared_ids(self, width: int) -> list[int | None]:
         """Return the field ids of the partition spec in the header, for a writer that omitted them from the schema."""
         try:
-            declared = convert_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
+            declared_fields = convert_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
         except msgspec.DecodeError:
-            declared = []
-        if len(declared) != width:
+            declared_fields = []
+        if len(declared_fields) != width:
             raise Corrupt(f"{self.location}: its partition fields have ids neither in the schema nor in a spec")
         return [
-            _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
+            _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id
+            for i, each in enumerate(declared_fields)
         ]
 
     def read_numbers(self, name: str, first: int, end: int) -> list[int | None]:

@@ -29,30 +29,30 @@ from seamark.formats.iceberg.types.values import (
 from seamark.formats.runtime.errors import Corrupt
 
 
-def decode_content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
+def decode_content_files(manifest: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
     """Yield a content file for each row, in order.
 
     Args:
-        decoded: The manifest.
+        manifest: The manifest.
         spec: The partition spec of the manifest.
         types: The current types of the spec's fields.
 
     Raises:
         Corrupt: A value is invalid. The message names the manifest's path.
     """
-    rows = decoded.rows
-    heap = decoded.heap.tobytes()
-    by_column = {name: _group_values_by_row(rows, columns, None) for name, columns in decoded.counts.items()}
-    by_column |= {name: _group_values_by_row(rows, columns, heap) for name, columns in decoded.bounds.items()}
+    rows = manifest.rows
+    heap = manifest.heap.tobytes()
+    by_column = {name: _group_values_by_row(rows, columns, None) for name, columns in manifest.counts.items()}
+    by_column |= {name: _group_values_by_row(rows, columns, heap) for name, columns in manifest.bounds.items()}
     columns: dict[str, Iterable[Any]] = {
-        "file_path": _decode_texts(decoded, "file_path", heap),
-        "file_format": [(name or "").upper() for name in _decode_texts(decoded, "file_format", heap)],
-        "partition": _decode_partitions(decoded, spec, types, heap),
-        "referenced_data_file": _decode_texts(decoded, "referenced_data_file", heap),
-        "key_metadata": _read_spans(decoded.texts["key_metadata"], heap),
-        "content": read_numbers(decoded, "content", DATA),
-        **{name: read_numbers(decoded, name) for name in _FILE_NUMBERS},
-        **{name: _split_lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
+        "file_path": _decode_texts(manifest, "file_path", heap),
+        "file_format": [(name or "").upper() for name in _decode_texts(manifest, "file_format", heap)],
+        "partition": _decode_partitions(manifest, spec, types, heap),
+        "referenced_data_file": _decode_texts(manifest, "referenced_data_file", heap),
+        "key_metadata": _read_spans(manifest.texts["key_metadata"], heap),
+        "content": read_numbers(manifest, "content", DATA),
+        **{name: read_numbers(manifest, name) for name in _FILE_NUMBERS},
+        **{name: _split_lists(*manifest.lists[name]) for name in ("split_offsets", "equality_ids")},
         **by_column,
     }
     names = tuple(columns)
@@ -77,18 +77,18 @@ def _read_spans(spans: Spans, heap: bytes) -> list[bytes | None]:
     ]
 
 
-def _decode_texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
+def _decode_texts(manifest: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
     try:
-        return [None if text is None else text.decode() for text in _read_spans(decoded.texts[name], heap)]
+        return [None if text is None else text.decode() for text in _read_spans(manifest.texts[name], heap)]
     except UnicodeDecodeError:  # The Avro type of the field is bytes.
-        raise Corrupt(f"{decoded.location}: {name} of an entry is not UTF-8 text") from None
+        raise Corrupt(f"{manifest.location}: {name} of an entry is not UTF-8 text") from None
 
 
 def _split_lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
-    elements, at = values.tolist(), 0
+    elements, start = values.tolist(), 0
     for count in counts.tolist():
-        yield tuple(elements[at : at + count]) if count > 0 else None
-        at += max(count, 0)
+        yield tuple(elements[start : start + count]) if count > 0 else None
+        start += max(count, 0)
 
 
 def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
@@ -98,9 +98,9 @@ def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None)
     """
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
-        at, *spans = columns[column]
+        row_numbers, *spans = columns[column]
         values = spans[0].tolist() if heap is None else _read_spans(Spans(*spans), heap)
-        for row, value in zip(at.tolist(), values, strict=True):
+        for row, value in zip(row_numbers.tolist(), values, strict=True):
             of_row = by_row[row]
             if of_row is None:
                 by_row[row] = {column: value}
@@ -110,18 +110,18 @@ def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None)
 
 
 def _decode_partitions(
-    decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str], heap: bytes
+    manifest: DecodedManifest, spec: PartitionSpec, types: Sequence[str], heap: bytes
 ) -> Iterable[tuple[Value | None, ...]]:
     if not spec.fields:
-        return [()] * decoded.rows
-    stored = {values.field_id: values for values in decoded.partition}
+        return [()] * manifest.rows
+    values_by_field_id = {values.field_id: values for values in manifest.partition}
     columns: list[list[Value | None]] = []
     for field, kind in zip(spec.fields, types, strict=True):
-        values = stored.get(field.field_id or 0)
+        values = values_by_field_id.get(field.field_id or 0)
         try:
-            columns.append([None] * decoded.rows if values is None else _decode_partition_column(values, kind, heap))
+            columns.append([None] * manifest.rows if values is None else _decode_partition_column(values, kind, heap))
         except ValueError as error:
-            raise Corrupt(f"{decoded.location}: partition field {field.name}: {error}") from None
+            raise Corrupt(f"{manifest.location}: partition field {field.name}: {error}") from None
     return zip(*columns, strict=True)
 
 
@@ -129,18 +129,18 @@ def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: byte
     """Return the values of a field, converted to its current type (spec: "Schema Evolution")."""
     name = get_base_name(kind)
     if values.spans is not None:
-        stored: list[Any] = _read_spans(values.spans, heap)
-        read = _read_bytes(values, kind)
+        stored_values: list[Any] = _read_spans(values.spans, heap)
+        read_value = _read_bytes(values, kind)
     else:
         longs = values.doubles if values.doubles is not None else values.longs
         assert longs is not None
         assert values.valid is not None
         valid = values.valid.tolist()
-        stored = [value if is_valid else None for value, is_valid in zip(longs.tolist(), valid, strict=True)]
+        stored_values = [value if is_valid else None for value, is_valid in zip(longs.tolist(), valid, strict=True)]
         if not any(valid):
-            return stored
-        read = _read_number(values, name)
-    return [None if value is None else read(value) for value in stored]
+            return stored_values
+        read_value = _read_number(values, name)
+    return [None if value is None else read_value(value) for value in stored_values]
 
 
 def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
@@ -188,6 +188,6 @@ def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Va
     return read
 
 
-def read_numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
+def read_numbers(manifest: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
     """Return a field of `LONGS` for each row, with `absent` instead of null."""
-    return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]
+    return [absent if value == MISSING else value for value in manifest.longs[name].tolist()]

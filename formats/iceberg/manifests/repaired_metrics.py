@@ -59,29 +59,29 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
             if data is not None:
                 side[column] = data
     changes |= {
-        name: after
-        for name, before, after in ((LOWER, lower, usable_bounds[0]), (UPPER, upper, usable_bounds[1]))
-        if before != after
+        name: repaired_bounds
+        for name, stored_bounds, repaired_bounds in ((LOWER, lower, usable_bounds[0]), (UPPER, upper, usable_bounds[1]))
+        if stored_bounds != repaired_bounds
     }
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
-def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
+def has_unusable_metrics(manifest: DecodedManifest, type_of: TypeOf) -> bool:
     """Return whether `repair_file` would change a file of the manifest.
 
     If the manifest has more than `BOUNDS_MAX` bounds, the result is False.
     """
-    bounds = sum(len(columns[0]) for of_side in decoded.bounds.values() for columns in of_side.values())
+    bounds = sum(len(columns[0]) for of_side in manifest.bounds.values() for columns in of_side.values())
     if bounds > BOUNDS_MAX:
         return False
-    return any(_has_wrong_counts(decoded)) or any(_has_wrong_bounds(decoded, type_of))
+    return any(_has_wrong_counts(manifest)) or any(_has_wrong_bounds(manifest, type_of))
 
 
-def _has_wrong_counts(decoded: DecodedManifest) -> Iterator[bool]:
+def _has_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
     for name in _COUNTS:
-        for column, (rows, counts) in decoded.counts.get(name, {}).items():
+        for column, (rows, counts) in manifest.counts.get(name, {}).items():
             yield bool((counts < 0).any())
-            total = decoded.counts.get("value_counts", {}).get(column)
+            total = manifest.counts.get("value_counts", {}).get(column)
             if name in _PART_COUNTS and total is not None:
                 places = np.searchsorted(total[0], rows)
                 is_present = (
@@ -90,9 +90,9 @@ def _has_wrong_counts(decoded: DecodedManifest) -> Iterator[bool]:
                 yield bool((counts[is_present] > total[1].take(places[is_present])).any())
 
 
-def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[bool]:
-    heap = decoded.heap.tobytes()
-    lower, upper = decoded.bounds.get(LOWER, {}), decoded.bounds.get(UPPER, {})
+def _has_wrong_bounds(manifest: DecodedManifest, type_of: TypeOf) -> Iterator[bool]:
+    heap = manifest.heap.tobytes()
+    lower, upper = manifest.bounds.get(LOWER, {}), manifest.bounds.get(UPPER, {})
     for column in {**lower, **upper}:
         kind = type_of(column)
         low, high = _read_bounds_by_row(lower, column, heap), _read_bounds_by_row(upper, column, heap)

@@ -17,24 +17,24 @@ from seamark.formats.iceberg.manifests.manifest import DecodedManifest, Partitio
 Longs = NDArray[np.int64]
 
 
-def select_rows(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
+def select_rows(manifest: DecodedManifest, rows: Longs) -> DecodedManifest:
     """Return a manifest with some rows of another manifest.
 
     Args:
-        decoded: The other manifest.
+        manifest: The other manifest.
         rows: int64[n], the distinct rows of the manifest in ascending order. They keep their order.
     """
     subset = DecodedManifest(
-        location=decoded.location,
+        location=manifest.location,
         rows=len(rows),
-        metadata=decoded.metadata,
-        longs={name: values[rows] for name, values in decoded.longs.items()},
-        texts={name: _select_spans(spans, rows) for name, spans in decoded.texts.items()},
-        lists={name: _select_list(*given, rows) for name, given in decoded.lists.items()},
-        partition=tuple(_select_partition_rows(values, rows) for values in decoded.partition),
-        counts={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
-        bounds={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
-        heap=decoded.heap,
+        metadata=manifest.metadata,
+        longs={name: values[rows] for name, values in manifest.longs.items()},
+        texts={name: _select_spans(spans, rows) for name, spans in manifest.texts.items()},
+        lists={name: _select_list(*list_columns, rows) for name, list_columns in manifest.lists.items()},
+        partition=tuple(_select_partition_rows(values, rows) for values in manifest.partition),
+        counts={name: _read_by_column(columns, rows, manifest.rows) for name, columns in manifest.counts.items()},
+        bounds={name: _read_by_column(columns, rows, manifest.rows) for name, columns in manifest.bounds.items()},
+        heap=manifest.heap,
     )
     return _compact_heap(subset)
 
@@ -58,48 +58,53 @@ def _select_partition_rows(values: PartitionFieldValues, rows: Longs) -> Partiti
     )
 
 
-def _read_by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
+def _read_by_column(columns: dict[int, Any], rows: Longs, row_count: int) -> dict[int, Any]:
     by_column = {}
-    for column, (at, *values) in columns.items():
-        if len(at) == of:  # Each row has a value of this column.
-            by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
+    for column, (row_numbers, *values) in columns.items():
+        if len(row_numbers) == row_count:  # Each row has a value of this column.
+            by_column[column] = (np.arange(len(rows), dtype=row_numbers.dtype), *(array[rows] for array in values))
             continue
-        positions = at.searchsorted(rows)
-        is_present = np.flatnonzero(at.take(positions, mode="clip") == rows) if len(at) else positions[:0]
+        positions = row_numbers.searchsorted(rows)
+        is_present = (
+            np.flatnonzero(row_numbers.take(positions, mode="clip") == rows) if len(row_numbers) else positions[:0]
+        )
         if len(is_present):
-            by_column[column] = (is_present.astype(at.dtype), *(array[positions[is_present]] for array in values))
+            by_column[column] = (
+                is_present.astype(row_numbers.dtype),
+                *(array[positions[is_present]] for array in values),
+            )
     return by_column
 
 
-def _list_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
-    for spans in (*decoded.texts.values(), *(field.spans for field in decoded.partition if field.spans is not None)):
+def _list_spans(manifest: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
+    for spans in (*manifest.texts.values(), *(field.spans for field in manifest.partition if field.spans is not None)):
         yield spans.starts, spans.lengths
-    for columns in decoded.bounds.values():
+    for columns in manifest.bounds.values():
         for _, starts, lengths in columns.values():
             yield starts, lengths
 
 
-def _compact_heap(decoded: DecodedManifest) -> DecodedManifest:
+def _compact_heap(manifest: DecodedManifest) -> DecodedManifest:
     """Return the manifest with a heap that contains only the bytes in its spans."""
-    spans = list(_list_spans(decoded))
+    spans = list(_list_spans(manifest))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    heap = decoded.heap[_list_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
-    moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
+    heap = manifest.heap[_list_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
+    new_starts = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
 
     def again(spans: Spans) -> Spans:
-        return Spans(next(moved), spans.lengths)
+        return Spans(next(new_starts), spans.lengths)
 
     # The order must be the same as in `_list_spans`.
-    texts = {name: again(each) for name, each in decoded.texts.items()}
+    texts = {name: again(each) for name, each in manifest.texts.items()}
     partition = tuple(
-        each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
+        each if each.spans is None else replace(each, spans=again(each.spans)) for each in manifest.partition
     )
     bounds = {
-        name: {column: (at, next(moved), sizes) for column, (at, _, sizes) in columns.items()}
-        for name, columns in decoded.bounds.items()
+        name: {column: (row_numbers, next(new_starts), sizes) for column, (row_numbers, _, sizes) in columns.items()}
+        for name, columns in manifest.bounds.items()
     }
-    return replace(decoded, texts=texts, partition=partition, bounds=bounds, heap=heap)
+    return replace(manifest, texts=texts, partition=partition, bounds=bounds, heap=heap)
 
 
 def _list_span_positions(starts: Longs, sizes: Longs) -> Longs:

@@ -182,9 +182,9 @@ def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary 
 
     Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
     """
-    present: list[Any] = [value for value in values if value is not None]
-    numbers = [value for value in present if value == value]
-    null, nan = len(present) < len(values), len(numbers) < len(present)
+    non_null_values: list[Any] = [value for value in values if value is not None]
+    numbers = [value for value in non_null_values if value == value]
+    null, nan = len(non_null_values) < len(values), len(numbers) < len(non_null_values)
     if not numbers:
         return FieldSummary(null, nan, None, None)
     if kind in FLOATS:
@@ -276,16 +276,16 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
     Raises:
         Corrupt: A manifest has no row counts.
     """
-    assigned = []
+    new_manifests = []
     for manifest in manifests:
         if manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
-            added, existing = manifest.added_rows_count, manifest.existing_rows_count
-            if added is None or existing is None:
+            added_rows, existing_rows = manifest.added_rows_count, manifest.existing_rows_count
+            if added_rows is None or existing_rows is None:
                 raise Corrupt(f"{manifest.manifest_path}: its manifest list has no row counts for it")
             manifest = msgspec.structs.replace(manifest, first_row_id=next_row_id)
-            next_row_id += added + existing
-        assigned.append(manifest)
-    return assigned, next_row_id
+            next_row_id += added_rows + existing_rows
+        new_manifests.append(manifest)
+    return new_manifests, next_row_id
 
 
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
@@ -301,17 +301,21 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
     return decode_manifest(data, manifest.manifest_path, with_deleted=with_deleted)
 
 
-def list_removals(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+def list_removals(
+    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata
+) -> list[ManifestEntry]:
     """Return the entries with status DELETED, each of which records that a snapshot removed a file.
 
     The manifest must have been decoded with deleted entries. The result has no row ids, because only live files inherit
     them.
     """
-    entries = read_live_entries(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
+    entries = read_live_entries(manifest_rows, msgspec.structs.replace(manifest, first_row_id=None), metadata)
     return [entry for entry in entries if not entry.is_live]
 
 
-def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+def read_live_entries(
+    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata
+) -> list[ManifestEntry]:
     """Return the live entries of a manifest in the order of the file, with all inherited values.
 
     Partition values have the types of `list_partition_types`, in the order of the table's spec.
@@ -325,13 +329,13 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
         raise Corrupt(
             f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata do not have"
         )
-    files = decode_content_files(decoded, spec, list_partition_types(metadata, spec))
-    status = decoded.longs["status"].tolist()
-    snapshots = read_numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
-    data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)
+    files = decode_content_files(manifest_rows, spec, list_partition_types(metadata, spec))
+    status = manifest_rows.longs["status"].tolist()
+    snapshots = read_numbers(manifest_rows, "snapshot_id", manifest.added_snapshot_id)
+    data_numbers = _inherit_numbers(manifest_rows, "sequence_number", manifest)
     if None in data_numbers:
         raise Corrupt(f"{path}: an existing file has no sequence number; only added files inherit it")
-    file_numbers = _inherit_numbers(decoded, "file_sequence_number", manifest)
+    file_numbers = _inherit_numbers(manifest_rows, "file_sequence_number", manifest)
     kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
     next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
     entries = []
@@ -348,14 +352,14 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
     return entries
 
 
-def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
+def _inherit_numbers(manifest_rows: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
     """Return a sequence number of each entry. Added files inherit the number of their manifest.
 
     In version 1, the number is 0 for all entries (spec: "Sequence Number Inheritance").
     """
     manifest_number = manifest.sequence_number
-    added = (decoded.longs["status"] == ADDED).tolist()
+    inheritance_flags = (manifest_rows.longs["status"] == ADDED).tolist()
     return [
         (manifest_number if manifest_number == 0 or inherits else None) if value is None else value
-        for value, inherits in zip(read_numbers(decoded, name), added, strict=True)
+        for value, inherits in zip(read_numbers(manifest_rows, name), inheritance_flags, strict=True)
     ]

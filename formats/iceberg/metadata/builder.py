@@ -128,7 +128,7 @@ class TableBuilder:
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
         self._added_snapshots: set[int] = set()
-        self._passed_main: set[int] = set()
+        self._past_main_snapshots: set[int] = set()
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
         """The names of the references to each snapshot, cached because a commit can remove 10,000 snapshots one by one.
@@ -160,9 +160,9 @@ class TableBuilder:
             self.location, self.changed = location, True
 
     def set_properties(self, updates: Mapping[str, str]) -> None:
-        accepted = drop_reserved(updates)
-        if accepted:
-            self.properties.update(accepted)
+        accepted_updates = drop_reserved(updates)
+        if accepted_updates:
+            self.properties.update(accepted_updates)
             self.changed = True
 
     def remove_properties(self, removals: Iterable[str]) -> None:
@@ -170,8 +170,8 @@ class TableBuilder:
             self.changed = True
             self.properties.pop(name, None)
 
-    def add_schema(self, added: Schema) -> None:
-        schema = schemas.normalize_schema(added)
+    def add_schema(self, new_schema: Schema) -> None:
+        schema = schemas.normalize_schema(new_schema)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
@@ -218,25 +218,25 @@ class TableBuilder:
     def _count_spec_fields(self) -> int:
         return sum(len(spec.fields) for spec in self.specs.values())
 
-    def add_spec(self, added: PartitionSpec) -> None:
+    def add_spec(self, new_spec: PartitionSpec) -> None:
         self._comparisons.spend(len(self.specs) + self._count_spec_fields())
-        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.has_same_fields(added)), None)
+        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.has_same_fields(new_spec)), None)
         if existing_id is None:
             schema = self._get_current_schema()
-            partition.check_names(added, schema)
-            partition.check_compatible(added, schema)
+            partition.check_names(new_spec, schema)
+            partition.check_compatible(new_spec, schema)
             existing_id = max(self.specs, default=-1) + 1
-            self._put_spec(msgspec.structs.replace(added, spec_id=existing_id))
+            self._put_spec(msgspec.structs.replace(new_spec, spec_id=existing_id))
         self._last_spec_id = existing_id
 
     def _put_spec(self, spec: PartitionSpec) -> None:
         """Add a partition spec under its id, with ids for fields that have none."""
         if any(field.field_id is None for field in spec.fields):
-            first_free = max(self.last_partition_id, partition.FIELD_ID_START - 1)
+            last_used_id = max(self.last_partition_id, partition.FIELD_ID_START - 1)
             spec = (
                 partition.number_fields(spec)
                 if self.format_version == 1
-                else partition.assign_field_ids(spec, self.specs.values(), first_free)
+                else partition.assign_field_ids(spec, self.specs.values(), last_used_id)
             )
         if self.format_version == 1 and not partition.has_sequential_ids(spec):
             raise BadRequest("Spec does not use sequential IDs that are required in v1")
@@ -260,13 +260,13 @@ class TableBuilder:
                 raise BadRequest("Cannot remove the default partition spec")
             self.changed |= self.specs.pop(spec_id, None) is not None
 
-    def add_sort_order(self, added: SortOrder) -> None:
-        self._comparisons.spend(len(self.orders), len(added.fields))
-        existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
+    def add_sort_order(self, new_order: SortOrder) -> None:
+        self._comparisons.spend(len(self.orders), len(new_order.fields))
+        existing_id = next((order.order_id for order in self.orders.values() if order.fields == new_order.fields), None)
         if existing_id is None:
-            sort_order.check_compatible(added, self._get_current_schema())
-            existing_id = max((*self.orders, 0)) + 1 if added.fields else sort_order.UNSORTED.order_id
-            self.orders[existing_id] = SortOrder(existing_id, added.fields)
+            sort_order.check_compatible(new_order, self._get_current_schema())
+            existing_id = max((*self.orders, 0)) + 1 if new_order.fields else sort_order.UNSORTED.order_id
+            self.orders[existing_id] = SortOrder(existing_id, new_order.fields)
             self.changed = True
         self._last_order_id = existing_id
 
@@ -286,12 +286,12 @@ class TableBuilder:
         Raises:
             CommitConflict: The snapshot is based on older metadata: the client should refresh and retry.
         """
-        for name, present in (
+        for name, definitions in (
             ("schema", self.schemas),
             ("partition spec", self.specs),
             ("sort order", self.orders),
         ):
-            if not present:
+            if not definitions:
                 raise BadRequest(f"Attempting to add a snapshot before a {name} is added")
         if snapshot.snapshot_id in self.snapshots:
             raise BadRequest(f"Snapshot already exists for id: {snapshot.snapshot_id}")
@@ -346,16 +346,16 @@ class TableBuilder:
     def _move_main(self, snapshot: Snapshot) -> None:
         """Make a snapshot the current snapshot, and add an entry to the snapshot log."""
         self.current_snapshot_id = snapshot.snapshot_id
-        added_now = snapshot.snapshot_id in self._added_snapshots
-        if added_now:
-            self._passed_main.add(snapshot.snapshot_id)
+        is_new_snapshot = snapshot.snapshot_id in self._added_snapshots
+        if is_new_snapshot:
+            self._past_main_snapshots.add(snapshot.snapshot_id)
         # The log entry of a rollback to an existing snapshot has the current time, not the time of the snapshot.
-        when = snapshot.timestamp_ms if added_now else self.now_ms
+        entry_time_ms = snapshot.timestamp_ms if is_new_snapshot else self.now_ms
         if self._clock_was_ahead:
             # Otherwise no client could commit until the clock has caught up. Readers require that the times in the log
             # ascend. The timestamp of the snapshot does not change.
-            when = max(when, self.now_ms)
-        self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
+            entry_time_ms = max(entry_time_ms, self.now_ms)
+        self.snapshot_log.append(SnapshotLogEntry(entry_time_ms, snapshot.snapshot_id))
 
     def remove_ref(self, name: str) -> None:
         if name == MAIN and self.current_snapshot_id is not None:
@@ -368,7 +368,7 @@ class TableBuilder:
 
         Unknown ids are ignored, because two services can expire the same snapshot.
         """
-        removed: set[int] = set()
+        removed_ids: set[int] = set()
         if (
             self._undone_lately is None
         ):  # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
@@ -376,16 +376,16 @@ class TableBuilder:
             self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
             if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
-                removed.add(snapshot_id)
+                removed_ids.add(snapshot_id)
                 self.remove_statistics(snapshot_id)
                 self.remove_partition_statistics(snapshot_id)
-        if removed:
+        if removed_ids:
             self._removed_snapshots = self.changed = True
             if self._names_of is None:
                 self._names_of = {}
                 for name, ref in self.refs.items():
                     self._names_of.setdefault(ref.snapshot_id, set()).add(name)
-            for snapshot_id in removed:
+            for snapshot_id in removed_ids:
                 for name in sorted(self._names_of.pop(snapshot_id, ())):
                     self.remove_ref(name)
 
@@ -464,7 +464,7 @@ class TableBuilder:
 
         If another snapshot of the log was removed, the history before it is also omitted.
         """
-        intermediate = self._passed_main - {self.current_snapshot_id}
+        intermediate = self._past_main_snapshots - {self.current_snapshot_id}
         log = self.snapshot_log
         if intermediate or self._removed_snapshots:
             log = []
@@ -482,16 +482,16 @@ class TableBuilder:
 
         Older entries are not checked, because an irregular history of an old table must not block its commits.
         """
-        appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
-        recent = log[max(0, len(log) - appended - 1) :]
-        for before, after in itertools.pairwise(recent):
-            if after.timestamp_ms - before.timestamp_ms < -CLOCK_SKEW_MS:
+        new_entry_count = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
+        recent = log[max(0, len(log) - new_entry_count - 1) :]
+        for earlier_entry, later_entry in itertools.pairwise(recent):
+            if later_entry.timestamp_ms - earlier_entry.timestamp_ms < -CLOCK_SKEW_MS:
                 raise BadRequest(
-                    f"Invalid snapshot timestamp {after.timestamp_ms}: before the previous snapshot log entry at "
-                    f"{before.timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; "
+                    f"Invalid snapshot timestamp {later_entry.timestamp_ms}: before the previous snapshot log entry at "
+                    f"{earlier_entry.timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; "
                     "correct the clock of the machine that made the snapshot, and commit again"
                 )
-        if appended and recent and self.now_ms - recent[-1].timestamp_ms < -CLOCK_SKEW_MS:
+        if new_entry_count and recent and self.now_ms - recent[-1].timestamp_ms < -CLOCK_SKEW_MS:
             raise BadRequest(
                 f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at "
                 f"{recent[-1].timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; the "

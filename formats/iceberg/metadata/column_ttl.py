@@ -86,10 +86,12 @@ class TtlPolicy:
         rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
-            oldest_kept = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
+            oldest_kept_time = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
             rules.append(
                 TtlRule(
-                    columns, {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, oldest_kept)}, age_h
+                    columns,
+                    {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, oldest_kept_time)},
+                    age_h,
                 )
             )
         return rules
@@ -209,15 +211,15 @@ def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
             return
         yield from ttl_by_column.items() if ttl_by_column else [("", "")]
         return
-    at = 0
-    while at <= len(text):
-        match = _ENTRY.match(text, at)
+    position = 0
+    while position <= len(text):
+        match = _ENTRY.match(text, position)
         if match is None or (match.end() < len(text) and text[match.end()] != ","):
             yield "", ""
             return
         name = match[1]
         yield (name[1:-1].replace('""', '"') if name.startswith('"') else name.rstrip()), match[2]
-        at = match.end() + 1
+        position = match.end() + 1
 
 
 def _parse_hours(age: str) -> int | None:
@@ -227,9 +229,9 @@ def _parse_hours(age: str) -> int | None:
     return int(match[1]) * _HOURS[match[2][0].lower()]
 
 
-def _to_time_literal(kind: str, at: datetime) -> str:
+def _to_time_literal(kind: str, time: datetime) -> str:
     """Return a time as single-value JSON of the type `kind`."""
     if kind == "date":
-        return at.date().isoformat()
-    text = at.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return time.date().isoformat()
+    text = time.replace(tzinfo=None).isoformat(timespec="microseconds")
     return f"{text}+00:00" if kind.startswith("timestamptz") else text

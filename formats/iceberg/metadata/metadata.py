@@ -180,10 +180,10 @@ def _check_snapshots(m: TableMetadata) -> None:
     for name, ref in m.refs.items():
         if ref.snapshot_id not in snapshots:
             raise BadRequest(f"Snapshot {ref.snapshot_id} for reference {name} does not exist")
-    main = m.refs.get(MAIN)
-    if main is not None and main.snapshot_id != m.current_snapshot_id:
+    main_ref = m.refs.get(MAIN)
+    if main_ref is not None and main_ref.snapshot_id != m.current_snapshot_id:
         raise BadRequest(
-            f"Current snapshot ID does not match main branch ({m.current_snapshot_id} != {main.snapshot_id})"
+            f"Current snapshot ID does not match main branch ({m.current_snapshot_id} != {main_ref.snapshot_id})"
         )
 
 
@@ -211,5 +211,7 @@ def add_previous_file(
     if max_entries is None:
         max_entries = props.parse_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)
     log = (*m.metadata_log, MetadataLogEntry(previous_timestamp_ms, previous_location))
-    cut = max(0, len(log) - max(1, max_entries))
-    return msgspec.structs.replace(m, metadata_log=log[cut:]), [entry.metadata_file for entry in log[:cut]]
+    removed_count = max(0, len(log) - max(1, max_entries))
+    return msgspec.structs.replace(m, metadata_log=log[removed_count:]), [
+        entry.metadata_file for entry in log[:removed_count]
+    ]

@@ -69,13 +69,13 @@ def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMappi
 
 
 def _restrict_mapping(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
-    mapped = []
+    entries = []
     for entry in mapping:
         fields = _restrict_mapping(entry.fields, column_ids)
         field_id = entry.field_id if entry.field_id in column_ids else None
         if fields or field_id is not None:
-            mapped.append(MappedField(tuple(sorted(entry.names)), field_id, fields))
-    return tuple(sorted(mapped, key=lambda entry: entry.names))
+            entries.append(MappedField(tuple(sorted(entry.names)), field_id, fields))
+    return tuple(sorted(entries, key=lambda entry: entry.names))
 
 
 def _has_unique_names(mapping: NameMapping) -> bool:

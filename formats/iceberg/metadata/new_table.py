@@ -49,30 +49,33 @@ def build_table_metadata(
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     requested_schema = schemas.normalize_schema(convert_json_value(schema, Schema, "schema"))
     schemas.check_format_version(requested_schema, version)
-    stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.drop_reserved(properties)}
-    props.check_new_table(stored, requested_schema, version)
-    fresh, renumbered = schemas.assign_fresh_ids(requested_schema, _SCHEMA_ID)
-    spec = _renumber_spec(partition_spec, requested_schema, fresh, renumbered)
-    order = _renumber_order(sort_order, requested_schema, renumbered)
+    table_properties = {
+        props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES,
+        **props.drop_reserved(properties),
+    }
+    props.check_new_table(table_properties, requested_schema, version)
+    new_schema, new_ids = schemas.assign_fresh_ids(requested_schema, _SCHEMA_ID)
+    spec = _renumber_spec(partition_spec, requested_schema, new_schema, new_ids)
+    order = _renumber_order(sort_order, requested_schema, new_ids)
     return TableMetadata(
         format_version=version,
         table_uuid=uuid,
         location=location.rstrip("/") if not location.endswith("://") else location,
         last_updated_ms=now_ms,
-        last_column_id=fresh.highest_field_id,
-        schemas=(fresh,),
+        last_column_id=new_schema.highest_field_id,
+        schemas=(new_schema,),
         current_schema_id=_SCHEMA_ID,
         partition_specs=(spec,),
         default_spec_id=_SPEC_ID,
         last_partition_id=spec.last_field_id,
         sort_orders=(order,),
         default_sort_order_id=order.order_id,
-        properties=stored,
+        properties=table_properties,
     )
 
 
 def _renumber_spec(
-    value: object, requested_schema: Schema, fresh: Schema, renumbered: Mapping[int, int]
+    value: object, requested_schema: Schema, new_schema: Schema, new_ids: Mapping[int, int]
 ) -> PartitionSpec:
     """Parse a partition spec, and replace its column ids and field ids by new ids."""
     if value is None:
@@ -83,18 +86,18 @@ def _renumber_spec(
     fields = tuple(
         msgspec.structs.replace(
             field,
-            source_id=None if field.source_id is None else _renumber_column(field.source_id, renumbered),
-            source_ids=tuple(_renumber_column(source_id, renumbered) for source_id in field.source_ids),
+            source_id=None if field.source_id is None else _renumber_column(field.source_id, new_ids),
+            source_ids=tuple(_renumber_column(source_id, new_ids) for source_id in field.source_ids),
             field_id=partition.FIELD_ID_START + position,
         )
         for position, field in enumerate(spec.fields)
     )
     result = PartitionSpec(_SPEC_ID, fields)
-    partition.check_names(result, fresh)
+    partition.check_names(result, new_schema)
     return result
 
 
-def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping[int, int]) -> SortOrder:
+def _renumber_order(value: object, requested_schema: Schema, new_ids: Mapping[int, int]) -> SortOrder:
     """Parse a sort order, and replace its column ids by new ids."""
     if value is None:
         return sort_order.UNSORTED
@@ -105,16 +108,16 @@ def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping
     fields = tuple(
         msgspec.structs.replace(
             field,
-            source_id=None if field.source_id is None else _renumber_column(field.source_id, renumbered),
-            source_ids=tuple(_renumber_column(source_id, renumbered) for source_id in field.source_ids),
+            source_id=None if field.source_id is None else _renumber_column(field.source_id, new_ids),
+            source_ids=tuple(_renumber_column(source_id, new_ids) for source_id in field.source_ids),
         )
         for field in order.fields
     )
     return SortOrder(_SORT_ORDER_ID, fields)
 
 
-def _renumber_column(source_id: int, renumbered: Mapping[int, int]) -> int:
+def _renumber_column(source_id: int, new_ids: Mapping[int, int]) -> int:
     # Only a void partition field can refer to a missing column, and a new table has no dropped columns.
-    if source_id not in renumbered:
+    if source_id not in new_ids:
         raise BadRequest(f"Cannot find source column {source_id} in schema")
-    return renumbered[source_id]
+    return new_ids[source_id]

@@ -114,12 +114,12 @@ def _check_field(field: PartitionField) -> PartitionField:
     sources = field.sources
     if not sources:
         raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
-    single = len(sources) == 1
+    has_single_source = len(sources) == 1
     return PartitionField(
         field.name,
         canonicalize_transform(field.transform),
-        sources[0] if single else None,
-        () if single else sources,
+        sources[0] if has_single_source else None,
+        () if has_single_source else sources,
         field.field_id,
     )
 
@@ -138,12 +138,12 @@ def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
     return PartitionSpec(spec.spec_id, tuple(fields))
 
 
-def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
+def assign_field_ids(spec: PartitionSpec, existing_specs: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
     """Assign ids to the fields of a spec.
 
-    A field gets the id of an equal field in `existing`, otherwise the next free id (spec, version 2).
+    A field gets the id of an equal field in `existing_specs`, otherwise the next free id (spec, version 2).
     """
-    known_ids = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
+    known_ids = {(field.sources, field.transform): field.field_id for old in existing_specs for field in old.fields}
     ids: list[int] = []
     used_ids: set[int] = set()
     for field in spec.fields:
@@ -190,10 +190,10 @@ def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
         if get_transform_name(canonicalize_transform(field.transform)) != "bucket":
             continue
         for source_id in field.sources:
-            before, after = old.column(source_id), new.column(source_id)
-            if before is not None and after is not None and before.type == "date" != after.type:
+            old_column, new_column = old.column(source_id), new.column(source_id)
+            if old_column is not None and new_column is not None and old_column.type == "date" != new_column.type:
                 raise BadRequest(
-                    f"Cannot change type of column {after.name} from date to {describe_type(after.type)}: "
+                    f"Cannot change type of column {new_column.name} from date to {describe_type(new_column.type)}: "
                     f"partition field {field.describe()} would have other values"
                 )
 

@@ -112,10 +112,11 @@ def check_client_properties(properties: Mapping[str, str], subject: str) -> None
             f"{subject} cannot have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the "
             f"limit is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
         )
-    refused = sorted(key for key in properties if configures_client(key))
-    if refused:
+    refused_names = sorted(key for key in properties if configures_client(key))
+    if refused_names:
         raise BadRequest(
-            f"{subject} cannot have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides to "
+            f"{subject} cannot have {', '.join(repr(key[:100]) for key in refused_names[:5])}: "
+            "such a property decides to "
             "which host a client connects, where its secrets go or which code it loads. Set it in the configuration "
             "of the client's catalog instead"
         )

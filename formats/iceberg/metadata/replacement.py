@@ -34,14 +34,21 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
     summary = snapshot.build_summary_map()
     if summary.get("operation") != REPLACE:
         return None
-    added, removed = parse_count(summary, "added-records", 0), _count_removed_rows(summary)
+    added_rows, removed_rows = parse_count(summary, "added-records", 0), _count_removed_rows(summary)
     if _adds_rows(summary):
-        return f"the commit adds {added:,} rows and removes {removed:,}"
+        return f"the commit adds {added_rows:,} rows and removes {removed_rows:,}"
     parent_summary = {} if parent is None else parent.build_summary_map()
-    deleted = parse_count(parent_summary, "total-position-deletes", _UNKNOWN)
-    if deleted == _UNKNOWN or parent_summary.get("total-equality-deletes") != "0" or removed - added <= deleted:
+    position_deletes = parse_count(parent_summary, "total-position-deletes", _UNKNOWN)
+    if (
+        position_deletes == _UNKNOWN
+        or parent_summary.get("total-equality-deletes") != "0"
+        or removed_rows - added_rows <= position_deletes
+    ):
         return None
-    return f"the commit removes {removed:,} rows and adds {added:,}, but only {deleted:,} rows were deleted before"
+    return (
+        f"the commit removes {removed_rows:,} rows and adds {added_rows:,}, "
+        f"but only {position_deletes:,} rows were deleted before"
+    )
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
@@ -49,11 +56,11 @@ def _adds_rows(summary: Mapping[str, str]) -> bool:
 
     The undo of a rewrite does not count, because it adds the rows again that were deleted before.
     """
-    removed = _count_removed_rows(summary)
-    if removed == _UNKNOWN or UNDONE in summary or parse_count(summary, "added-equality-deletes", 0):
+    removed_rows = _count_removed_rows(summary)
+    if removed_rows == _UNKNOWN or UNDONE in summary or parse_count(summary, "added-equality-deletes", 0):
         return False
-    deleted = parse_count(summary, "added-position-deletes", 0)
-    return parse_count(summary, "added-records", 0) - deleted > removed
+    position_deletes = parse_count(summary, "added-position-deletes", 0)
+    return parse_count(summary, "added-records", 0) - position_deletes > removed_rows
 
 
 def _count_removed_rows(summary: Mapping[str, str]) -> int:
@@ -61,5 +68,5 @@ def _count_removed_rows(summary: Mapping[str, str]) -> int:
 
     Writers omit a number that is 0; some writers also omit a number that is unknown.
     """
-    without = _UNKNOWN if parse_count(summary, "deleted-data-files", 0) else 0
-    return parse_count(summary, "deleted-records", without)
+    default_count = _UNKNOWN if parse_count(summary, "deleted-data-files", 0) else 0
+    return parse_count(summary, "deleted-records", default_count)

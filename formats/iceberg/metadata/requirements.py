@@ -171,6 +171,6 @@ def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> N
             if name in TABLE_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a view")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
-        asserted = convert_json_value(raw, AssertUuid, f"{name} requirement")
-        if asserted.uuid.lower() != view_uuid.lower():
-            raise _build_failure(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")
+        assertion = convert_json_value(raw, AssertUuid, f"{name} requirement")
+        if assertion.uuid.lower() != view_uuid.lower():
+            raise _build_failure(f"view UUID does not match: expected {view_uuid} != {assertion.uuid}")

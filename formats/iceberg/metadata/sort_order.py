@@ -68,13 +68,13 @@ def _check_field(field: SortField) -> SortField:
         raise BadRequest(f"Unexpected null order: {field.null_order} (nulls-first or nulls-last)")
     if not sources:
         raise BadRequest("Invalid sort field: missing required field `source-id`")
-    single = len(sources) == 1
+    has_single_source = len(sources) == 1
     return SortField(
         canonicalize_transform(field.transform),
         direction,
         null_order,
-        sources[0] if single else None,
-        () if single else sources,
+        sources[0] if has_single_source else None,
+        () if has_single_source else sources,
     )
 
 

@@ -110,12 +110,12 @@ class KnownStatistics:
         for blob in self.file.blob_metadata:
             if blob.type != THETA or len(blob.fields) != 1:
                 continue
-            computed = metadata.snapshot(blob.snapshot_id)
-            schema_id = None if computed is None else computed.schema_id
+            source_snapshot = metadata.snapshot(blob.snapshot_id)
+            schema_id = None if source_snapshot is None else source_snapshot.schema_id
             schema = None if schema_id is None else metadata.schema(schema_id)
-            then = None if schema is None else schema.column(blob.fields[0])
-            now = metadata.current_schema.column(blob.fields[0])
-            if then is not None and now is not None and then.type == now.type:
+            source_column = None if schema is None else schema.column(blob.fields[0])
+            current_column = metadata.current_schema.column(blob.fields[0])
+            if source_column is not None and current_column is not None and source_column.type == current_column.type:
                 blobs_by_column[blob.fields[0]] = blob
         return blobs_by_column
 
@@ -130,8 +130,10 @@ class KnownStatistics:
             return False
         if not policy.list_column_types(metadata.current_schema).keys() <= self.list_blobs(metadata).keys():
             return True
-        changed = self.added + self.removed
-        return bool(self.later_snapshots) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)
+        changed_rows = self.added + self.removed
+        return bool(self.later_snapshots) and (
+            changed_rows == 0 or changed_rows * 100 >= policy.changed_percent * self.rows
+        )
 
     @property
     def uncounted(self) -> frozenset[int]:
@@ -161,12 +163,12 @@ def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownS
         if any(blob.type == THETA and NDV in (blob.properties or {}) for blob in file.blob_metadata)
     }
     since: list[Snapshot] = []
-    at: Snapshot | None = snapshot
-    while at is not None:
-        if (file := by_snapshot.get(at.snapshot_id)) is not None:
+    ancestor: Snapshot | None = snapshot
+    while ancestor is not None:
+        if (file := by_snapshot.get(ancestor.snapshot_id)) is not None:
             return KnownStatistics(snapshot, file, tuple(since))
-        since.append(at)
-        at = None if at.parent_snapshot_id is None else metadata.snapshot(at.parent_snapshot_id)
+        since.append(ancestor)
+        ancestor = None if ancestor.parent_snapshot_id is None else metadata.snapshot(ancestor.parent_snapshot_id)
     return KnownStatistics(snapshot, None, tuple(since))
 
 

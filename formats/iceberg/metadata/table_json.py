@@ -125,18 +125,19 @@ def encode_refs_view(m: TableMetadata) -> bytes:
     This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the
     other snapshots when they need them. Do not write it as a metadata file, because the table would lose its history.
     """
-    referenced = {ref.snapshot_id for ref in m.refs.values()}
+    snapshot_ids = {ref.snapshot_id for ref in m.refs.values()}
     snapshots_by_id = m.snapshots_by_id
     # Sequence numbers ascend along the history, so sorting by them gives the table's order without reading the history.
     snapshots = sorted(
-        (snapshots_by_id[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
+        (snapshots_by_id[snapshot_id] for snapshot_id in snapshot_ids),
+        key=lambda s: (s.sequence_number, s.timestamp_ms),
     )
     return encode_table(
         msgspec.structs.replace(
             m,
             snapshots=tuple(snapshots),
-            statistics=tuple(file for file in m.statistics if file.snapshot_id in referenced),
-            partition_statistics=tuple(file for file in m.partition_statistics if file.snapshot_id in referenced),
+            statistics=tuple(file for file in m.statistics if file.snapshot_id in snapshot_ids),
+            partition_statistics=tuple(file for file in m.partition_statistics if file.snapshot_id in snapshot_ids),
         )
     )
 

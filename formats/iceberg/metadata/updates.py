@@ -262,13 +262,13 @@ class _Tagged(msgspec.Struct, frozen=True):
     action: str
 
 
-def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequence[str], kind: str) -> Update:
+def read_update(raw: object, actions: Mapping[str, type[Update]], foreign_actions: Sequence[str], kind: str) -> Update:
     """Parse the JSON of an update.
 
     Args:
         raw: The JSON of the update. The action can be in upper or lower case.
         actions: The updates of this kind of entry, by action.
-        foreign: The actions of the other kind of entry.
+        foreign_actions: The actions of the other kind of entry.
         kind: "table" or "view".
 
     Raises:
@@ -277,7 +277,7 @@ def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Seque
     name = convert_json_value(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
     if action is None:
-        if name in foreign:
+        if name in foreign_actions:
             raise BadRequest(f"Cannot apply update {name} to a {kind}")
         raise BadRequest(f"Unknown metadata update action: {name} (known: {', '.join(actions)})")
     return convert_json_value(raw, action, f"{name} update")
@@ -312,8 +312,8 @@ def apply_updates(
     version = FORMAT_VERSION_DEFAULT
     if base is None:
         # A new table starts with its version instead of being upgraded to it, so version 1 is possible.
-        requested = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
-        version = next(requested, FORMAT_VERSION_DEFAULT)
+        requested_versions = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
+        version = next(requested_versions, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:
             raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     builder = TableBuilder(base, format_version=version, now_ms=now_ms)

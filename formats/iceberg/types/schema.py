@@ -189,15 +189,15 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
     The order is that of Java (`AssignFreshIds`) and PyIceberg: all fields of a struct come first, and the fields inside
     these fields follow.
     """
-    renumbered: dict[int, int] = {}
+    new_ids_by_old_id: dict[int, int] = {}
 
     def assign_id(old: int) -> int:
-        renumbered[old] = len(renumbered) + 1
-        return renumbered[old]
+        new_ids_by_old_id[old] = len(new_ids_by_old_id) + 1
+        return new_ids_by_old_id[old]
 
     fields = _renumber_fields(schema.fields, assign_id)
-    identifiers = tuple(sorted(renumbered[old] for old in schema.identifier_field_ids))
-    return Schema(fields, schema_id, identifiers), renumbered
+    identifiers = tuple(sorted(new_ids_by_old_id[old] for old in schema.identifier_field_ids))
+    return Schema(fields, schema_id, identifiers), new_ids_by_old_id
 
 
 def is_primitive(kind: Type) -> bool:
@@ -215,8 +215,8 @@ def describe_type(kind: Type) -> str:
 def _build_index(schema: Schema) -> SchemaIndex:
     """Build the index of a schema's columns by id and by name."""
     by_id: dict[int, Column] = {}
-    full: dict[str, int] = {}
-    short: dict[str, int] = {}
+    ids_by_full_name: dict[str, int] = {}
+    ids_by_short_name: dict[str, int] = {}
     characters_left = NAMES_MAX
 
     def add(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
@@ -227,24 +227,26 @@ def _build_index(schema: Schema) -> SchemaIndex:
         name = ".".join((*path, field.name))
         if field.id in by_id:
             raise BadRequest(f"Invalid schema: multiple fields for id {field.id}: {by_id[field.id].name} and {name}")
-        if name in full:
-            raise BadRequest(f"Invalid schema: multiple fields for name {name}: {full[name]} and {field.id}")
+        if name in ids_by_full_name:
+            raise BadRequest(
+                f"Invalid schema: multiple fields for name {name}: {ids_by_full_name[name]} and {field.id}"
+            )
         by_id[field.id] = Column(
             field.id, name, field.type, field.required, parent, field.initial_default, field.write_default
         )
-        full[name] = field.id
-        short.setdefault(".".join((*short_path, field.name)), field.id)
+        ids_by_full_name[name] = field.id
+        ids_by_short_name.setdefault(".".join((*short_path, field.name)), field.id)
 
     def walk(kind: Type, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
         if len(path) > DEPTH_MAX:
             raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
-        for field, skipped in _list_children(kind):
+        for field, is_omitted in _list_children(kind):
             add(field, path, short_path, parent)
-            inner = short_path if skipped and isinstance(field.type, StructType) else (*short_path, field.name)
+            inner = short_path if is_omitted and isinstance(field.type, StructType) else (*short_path, field.name)
             walk(field.type, (*path, field.name), inner, field.id)
 
     walk(StructType(schema.fields), (), (), None)
-    return SchemaIndex(by_id, {**short, **full})
+    return SchemaIndex(by_id, {**ids_by_short_name, **ids_by_full_name})
 
 
 def _list_children(kind: Type) -> list[tuple[Field, bool]]:

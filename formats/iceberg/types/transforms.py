@@ -122,8 +122,8 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     if name == VOID:
         return lambda _: None
     if name == "bucket":
-        hashed, width = _HASHED[get_base_name(kind)], get_transform_width(transform)
-        return lambda value: (mmh3.hash(hashed(value), signed=False) & 0x7FFFFFFF) % width
+        encode, width = _HASHED[get_base_name(kind)], get_transform_width(transform)
+        return lambda value: (mmh3.hash(encode(value), signed=False) & 0x7FFFFFFF) % width
     exact = make_monotone_function(transform, kind)
     bits = INTEGER_BITS.get(compute_result_type(transform, kind))
     if bits is None or name == IDENTITY:
@@ -169,8 +169,8 @@ INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_
 
 def wrap_to_bits(value: int, bits: int) -> int:
     """Return the lowest `bits` bits of `value` as a signed number. Java stores this number if a result overflows."""
-    half = 1 << bits - 1
-    return (value + half) % (2 * half) - half
+    half_range = 1 << bits - 1
+    return (value + half_range) % (2 * half_range) - half_range
 
 
 _DAYS_BEFORE_EPOCH = date(1970, 1, 1).toordinal() - 1
@@ -181,8 +181,8 @@ def _count_months(days: int) -> int:
     """Return the number of months from 1970-01 to the month of a day. The day is in days since 1970-01-01."""
     # The calendar repeats every 400 years, and the dates of the standard library end with the year 9999.
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
-    shifted = date.fromordinal(day + 1)
-    return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
+    cycle_date = date.fromordinal(day + 1)
+    return (cycle_date.year + 400 * cycles - 1970) * 12 + cycle_date.month - 1
 
 
 def find_start_of_month(month: int) -> int:

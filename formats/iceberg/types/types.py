@@ -142,10 +142,10 @@ def _is_time(value: object, _: str) -> bool:
 def _is_timestamp(value: object, type_name: str) -> bool:
     if not isinstance(value, str) or "T" not in value:
         return False
-    parsed = datetime.fromisoformat(_to_micros(value))
+    timestamp = datetime.fromisoformat(_to_micros(value))
     if "timestamptz" in type_name:
-        return value.endswith(("+00:00", "Z")) and parsed.tzinfo is not None
-    return parsed.tzinfo is None
+        return value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None
+    return timestamp.tzinfo is None
 
 
 def _to_micros(value: str) -> str:

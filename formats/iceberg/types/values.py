@@ -156,19 +156,19 @@ def decode_bound(kind: str, data: bytes) -> Value:
     return value
 
 
-def promote_value(stored: str, kind: str, value: Value) -> Value:
-    """Convert a stored value of type `stored` to `kind`, the current type of its column (spec: "Schema Evolution")."""
-    if stored == "date" and kind in ("timestamp", "timestamp_ns"):
+def promote_value(stored_type: str, kind: str, value: Value) -> Value:
+    """Convert a value of type `stored_type` to `kind`, the current type of its column (spec: "Schema Evolution")."""
+    if stored_type == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
     return value
 
 
 def _promote_date(data: bytes, units_per_day: int) -> int:
-    promoted = int(_INT.unpack(data)[0]) * units_per_day
-    if not LONG_MIN <= promoted <= LONG_MAX:
+    units = int(_INT.unpack(data)[0]) * units_per_day
+    if not LONG_MIN <= units <= LONG_MAX:
         raise ValueError("the date is outside the range of type timestamp")
-    return promoted
+    return units
 
 
 def encode_single_value(kind: str, value: Value) -> bytes:
@@ -300,10 +300,10 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
 
 
 def _unscale_exactly(text: str, scale: int) -> int:
-    unscaled, exact = floor_unscaled(parse_decimal(text), scale)
+    unscaled_value, exact = floor_unscaled(parse_decimal(text), scale)
     if not exact:
         raise ValueError(f"{text!r} is not a decimal of scale {scale}")
-    return unscaled
+    return unscaled_value
 
 
 def parse_decimal(text: str) -> Decimal:
@@ -360,22 +360,22 @@ def round_to_type(kind: str, number: float) -> float:
         raise ValueError(f"{number} is beyond the range of floats") from None
 
 
-def format_decimal(unscaled: int, scale: int) -> str:
+def format_decimal(unscaled_value: int, scale: int) -> str:
     """Return the plain digits of a decimal, with `scale` digits after the point."""
     if scale == 0:
-        return str(unscaled)
-    digits = str(abs(unscaled)).rjust(scale + 1, "0")
-    return f"{'-' if unscaled < 0 else ''}{digits[:-scale]}.{digits[-scale:]}"
+        return str(unscaled_value)
+    digits = str(abs(unscaled_value)).rjust(scale + 1, "0")
+    return f"{'-' if unscaled_value < 0 else ''}{digits[:-scale]}.{digits[-scale:]}"
 
 
 def format_iso_date(days: int) -> str:
     """Format days since the epoch as a date in the same way as Java. Years after 9999 have a sign."""
     # Python's dates end with the year 9999, but the calendar repeats every 400 years.
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
-    within = date.fromordinal(day + 1)
-    year = within.year + 400 * cycles
+    cycle_date = date.fromordinal(day + 1)
+    year = cycle_date.year + 400 * cycles
     text = f"{year:04d}" if 0 <= year <= 9999 else f"+{year}" if year > 0 else f"-{-year:04d}"
-    return f"{text}-{within.month:02d}-{within.day:02d}"
+    return f"{text}-{cycle_date.month:02d}-{cycle_date.day:02d}"
 
 
 def format_iso_time(nanos: int) -> str:
@@ -392,8 +392,8 @@ def format_iso_timestamp(nanos: int) -> str:
     micros, remainder = divmod(nanos, NANOS_PER_MICRO)
     if not remainder and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
-    days, within = divmod(nanos, NANOS_PER_DAY)
-    return f"{format_iso_date(days)}T{format_iso_time(within)}"
+    days, nanos_of_day = divmod(nanos, NANOS_PER_DAY)
+    return f"{format_iso_date(days)}T{format_iso_time(nanos_of_day)}"
 
 
 def parse_iso_date(text: str) -> int:
@@ -445,12 +445,12 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
 
 
 def _count_days(year: str, month: str, day: str) -> int:
-    cycles, within = divmod(int(year) - 1, 400)
-    return date(within + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH
+    cycles, years_of_cycle = divmod(int(year) - 1, 400)
+    return date(years_of_cycle + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH
 
 
 def _count_nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     hours, minutes, seconds = int(hour), int(minute), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
-        raise ValueError("the hour, minute or second of the time is too large")
+        raise ValueError(f"{hours:02}:{minutes:02}:{seconds:02} is not a time of day; the last second is 23:59:59")
     return (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))

@@ -100,8 +100,8 @@ class _ViewBuilder:
             self.changed = True
             self.properties.pop(name, None)
 
-    def add_schema(self, added: Schema) -> None:
-        schema = schemas.normalize_schema(added)
+    def add_schema(self, new_schema: Schema) -> None:
+        schema = schemas.normalize_schema(new_schema)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
         schema_id = next((old.id for old in self.schemas.values() if old.is_same_as(schema)), None)
         if schema_id is None:
@@ -110,8 +110,8 @@ class _ViewBuilder:
             self.changed = True
         self.last_schema_id = schema_id
 
-    def add_version(self, added: ViewVersion) -> None:
-        version = self._add_schema(added)
+    def add_version(self, new_version: ViewVersion) -> None:
+        version = self._add_schema(new_version)
         _check_representations(version.representations)
         self._comparisons.spend(len(self.versions), len(version.representations))
         version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
@@ -142,8 +142,8 @@ class _ViewBuilder:
         if version_id == self.current_version_id:
             return
         # The log states when the version becomes current, not when it was created.
-        when = version.timestamp_ms if version_id in self.added_versions else self.now_ms
-        self.log_entry = ViewLogEntry(when, version_id)
+        entry_time_ms = version.timestamp_ms if version_id in self.added_versions else self.now_ms
+        self.log_entry = ViewLogEntry(entry_time_ms, version_id)
         self.current_version_id, self.changed = version_id, True
 
     def build(self) -> ViewMetadata:
@@ -192,14 +192,14 @@ class _ViewBuilder:
         newest = sorted(self.versions.keys() - {current.version_id}, reverse=True)[: keep - 1]
         versions = (current, *(self.versions[version_id] for version_id in newest))
         kept_ids = {version.version_id for version in versions}
-        retained: list[ViewLogEntry] = []
+        log_entries: list[ViewLogEntry] = []
         for entry in log:
             if entry.version_id in kept_ids:
-                retained.append(entry)
+                log_entries.append(entry)
             else:
                 # With entries before a gap, the log would show a wrong current version.
-                retained.clear()
-        return versions, tuple(retained)
+                log_entries.clear()
+        return versions, tuple(log_entries)
 
 
 def _check_representations(representations: tuple[Representation, ...]) -> None:
@@ -274,10 +274,10 @@ def apply_view_updates(
     Raises:
         BadRequest: An update is invalid.
     """
-    foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
+    table_only_actions = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)
     for raw in updates:
-        read_update(raw, VIEW_ACTIONS, foreign, "view").apply(builder)
+        read_update(raw, VIEW_ACTIONS, table_only_actions, "view").apply(builder)
     if builder.uuid is None:
         builder.uuid = new_uuid
     return builder.build()

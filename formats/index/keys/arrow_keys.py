@@ -77,25 +77,25 @@ def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
 
 
 def _concatenate_arrays(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    present = [part for part in parts if part is not None]
-    return present[0] if len(present) == 1 else np.concatenate(present) if present else None
+    existing_parts = [part for part in parts if part is not None]
+    return existing_parts[0] if len(existing_parts) == 1 else np.concatenate(existing_parts) if existing_parts else None
 
 
 def _concatenate_starts(parts: Sequence[Longs | None]) -> Longs | None:
-    present = [part for part in parts if part is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    ends = np.cumsum([0] + [part[-1] for part in present])
-    return np.concatenate([*(part[:-1] + end for part, end in zip(present, ends[:-1], strict=True)), ends[-1:]])
+    existing_parts = [part for part in parts if part is not None]
+    if len(existing_parts) < 2:
+        return existing_parts[0] if existing_parts else None
+    ends = np.cumsum([0] + [part[-1] for part in existing_parts])
+    return np.concatenate([*(part[:-1] + end for part, end in zip(existing_parts, ends[:-1], strict=True)), ends[-1:]])
 
 
 def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
     if all(mark is None for mark in marks):
         return None
-    filled = (
+    masks = (
         np.full(piece.rows, otherwise) if mark is None else mark for piece, mark in zip(pieces, marks, strict=True)
     )
-    return pack_mask(np.concatenate(list(filled)))
+    return pack_mask(np.concatenate(list(masks)))
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
@@ -177,8 +177,8 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
     ):  # This ignores a warning about a signalling NaN, or a double outside the range of floats.
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
-            narrow = numbers.astype(np.float32)
-            _refuse_values((narrow != numbers) & (numbers == numbers), valid, array.type, name)
+            float32_numbers = numbers.astype(np.float32)
+            _refuse_values((float32_numbers != numbers) & (numbers == numbers), valid, array.type, name)
     signs = (doubles.view(np.int64) >> 63).view(np.uint64)
     codes = doubles.view(np.uint64) ^ (signs | np.uint64(SIGN))
     nan = np.isnan(doubles)
@@ -237,9 +237,9 @@ def _rescale_numbers(numbers: Longs, have: int, want: int, valid: Mask | None, a
         _refuse_values((numbers > limit) | (numbers < -limit), valid, arrow, kind)
         return numbers * factor
     if want < have:
-        whole, remainder = np.divmod(numbers, have // want)
+        quotients, remainder = np.divmod(numbers, have // want)
         _refuse_values(remainder != 0, valid, arrow, kind)
-        return whole
+        return quotients
     return numbers
 
 
@@ -249,8 +249,8 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
         raise _make_no_values_error(array.type, kind)
     width = array.type.bit_width // 8
     if width <= 8:
-        narrow = _view_numbers(array, f"i{width}").astype(np.int64, copy=False)
-        return narrow >> 63, narrow.view(np.uint64)
+        numbers = _view_numbers(array, f"i{width}").astype(np.int64, copy=False)
+        return numbers >> 63, numbers.view(np.uint64)
     words = _view_numbers(array, "u8", width // 8).reshape(-1, width // 8)
     high = words[:, 1].view(np.int64)
     for extra in range(2, width // 8):
@@ -258,13 +258,13 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
     return high, words[:, 0]
 
 
-def _refuse_values(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
+def _refuse_values(is_wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
     """Check that only nulls are wrong.
 
     Raises:
         ValueError: A row that is not null is wrong.
     """
-    if (wrong if valid is None else wrong & valid).any():
+    if (is_wrong if valid is None else is_wrong & valid).any():
         raise _make_no_values_error(arrow, kind)
 
 
@@ -281,9 +281,9 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     valid = _read_validity(array)
     if get_base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)
-        big = np.empty((rows, 2), dtype=">u8")
-        big[:, 0], big[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
-        starts, heap = _make_even_starts(rows, WIDE_DECIMAL_BYTES), big.view(np.uint8).reshape(-1)
+        big_endian_words = np.empty((rows, 2), dtype=">u8")
+        big_endian_words[:, 0], big_endian_words[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
+        starts, heap = _make_even_starts(rows, WIDE_DECIMAL_BYTES), big_endian_words.view(np.uint8).reshape(-1)
     elif get_base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
         starts, heap = _make_even_starts(rows, arrow.byte_width), _view_numbers(array, "u1", arrow.byte_width)
     elif get_base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:

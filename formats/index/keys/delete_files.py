@@ -104,16 +104,16 @@ class HashSet:
     def has(self, high: Hashes, low: Hashes) -> Mask:
         """Return whether the set contains each of some hashes, bool[n]."""
         mask = np.zeros(len(high), dtype=np.bool_)
-        at = np.searchsorted(self._high, high, side="left")
+        positions = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
-        candidates = np.flatnonzero(at < end)
+        candidates = np.flatnonzero(positions < end)
         # A second iteration occurs only if two hashes have the same high half.
         while len(candidates):
-            is_equal = self._low[at[candidates]] == low[candidates]
+            is_equal = self._low[positions[candidates]] == low[candidates]
             mask[candidates[is_equal]] = True
             candidates = candidates[~is_equal]
-            at[candidates] += 1
-            candidates = candidates[at[candidates] < end[candidates]]
+            positions[candidates] += 1
+            candidates = candidates[positions[candidates] < end[candidates]]
         return mask
 
 
@@ -131,8 +131,10 @@ class DeletedKeys:
 
     @staticmethod
     def of(columns: list[Keys]) -> DeletedKeys:
-        loose = merge_zeros(columns)
-        return DeletedKeys(HashSet(*hash_halves(columns)), None if loose is None else HashSet(*hash_halves(loose)))
+        merged_columns = merge_zeros(columns)
+        return DeletedKeys(
+            HashSet(*hash_halves(columns)), None if merged_columns is None else HashSet(*hash_halves(merged_columns))
+        )
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
@@ -176,10 +178,10 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
 def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
     """Decode a position delete file."""
     try:
-        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
-        budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
+        parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        budget.take(_POSITION_BYTES * max(0, parquet.rows), file.path)
         column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
-        columns = opened.read_columns(column_paths | find_columns(opened.schema, column_paths))
+        columns = parquet.read_columns(column_paths | find_columns(parquet.schema, column_paths))
         paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # The file has no rows.
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -207,12 +209,12 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
 def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
     """Decode an equality delete file."""
     try:
-        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
-        column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])
+        parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        column_paths = find_columns(parquet.schema, [column_id for column_id, _ in columns])
         absent = [column_id for column_id, _ in columns if column_id not in column_paths]
         if absent:
             raise Unreadable(file.path, f"the file has no column with field id {absent[0]}")
-        arrays = opened.read_plain_columns(column_paths)
+        arrays = parquet.read_plain_columns(column_paths)
         return DeletedKeys.of([convert_to_keys(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None

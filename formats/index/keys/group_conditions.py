@@ -51,21 +51,21 @@ def make_group_schema(terms: Sequence[Term]) -> Schema:
     return Schema(tuple(fields))
 
 
-def to_group_condition(where: Expression, terms: Sequence[Term]) -> Expression:
+def to_group_condition(condition: Expression, terms: Sequence[Term]) -> Expression:
     """Return the condition on groups that follows from a condition on rows of the fact table.
 
     Args:
-        where: A bound condition. Its types are those of the terms.
+        condition: A bound condition. Its types are those of the terms.
         terms: The dimensions of the cube.
     """
-    return replace_predicates(where, lambda predicate: _find_condition(predicate, terms))
+    return replace_predicates(condition, lambda predicate: _find_condition(predicate, terms))
 
 
-def rename_condition(where: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
+def rename_condition(condition: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
     """Return the condition on groups that follows from a condition on rows of a dimension table.
 
     Args:
-        where: A bound condition.
+        condition: A bound condition.
         find_number: A function that returns the index of the dimension that has the values of the predicate's column,
             or None if there is none.
     """
@@ -74,7 +74,7 @@ def rename_condition(where: Expression, find_number: Callable[[Bound], int | Non
         number = None if _is_undecided(predicate) else find_number(predicate)
         return TRUE if number is None else _rename_predicate(predicate, number)
 
-    return replace_predicates(where, rename)
+    return replace_predicates(condition, rename)
 
 
 def is_at_boundary(predicate: Bound, term: Term) -> bool:

@@ -127,12 +127,12 @@ class KeySet:
                 codes = codes[(codes >= np.uint64(INT_MIN + _SIGN)) & (codes <= np.uint64(INT_MAX + _SIGN))]
             return KeySet(kind, Distinct(codes))
         if codes is not None:
-            spelled = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
+            key_bytes = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
             starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL_BYTES
-            return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
+            return KeySet(kind, Distinct(None, starts, np.frombuffer(key_bytes, dtype=np.uint8)))
         numbers = (_narrow_key(self.get_key(index)) for index in range(len(self)))
-        narrow = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
-        return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
+        shifted_numbers = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
+        return KeySet(kind, Distinct(np.array(shifted_numbers, dtype=np.uint64)))
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
         """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending."""
@@ -183,8 +183,8 @@ def _mark_members(sorted_values: npt.NDArray[np.uint64], values: npt.NDArray[np.
     return mask
 
 
-def _encode_wide(unscaled: int) -> bytes:
-    return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
+def _encode_wide(unscaled_value: int) -> bytes:
+    return (unscaled_value + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 
 def _narrow_key(key: int | bytes) -> int:

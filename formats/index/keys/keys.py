@@ -79,8 +79,8 @@ class Keys:
         """The rows with a key, as bool[rows], or None if all rows have a key. Null and NaN have no key."""
         if self.valid is None and self.nan is None:
             return None
-        present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else unpack_bits(self.valid, self.rows)
-        return present if self.nan is None else present & ~unpack_bits(self.nan, self.rows)
+        has_key = np.ones(self.rows, dtype=np.bool_) if self.valid is None else unpack_bits(self.valid, self.rows)
+        return has_key if self.nan is None else has_key & ~unpack_bits(self.nan, self.rows)
 
 
 class KeyRange(NamedTuple):
@@ -97,8 +97,8 @@ class KeyRange(NamedTuple):
     def contains(self, key: Key) -> bool:
         low: Any = self.low
         high: Any = self.high
-        above = low is None or key > low or (key == low and not self.low_open)
-        return above and (high is None or key < high or (key == high and not self.high_open))
+        is_above_low = low is None or key > low or (key == low and not self.low_open)
+        return is_above_low and (high is None or key < high or (key == high and not self.high_open))
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class KeyRanges:
     """Whether the keys belong to an index on a function of a column (`functions.py`)."""
 
     def __post_init__(self) -> None:
-        for before, after in pairwise(self.ranges):
-            if _may_overlap(before, after):
-                raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
+        for lower_range, higher_range in pairwise(self.ranges):
+            if _may_overlap(lower_range, higher_range):
+                raise ValueError(f"ranges of keys overlap or are out of order: {lower_range}, {higher_range}")
 
     def contains(self, key: Key) -> bool:
         """Return whether a row with this key matches."""
@@ -134,7 +134,7 @@ class KeyRanges:
         ranges = self.ranges
         if has_codes(self.kind):
             ranges = tuple(_fill_bounds(key_range) for key_range in ranges)
-        return tuple(closed for closed in map(_close_range, ranges) if closed is not None)
+        return tuple(closed_range for closed_range in map(_close_range, ranges) if closed_range is not None)
 
     @cached_property
     def points(self) -> tuple[Key, ...] | None:
@@ -159,13 +159,13 @@ class KeyRanges:
         return tuple(points)
 
 
-def _may_overlap(before: KeyRange, after: KeyRange) -> bool:
+def _may_overlap(lower_range: KeyRange, higher_range: KeyRange) -> bool:
     """Return whether a key may be in both ranges, or whether the ranges are not in order."""
-    high: Any = before.high
-    low: Any = after.low
+    high: Any = lower_range.high
+    low: Any = higher_range.low
     if high is None or low is None:
         return True
-    return bool(high > low) or (high == low and not before.high_open and not after.low_open)
+    return bool(high > low) or (high == low and not lower_range.high_open and not higher_range.low_open)
 
 
 def _fill_bounds(key_range: KeyRange) -> KeyRange:
@@ -181,21 +181,21 @@ def _close_range(key_range: KeyRange) -> KeyRange | None:
     The successor of a key of bytes is the key followed by a zero byte. Only keys that end with a zero byte have a
     predecessor.
     """
-    low, high, low_open, high_open = key_range
-    if low is not None and low_open:
+    low, high, is_low_open, is_high_open = key_range
+    if low is not None and is_low_open:
         if low == CODE_MAX:
             return None
-        low, low_open = (low + b"\0" if isinstance(low, bytes) else low + 1), False
-    if high is not None and high_open:
+        low, is_low_open = (low + b"\0" if isinstance(low, bytes) else low + 1), False
+    if high is not None and is_high_open:
         if high in (0, b""):
             return None
         if isinstance(high, int):
-            high, high_open = high - 1, False
+            high, is_high_open = high - 1, False
         elif high.endswith(b"\0"):
-            high, high_open = high[:-1], False
-    if low is not None and not KeyRange(None, high, False, high_open).contains(low):
+            high, is_high_open = high[:-1], False
+    if low is not None and not KeyRange(None, high, False, is_high_open).contains(low):
         return None
-    return KeyRange(low, high, low_open, high_open)
+    return KeyRange(low, high, is_low_open, is_high_open)
 
 
 @lru_cache(maxsize=1024)
@@ -271,6 +271,6 @@ def unpack_bits(bits: Bits, rows: int) -> Mask:
 
 def pack_mask(mask: Mask) -> Bits:
     """Convert bool[rows] to packed bits."""
-    packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
-    packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
-    return packed.view(np.uint64)
+    bits = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
+    bits[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
+    return bits.view(np.uint64)

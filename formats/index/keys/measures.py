@@ -65,9 +65,9 @@ class NumberOperand:
 
     @property
     def kind(self) -> str:
-        whole, _, fraction = self.text.partition(".")
+        integer_digits, _, fraction = self.text.partition(".")
         if fraction:
-            return f"decimal({max(1, len(whole.lstrip('0')) + len(fraction))}, {len(fraction)})"
+            return f"decimal({max(1, len(integer_digits.lstrip('0')) + len(fraction))}, {len(fraction)})"
         return "int" if int(self.text) <= _INT_MAX else "long"
 
 
@@ -216,19 +216,19 @@ def _format_name(column: ColumnOperand) -> str:
     return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
 
-def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Measure:
+def parse_measure(text: str, schema: Schema, older_schemas: Iterable[Schema] = ()) -> Measure:
     """Parse a measure for a table with this current schema.
 
     Args:
         text: The text of the measure.
         schema: The current schema.
-        older: The table's schemas in any order, for names and field ids that the current schema does not have.
+        older_schemas: The table's schemas in any order, for names and field ids that the current schema does not have.
 
     Raises:
         BadRequest: The text is not a measure, or its column does not exist or has a type that the function does not
             accept.
     """
-    schemas = tuple(older)
+    schemas = tuple(older_schemas)
     measure = _MeasureParser(text, schema, schemas).parse()
     # The canonical text can have more parentheses. A definition stores it, so it must be a valid measure too.
     _MeasureParser(measure.id_text, schema, schemas).parse()
@@ -238,12 +238,12 @@ def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Me
 class _MeasureParser:
     """A recursive-descent parser of the tokens of a measure."""
 
-    def __init__(self, text: str, schema: Schema, older: tuple[Schema, ...]) -> None:
-        self._text, self._schema, self._older = text, schema, older
+    def __init__(self, text: str, schema: Schema, older_schemas: tuple[Schema, ...]) -> None:
+        self._text, self._schema, self._older_schemas = text, schema, older_schemas
         self._tokens = list(islice(self._split(text), _TOKENS_MAX + 1))
         if len(self._tokens) > _TOKENS_MAX:
             raise self._make_error(f"the expression has more than {_TOKENS_MAX} names, numbers and signs")
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
     def parse(self) -> Measure:
@@ -251,7 +251,7 @@ class _MeasureParser:
         if function not in FUNCTIONS or not self._skip("("):
             raise self._make_error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
         operand = None if function == COUNT and self._skip("*") else self._parse_sum()
-        if not self._skip(")") or self._at < len(self._tokens):
+        if not self._skip(")") or self._position < len(self._tokens):
             raise self._make_error("a measure is one function of columns and numbers with +, - and *")
         if operand is not None:
             self._check(function, operand)
@@ -287,19 +287,19 @@ class _MeasureParser:
             if not self._skip(")"):
                 raise self._make_error("a parenthesis is not closed")
             return operand
-        if self._at >= len(self._tokens):
+        if self._position >= len(self._tokens):
             raise self._make_error("the expression ends before a column")
-        kind, value = self._tokens[self._at]
-        self._at += 1
+        kind, value = self._tokens[self._position]
+        self._position += 1
         match kind:
             case "number":
                 return self._parse_number(value)
             case "id":
-                term = resolve_term_by_id("identity", int(value), self._schema, (self._schema, *self._older))
+                term = resolve_term_by_id("identity", int(value), self._schema, (self._schema, *self._older_schemas))
             case "name":
-                term = resolve_term(value, self._schema, self._older)
+                term = resolve_term(value, self._schema, self._older_schemas)
             case "quoted":
-                term = resolve_term(f"`{value}`", self._schema, self._older)
+                term = resolve_term(f"`{value}`", self._schema, self._older_schemas)
             case _:
                 raise self._make_error(f"{value!r} is not a column or a number")
         return make_column_operand(term)
@@ -313,26 +313,26 @@ class _MeasureParser:
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
         if len(text) > TEXT_MAX:
             raise BadRequest(f"A measure has {len(text)} characters; the limit is {TEXT_MAX} characters")
-        at, end = 0, len(text.rstrip())
-        while at < end:
-            match = _TOKEN.match(text, at)
+        position, end = 0, len(text.rstrip())
+        while position < end:
+            match = _TOKEN.match(text, position)
             if match is None or match.lastgroup is None:
-                raise self._make_error(f"{text[at : at + 20]!r} is not expected")
+                raise self._make_error(f"{text[position : position + 20]!r} is not expected")
             yield match.lastgroup, match[match.lastgroup]
-            at = match.end()
+            position = match.end()
 
     def _peek(self) -> str:
-        kind, value = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        kind, value = self._tokens[self._position] if self._position < len(self._tokens) else ("", "")
         return value if kind == "symbol" else ""
 
     def _take(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1][1] if self._at <= len(self._tokens) else ""
+        self._position += 1
+        return self._tokens[self._position - 1][1] if self._position <= len(self._tokens) else ""
 
     def _skip(self, symbol: str) -> bool:
         """Skip the symbol if it is the next token, and return whether it was skipped."""
         is_next = self._peek() == symbol
-        self._at += is_next
+        self._position += is_next
         return is_next
 
     def _make_error(self, reason: str) -> BadRequest:

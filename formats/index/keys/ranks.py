@@ -66,20 +66,20 @@ def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
     """
     if keys.rows > ROWS_MAX:
         raise ValueError(f"a data file of {keys.rows:,} rows has too many rows for a bitmap index")
-    present = keys.present
+    has_key = keys.present
     if keys.codes is not None:
-        distinct, ranks = rank_codes(keys.codes if present is None else keys.codes[present])
+        distinct, ranks = rank_codes(keys.codes if has_key is None else keys.codes[has_key])
     else:
         assert keys.starts is not None
         assert keys.heap is not None
         begins, ends = keys.starts[:-1], keys.starts[1:]
-        if present is not None:
-            begins, ends = begins[present], ends[present]
+        if has_key is not None:
+            begins, ends = begins[has_key], ends[has_key]
         distinct, ranks = rank_bytes(begins, ends, keys.heap)
-    if present is None:
+    if has_key is None:
         return distinct, ranks
     spread = np.zeros(keys.rows, dtype=np.uint32)
-    spread[present] = ranks
+    spread[has_key] = ranks
     return distinct, spread
 
 
@@ -88,18 +88,18 @@ def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
     codes = np.ascontiguousarray(codes)
     if not len(codes):
         return Distinct(codes), np.zeros(0, dtype=np.uint32)
-    low, high, ascending = _bitmap.extent(codes)
-    if ascending:
+    low, high, is_ascending = _bitmap.extent(codes)
+    if is_ascending:
         codes_found, ranks = _bitmap.rank_ascending(codes)
     elif high - low < _SPAN_PER_ROW_MAX * len(codes) or high - low < _SPAN_MIN:
         codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
     else:
-        numbered = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)
-        if numbered is None:
+        ranked_codes = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)
+        if ranked_codes is None:
             codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
         else:
-            order = np.argsort(numbered[0])
-            codes_found, ranks = numbered[0][order], _to_ranks(order, numbered[1])
+            order = np.argsort(ranked_codes[0])
+            codes_found, ranks = ranked_codes[0][order], _to_ranks(order, ranked_codes[1])
     return Distinct(codes_found), ranks
 
 
@@ -109,8 +109,8 @@ def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks
     firsts, numbers = _bitmap.number_bytes(begins, ends, heap)
     begins, ends = begins[firsts], ends[firsts]
     order = _bitmap.order_bytes(begins, ends, heap)
-    starts, together = _bitmap.gather_bytes(begins[order], ends[order], heap)
-    return Distinct(None, starts, together), _to_ranks(order, numbers)
+    starts, joined_bytes = _bitmap.gather_bytes(begins[order], ends[order], heap)
+    return Distinct(None, starts, joined_bytes), _to_ranks(order, numbers)
 
 
 def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:

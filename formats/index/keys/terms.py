@@ -85,8 +85,8 @@ def parse_term(text: str) -> tuple[str, str]:
         transform = _parse_transform(re.sub(r"\s", "", call[1]))
         text = call[2]
     column_text = text.strip()
-    if quoted := _QUOTED.fullmatch(column_text):
-        return transform, quoted[1].replace("``", "`")
+    if quoted_match := _QUOTED.fullmatch(column_text):
+        return transform, quoted_match[1].replace("``", "`")
     if not _PLAIN.fullmatch(column_text):
         raise BadRequest(
             f"{column_text[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
@@ -105,35 +105,35 @@ def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
     Raises:
         BadRequest: A backtick or parenthesis is not closed.
     """
-    part, depth, quoted = "", 0, False
+    part, depth, is_quoted = "", 0, False
     for character in text[: TEXT_MAX + 1]:
         if character == "`":
-            quoted = not quoted
-        elif not quoted:
+            is_quoted = not is_quoted
+        elif not is_quoted:
             depth += (character == "(") - (character == ")")
             if character == separator and depth == 0:
                 yield part
                 part = ""
                 continue
         part += character
-    if quoted or depth or len(text) > TEXT_MAX:
+    if is_quoted or depth or len(text) > TEXT_MAX:
         raise BadRequest(f"{text[:100]!r} is not a list of columns: close its backticks and parentheses")
     yield part
 
 
-def resolve_term(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+def resolve_term(text: str, schema: Schema, older_schemas: Iterable[Schema] = ()) -> Term:
     """Parse the text of a term for a table with this current schema.
 
     Args:
         text: The text of the term.
         schema: The current schema.
-        older: The table's schemas in any order, for names that the current schema does not have.
+        older_schemas: The table's schemas in any order, for names that the current schema does not have.
 
     Raises:
         BadRequest: The text is not a term, or its column does not exist or cannot be indexed.
     """
     transform, name = parse_term(text)
-    schemas = (schema, *older)
+    schemas = (schema, *older_schemas)
     for candidate in (
         schema,
         *sorted((other for other in schemas if other is not schema), key=lambda other: -other.id),
@@ -146,9 +146,12 @@ def resolve_term(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Ter
     raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 
 
-def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older_schemas: Iterable[Schema] = ()) -> Term:
     """Return the term of a column id. For a dropped column, use the newest schema that contains it."""
-    for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
+    for candidate in (
+        schema,
+        *sorted((other for other in older_schemas if other is not schema), key=lambda other: -other.id),
+    ):
         column = candidate.column(column_id)
         if column is not None:
             return _make_term(candidate, column, _parse_transform(transform))
@@ -173,7 +176,7 @@ def _find_column(schema: Schema, name: str) -> Column | None:
     column = schema.find_column_by_name(name)
     if column is not None:
         return column
-    ids = {column_id for known, column_id in schema.index.by_name.items() if known.lower() == name.lower()}
+    ids = {column_id for full_name, column_id in schema.index.by_name.items() if full_name.lower() == name.lower()}
     if len(ids) > 1:
         names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
         raise BadRequest(f"Cannot index {name!r}: case-insensitively it matches {names}")

@@ -82,8 +82,8 @@ class ThetaSketch:
             return _HEAD.pack(1, _VERSION, _FAMILY, 0, 0, flags, _SEED_HASH) + self.hashes.tobytes()
         longs = 2 if self.theta == _ALL else 3
         head = _HEAD.pack(longs, _VERSION, _FAMILY, 0, 0, flags, _SEED_HASH) + _COUNT.pack(count, 0)
-        sampled = b"" if longs == 2 else struct.pack("<Q", self.theta)
-        return head + sampled + self.hashes.astype("<u8").tobytes()
+        theta_bytes = b"" if longs == 2 else struct.pack("<Q", self.theta)
+        return head + theta_bytes + self.hashes.astype("<u8").tobytes()
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
@@ -123,9 +123,9 @@ class SketchBuilder:
         self._count = 0
 
     def add(self, hashes: Hashes) -> None:
-        below = hashes[hashes < self._sketch.theta] if self._sketch.theta < _ALL else hashes
-        self._waiting.append(below)
-        self._count += len(below)
+        hashes_below_theta = hashes[hashes < self._sketch.theta] if self._sketch.theta < _ALL else hashes
+        self._waiting.append(hashes_below_theta)
+        self._count += len(hashes_below_theta)
         if self._count >= _BUFFERED_HASHES_MAX:
             self._reduce()
 

@@ -71,8 +71,8 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
             raise ValueError(f"a buffer of an Arrow file states {size} bytes")
         if size >= _INT64.size:
             # A buffer that compression does not shrink is stored without compression, and states -1.
-            decoded = _unpack_struct(_INT64, data, place.buffers + position)[0]
-            total += decoded if decoded >= 0 else size
+            decoded_size = _unpack_struct(_INT64, data, place.buffers + position)[0]
+            total += decoded_size if decoded_size >= 0 else size
     return total
 
 
@@ -95,13 +95,13 @@ def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
     return vector + _INT32.size, _unpack_struct(_INT32, data, vector)[0]
 
 
-def _follow_offset(data: memoryview, at: int) -> int:
-    """Return the position to which the offset at the position `at` refers."""
-    offset: int = _unpack_struct(_INT32, data, at)[0]
-    return at + offset
+def _follow_offset(data: memoryview, position: int) -> int:
+    """Return the position to which the offset at the position `position` refers."""
+    offset: int = _unpack_struct(_INT32, data, position)[0]
+    return position + offset
 
 
-def _unpack_struct(layout: struct.Struct, data: memoryview, at: int) -> tuple[int, ...]:
-    if not 0 <= at <= len(data) - layout.size:
-        raise ValueError(f"an Arrow file of {len(data)} bytes refers to byte {at}")
-    return layout.unpack_from(data, at)
+def _unpack_struct(layout: struct.Struct, data: memoryview, position: int) -> tuple[int, ...]:
+    if not 0 <= position <= len(data) - layout.size:
+        raise ValueError(f"an Arrow file of {len(data)} bytes refers to byte {position}")
+    return layout.unpack_from(data, position)

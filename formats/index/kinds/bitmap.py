@@ -109,30 +109,30 @@ def merge_bitmaps(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list
         ValueError: A section that is kept is damaged.
     """
     sections = []
-    for opened, keep in parts:
-        if len(keep) != opened.files:
+    for bitmap, keep in parts:
+        if len(keep) != bitmap.files:
             raise ValueError(
-                f"the mask of the files to keep has {len(keep)} items, but the index has {opened.files} files"
+                f"the mask of the files to keep has {len(keep)} items, but the index has {bitmap.files} files"
             )
         for file in np.flatnonzero(keep).tolist():
-            start, length = opened.find_section_range(file)
-            opened.open_section(file).verify()
-            sections.append(opened.memory[start : start + length])
+            start, length = bitmap.find_section_range(file)
+            bitmap.open_section(file).verify()
+            sections.append(bitmap.memory[start : start + length])
     return _assemble_blob(sections)
 
 
 def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     """Encode a blob from the encoded sections of its files."""
-    opened = [Section(section) for section in sections]
-    forms = {section.form for section in opened}
+    open_sections = [Section(section) for section in sections]
+    forms = {section.form for section in open_sections}
     if len(forms) > 1:
         raise ValueError("an index cannot have keys of 8 bytes for some files and longer keys for others")
     form = forms.pop() if forms else CODES
     lengths = [len(section) for section in sections]
-    columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
-    directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in opened)
+    columns = [lengths, [section.rows for section in open_sections], [section.cardinality for section in open_sections]]
+    directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in open_sections)
     directory += bytes(-len(directory) % 8)
-    postings = build_postings(opened, form, sum(lengths))
+    postings = build_postings(open_sections, form, sum(lengths))
     total = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
     checksum = isal_zlib.crc32(directory)
     head = _HEAD.pack(_MAGIC, VERSION, form, len(sections), len(postings), total, checksum)
@@ -188,8 +188,8 @@ class Bitmap:
         if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
             raise ValueError("the directory of a bitmap index does not match its checksum")
         table = np.frombuffer(memory[_HEAD_BYTES : _HEAD_BYTES + 24 * self.files], dtype="<u8").reshape(3, -1)
-        at = _HEAD_BYTES + 24 * self.files
-        self._flags = np.frombuffer(memory[at : at + self.files], dtype=np.uint8)
+        flags_offset = _HEAD_BYTES + 24 * self.files
+        self._flags = np.frombuffer(memory[flags_offset : flags_offset + self.files], dtype=np.uint8)
         self._rows, self._cardinalities = table[1], table[2]
         self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], table[0].astype(np.int64)])).tolist()
         if self._starts[-1] != total:
@@ -200,7 +200,7 @@ class Bitmap:
         self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
         self._postings_start = end
         self._sections: dict[int, Section] = {}
-        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
+        self._decoded_slices: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
         self._lock = threading.Lock()
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
@@ -260,15 +260,15 @@ class Bitmap:
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
-    def find_rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
-        """Return the rows of a file that have one of the keys. If `among` is set, only rows in it are returned.
+    def find_rows_with_keys(self, file: int, keys: WantedKeys, candidate_rows: Bits | None = None) -> Bits:
+        """Return the rows of a file that have one of the keys. If `candidate_rows` is set, return only its rows.
 
         For keys of bytes, other rows may also be returned.
         """
         self._check(keys)
         section = self.open_section(file)
         marks = keys.mark_keys(read_distinct(section.dictionary))
-        return section.find_marked_rows(marks, among, partial(self._read_slices, file))
+        return section.find_marked_rows(marks, candidate_rows, partial(self._read_slices, file))
 
     def find_column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
         """Return the input of `_rows.any_row` for a file and a table of codes.
@@ -276,15 +276,15 @@ class Bitmap:
         If the file is stored in another layout, the result is None.
         """
         section = self._sections.get(file) or self.open_section(file)
-        ready = section.ready
-        if ready is None:
+        column = section.ready
+        if column is None:
             dictionary = section.dictionary
             if section.layout == EQUALITY or not isinstance(dictionary, _ordered.Numbers):
                 return None
-            ready = dictionary, self._read_slices(file), section.keyless
+            column = dictionary, self._read_slices(file), section.keyless
             if section.is_flat:
-                section.ready = ready
-        return *ready, *table
+                section.ready = column
+        return *column, *table
 
     def share(self, keys: WantedKeys) -> float:
         """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown."""
@@ -341,18 +341,18 @@ class Bitmap:
 
     def _read_bounds(self, ranges: KeyRanges) -> Bounds:
         """Return the bounds of the ranges. The result is cached, because a plan uses the same ranges for many files."""
-        cached = self._last_bounds
-        if cached is None or cached[0] is not ranges:
-            self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
-        return cached[1]
+        cached_bounds = self._last_bounds
+        if cached_bounds is None or cached_bounds[0] is not ranges:
+            self._last_bounds = cached_bounds = (ranges, Bounds(ranges, self._form))
+        return cached_bounds[1]
 
     def _read_slices(self, file: int) -> _bitmap.Slices:
         with self._lock:
-            slices = self._decoded.get(file)
+            slices = self._decoded_slices.get(file)
         if slices is None:
             slices, size_bytes = self.open_section(file).decode_slices()
             with self._lock:
-                self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
+                self._decoded_slices.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
         return slices
 
 
@@ -384,13 +384,13 @@ class RemoteBitmap:
     Any thread can use `bitmap`. It raises ValueError if it needs a part that is not loaded.
     """
 
-    def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
-        self._blob, self._sparse, self.bitmap = blob, sparse, opened
-        self.data_files = opened.files
+    def __init__(self, blob: BlobReader, sparse_memory: SparseMemory, bitmap: Bitmap) -> None:
+        self._blob, self._sparse_memory, self.bitmap = blob, sparse_memory, bitmap
+        self.data_files = bitmap.files
 
     @property
     def size_bytes(self) -> int:
-        return self._sparse.filled_bytes + 64 * self.data_files
+        return self._sparse_memory.filled_bytes + 64 * self.data_files
 
     @property
     def is_full(self) -> bool:
@@ -410,17 +410,17 @@ class RemoteBitmap:
         return await self._load([self.bitmap.find_section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:
-        return not self._sparse.list_missing([self.bitmap.find_section_range(file)])
+        return not self._sparse_memory.list_missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
-        missing = self._sparse.list_missing(ranges)
-        if self._sparse.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
+        missing = self._sparse_memory.list_missing(ranges)
+        if self._sparse_memory.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
             return False
         parts = await self._blob.read_all(missing)
         if parts is None:
             return False
         for (offset, _), data in zip(missing, parts, strict=True):
-            self._sparse.fill(offset, data)
+            self._sparse_memory.fill(offset, data)
         return True
 
 
@@ -446,9 +446,9 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
 
     async def open_remote(self, blob: BlobReader) -> RemoteBitmap:
         start = await blob.read_head(read_header_size)
-        sparse = SparseMemory(blob.length)
-        sparse.fill(0, start)
-        return RemoteBitmap(blob, sparse, Bitmap(sparse.memory))
+        sparse_memory = SparseMemory(blob.length)
+        sparse_memory.fill(0, start)
+        return RemoteBitmap(blob, sparse_memory, Bitmap(sparse_memory.memory))
 
     def supports(self, predicate: Bound) -> bool:
         return True
@@ -459,25 +459,27 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def make_keys_query(self, keys: KeySet) -> KeysQuery:
         return KeysQuery(keys)
 
-    def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(
+        self, index: Bitmap, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
+    ) -> Iterator[str]:
         keys = columns[0]
-        present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
+        rows_with_keys = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
         hashes = hash_keys(keys, 0)
-        for row in sampled:
+        for row in sampled_rows:
             key = _get_key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
-            indexed = list_positions(index.find_rows(number, ranges))
+            indexed_rows = list_positions(index.find_rows(number, ranges))
             # This assumes that different values have different hashes.
-            expected = present[hashes[present] == hashes[row]]
-            if index.is_exact_for(ranges) and not np.array_equal(indexed, expected):
+            expected = rows_with_keys[hashes[rows_with_keys] == hashes[row]]
+            if index.is_exact_for(ranges) and not np.array_equal(indexed_rows, expected):
                 yield (
-                    f"the bitmap has {len(indexed)} rows with the value of row {row}, but the data file has "
+                    f"the bitmap has {len(indexed_rows)} rows with the value of row {row}, but the data file has "
                     f"{len(expected)}"
                 )
         nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
-        recorded = len(list_positions(index.find_rows(number, KeyRanges(keys.kind, (), nulls=True))))
-        if recorded != nulls:
-            yield f"the bitmap has {recorded} nulls, but the data file has {nulls}"
+        indexed_nulls = len(list_positions(index.find_rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        if indexed_nulls != nulls:
+            yield f"the bitmap has {indexed_nulls} nulls, but the data file has {nulls}"
 
 
 def _get_key(keys: Keys, row: int) -> Key:

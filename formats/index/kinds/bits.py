@@ -68,9 +68,9 @@ def to_roaring(bits: Bits) -> pyroaring.BitMap:
 
     `serialize` writes the portable format, and `run_optimize` adds run containers.
     """
-    padded = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
-    padded[: len(bits)] = np.bitwise_count(bits)
-    counts = padded.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
+    bit_counts = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
+    bit_counts[: len(bits)] = np.bitwise_count(bits)
+    counts = bit_counts.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
     return pyroaring.BitMap.deserialize(_bitmap.roaring_of(bits, counts))
 
 
@@ -79,18 +79,20 @@ def encode_bits(bits: Bits, rows: int) -> Piece:
     set_rows = count_set_bits(bits)
     if set_rows in (0, rows):
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
-    best = Piece(Coding.FLAT, bits.view(np.uint8).data)
-    packed = _ZSTD.compress(best.data, asbytes=True)
-    if len(packed) < COMPRESSED_MAX_FRACTION * len(best.data):
-        best = Piece(Coding.ZSTD, packed)
+    smallest = Piece(Coding.FLAT, bits.view(np.uint8).data)
+    compressed = _ZSTD.compress(smallest.data, asbytes=True)
+    if len(compressed) < COMPRESSED_MAX_FRACTION * len(smallest.data):
+        smallest = Piece(Coding.ZSTD, compressed)
     runs = count_set_bits(bits & ~(bits << np.uint64(1)))
-    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < COMPRESSED_MAX_FRACTION * len(best.data):
-        sparse = to_roaring(bits)
-        sparse.run_optimize()
-        written = sparse.serialize()
-        if len(written) < COMPRESSED_MAX_FRACTION * len(best.data):
-            best = Piece(Coding.ROARING, written)
-    return best
+    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < COMPRESSED_MAX_FRACTION * len(
+        smallest.data
+    ):
+        bitmap = to_roaring(bits)
+        bitmap.run_optimize()
+        serialized = bitmap.serialize()
+        if len(serialized) < COMPRESSED_MAX_FRACTION * len(smallest.data):
+            smallest = Piece(Coding.ROARING, serialized)
+    return smallest
 
 
 def decode_bits(piece: Piece, rows: int) -> Bits | bool:

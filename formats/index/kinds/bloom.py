@@ -103,8 +103,8 @@ class FileBloom:
 def build_filter(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
     """Build the filter of the values of a term in a data file."""
     hashes = hash_keys(keys, _SEED)
-    present = keys.present
-    distinct = _bloom.distinct(hashes if present is None else hashes[present])
+    has_key = keys.present
+    distinct = _bloom.distinct(hashes if has_key is None else hashes[has_key])
     k = compute_hash_count(fpp)
     if (distinct == _hash_unknown_case()).any():
         return FileBloom(k, np.full(FILTER_BITS_MIN // 64, CODE_MAX, dtype=np.uint64))
@@ -179,8 +179,8 @@ def encode_filters(entries: Sequence[FileBloom]) -> list[Bytes]:
             f"the filters of a blob must set the same number of bits per key; these filters set {sorted(counts)}"
         )
 
-    def fill(group: _Group, out: Bytes) -> None:
-        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.make_geometry(), 0, out)
+    def fill(group: _Group, buffer: Bytes) -> None:
+        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.make_geometry(), 0, buffer)
 
     return _encode_blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
@@ -203,7 +203,7 @@ def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
             f"blobs can be merged only if they set the same number of bits per key; these blobs set {sorted(counts)}"
         )
 
-    def fill(group: _Group, out: Bytes) -> None:
+    def fill(group: _Group, buffer: Bytes) -> None:
         total = group.filter_bits // 64
         step = max(1, _WORDS_PER_MERGE // sum(bloom.files for bloom, _ in parts))
         for first in range(0, total, step):
@@ -213,7 +213,7 @@ def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
                 for bloom, keep in parts
                 for file_filter in bloom.filters(group.filter_bits, keep, first, words)
             ]
-            _bloom.slice_filters(filters, group.make_geometry(), first, out)
+            _bloom.slice_filters(filters, group.make_geometry(), first, buffer)
 
     sizes = np.concatenate([bloom.filter_bits[keep] for bloom, keep in parts])
     return _encode_blob(counts.pop(), sizes.tolist(), fill)
@@ -234,11 +234,11 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
     offset = head
     for number, size in enumerate(sizes.tolist()):
         group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
-        out = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes complete words.
-        fill(group, out)
-        _bloom.seal(group.make_geometry(), out)
+        buffer = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes complete words.
+        fill(group, buffer)
+        _bloom.seal(group.make_geometry(), buffer)
         entries[number] = (size, len(group.files), offset, group.length)
-        pieces.append(out[: group.length])
+        pieces.append(buffer[: group.length])
         offset += group.length
     numbers = number_of.astype(np.uint8).tobytes()
     text = _FIXED.pack(head, k, len(bits_of_files), len(sizes)) + entries.tobytes() + numbers
@@ -287,7 +287,7 @@ class Bloom:
         self._geometry = np.array(rows, dtype=np.int64).reshape(-1, 8)
         self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
         self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
-        self._checked = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
+        self._checked_pages = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
 
     @property
     def filter_bits(self) -> Longs:
@@ -303,21 +303,21 @@ class Bloom:
         Raises:
             ValueError: A page is damaged.
         """
-        return self._probe(self._data, self._spans, self._checked, hashes)
+        return self._probe(self._data, self._spans, self._checked_pages, hashes)
 
     def list_byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
         """Return the offsets and lengths of the ranges that a probe reads, ascending: at most k for each hash and
         group.
         """
-        mixed = _mix_hashes(hashes, self.hash_count)
+        multipliers = _mix_hashes(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
-            rows = mixed * np.uint64(group.filter_bits) >> np.uint64(32)
+            rows = multipliers * np.uint64(group.filter_bits) >> np.uint64(32)
             for page in np.unique(rows >> np.uint64(group.page_shift)).tolist():
                 offset, length = group.spot(page)
                 if ranges and sum(ranges[-1]) == offset:
-                    offset, before = ranges.pop()
-                    length += before
+                    offset, previous_length = ranges.pop()
+                    length += previous_length
                 ranges.append((offset, length))
         return ranges
 
@@ -329,21 +329,23 @@ class Bloom:
             parts: The bytes of the ranges that `list_byte_ranges` returns for the same hashes, in the same order.
         """
         spans = []
-        at = 0
+        position = 0
         for (offset, length), part in zip(self.list_byte_ranges(hashes), parts, strict=True):
             if len(part) != length:
                 raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset} instead of {length}")
-            spans.append((offset, length, at))
-            at += length
+            spans.append((offset, length, position))
+            position += length
         data = np.frombuffer(b"".join(parts), dtype=np.uint8)
         table = np.array(spans, dtype=np.int64).reshape(-1, 3)
         return self._probe(data, table, np.zeros(0, dtype=np.uint8), hashes)
 
-    def _probe(self, data: Bytes, spans: Longs, checked: Bytes, hashes: Hashes) -> Bytes:
+    def _probe(self, data: Bytes, spans: Longs, checked_pages: Bytes, hashes: Hashes) -> Bytes:
         flags = np.zeros(self.files, dtype=np.uint8)
-        bad = _bloom.probe(data, spans, self._geometry, self._members, checked, hashes, self.hash_count, flags)
-        if bad >= 0:
-            raise _make_damage_error(bad)
+        damaged_page = _bloom.probe(
+            data, spans, self._geometry, self._members, checked_pages, hashes, self.hash_count, flags
+        )
+        if damaged_page >= 0:
+            raise _make_damage_error(damaged_page)
         return flags
 
     def verify(self) -> None:
@@ -353,9 +355,9 @@ class Bloom:
             ValueError: A page is damaged.
         """
         for row in self._geometry:
-            bad = _bloom.damaged(self._data, row)
-            if bad >= 0:
-                raise _make_damage_error(bad)
+            damaged_page = _bloom.damaged(self._data, row)
+            if damaged_page >= 0:
+                raise _make_damage_error(damaged_page)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
         """Return some words of the filters of one size: `words` words from the word `first` on.
@@ -372,9 +374,9 @@ class Bloom:
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
                 filters = np.empty((len(group.files), words), dtype=np.uint64)
-                bad = _bloom.unslice(self._data, group.make_geometry(), first, filters)
-                if bad >= 0:
-                    raise _make_damage_error(bad)
+                damaged_page = _bloom.unslice(self._data, group.make_geometry(), first, filters)
+                if damaged_page >= 0:
+                    raise _make_damage_error(damaged_page)
                 return [filters[number] for number in np.flatnonzero(keep[group.files]).tolist()]
         return []
 
@@ -410,18 +412,18 @@ def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[
     if len(counts) != count:
         raise ValueError(f"bloom blob: a file refers to a group after the last, number {count - 1}")
     groups: list[_Group] = []
-    at, offset, before = 0, len(text), 0
+    first_member, offset, previous_bits = 0, len(text), 0
     for entry, members in zip(entries.tolist(), counts, strict=True):
         bits = entry[0]
-        if bits % 64 or not max(before + 1, 64) <= bits <= FILTER_BITS_MAX or not members:
+        if bits % 64 or not max(previous_bits + 1, 64) <= bits <= FILTER_BITS_MAX or not members:
             raise ValueError(f"bloom blob: no group has {members} filters of {bits} bits here")
-        group = _Group(bits, order[at : at + members], offset)
+        group = _Group(bits, order[first_member : first_member + members], offset)
         if entry != (bits, members, offset, group.length):
             raise ValueError(
                 f"bloom blob: the group of filters of {bits} bits does not begin where the previous group ends"
             )
         groups.append(group)
-        at, offset, before = at + members, offset + group.length, bits
+        first_member, offset, previous_bits = first_member + members, offset + group.length, bits
     if offset != size:
         raise ValueError(f"bloom blob: the blob has {size} bytes, but its groups end at byte {offset}")
     return groups
@@ -431,8 +433,8 @@ def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
     """Return the numbers by which the kernel's `position` multiplies the size of a filter, uint64[hashes, k]."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
-    mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
-    return mixed
+    multipliers: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
+    return multipliers
 
 
 def _make_damage_error(offset: int) -> ValueError:
@@ -455,9 +457,9 @@ class RemoteBloom:
 
     is_full = False
 
-    def __init__(self, blob: BlobReader, opened: Bloom, size_bytes: int) -> None:
-        self._blob, self._bloom, self.size_bytes = blob, opened, size_bytes
-        self.data_files = opened.files
+    def __init__(self, blob: BlobReader, bloom: Bloom, size_bytes: int) -> None:
+        self._blob, self._bloom, self.size_bytes = blob, bloom, size_bytes
+        self.data_files = bloom.files
 
     async def probe(self, query: BloomQuery) -> Flags | None:
         parts = await self._blob.read_all(self._bloom.list_byte_ranges(query.hashes))
@@ -502,9 +504,9 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
     def make_keys_query(self, keys: KeySet) -> BloomQuery | None:
         return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))
 
-    def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]) -> Iterator[str]:
         hashes = hash_keys(columns[0], _SEED)
-        for row in sampled:
+        for row in sampled_rows:
             if not index.probe(hashes[row : row + 1])[number]:
                 yield f"the filter does not contain the value of row {row}"
 

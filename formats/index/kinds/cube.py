@@ -162,9 +162,9 @@ class CubeEntries:
                         f"an entry of a cube has {size:,} bytes after decompression; the maximum is "
                         f"{_DECODED_BYTES_MAX:,}"
                     )
-                packed = reader.get_batch(number)
-                packed.validate(full=True)
-                yield unpack_groups(packed, schema, _DECODED_BYTES_MAX)
+                packed_batch = reader.get_batch(number)
+                packed_batch.validate(full=True)
+                yield unpack_groups(packed_batch, schema, _DECODED_BYTES_MAX)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
@@ -256,17 +256,19 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         return None
 
     def check_rows(self, index: CubeEntries, rows: int) -> str | None:
-        counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.read(range(index.files), ["m0"]))
-        return None if counted == rows else f"the cube counts {counted:,} rows, but its data files have {rows:,}"
+        cube_rows = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.read(range(index.files), ["m0"]))
+        return None if cube_rows == rows else f"the cube counts {cube_rows:,} rows, but its data files have {rows:,}"
 
-    def compare_aggregates(self, index: CubeEntries, number: int, expected: pa.RecordBatch) -> Iterator[str]:
-        (stored,) = index.read([number])
-        if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
-            yield f"the cube has {stored.num_rows:,} groups, but the data file has {expected.num_rows:,}"
+    def compare_aggregates(self, index: CubeEntries, number: int, expected_groups: pa.RecordBatch) -> Iterator[str]:
+        (stored_groups,) = index.read([number])
+        if stored_groups.schema != expected_groups.schema or stored_groups.num_rows != expected_groups.num_rows:
+            yield f"the cube has {stored_groups.num_rows:,} groups, but the data file has {expected_groups.num_rows:,}"
             return
         # Entries of earlier versions have the groups in the order in which they appear in the file.
-        stored, expected = _sort_groups(stored), _sort_groups(expected)
-        for name, left, right in zip(stored.schema.names, stored.columns, expected.columns, strict=True):
+        stored_groups, expected_groups = _sort_groups(stored_groups), _sort_groups(expected_groups)
+        for name, left, right in zip(
+            stored_groups.schema.names, stored_groups.columns, expected_groups.columns, strict=True
+        ):
             if not _are_equal(left, right):
                 yield f"the column {name} of the cube differs from the rows"
 
@@ -293,8 +295,12 @@ def _rank_texts(column: pa.Array) -> pa.Array:
     """
     if not pa.types.is_string(column.type):
         return column
-    encoded = column.dictionary_encode()
-    return pc.rank(encoded.dictionary).take(encoded.indices) if len(encoded.dictionary) else column
+    dictionary_array = column.dictionary_encode()
+    return (
+        pc.rank(dictionary_array.dictionary).take(dictionary_array.indices)
+        if len(dictionary_array.dictionary)
+        else column
+    )
 
 
 def describe_size(groups: int, rows: int, shrink: float) -> str:
@@ -339,13 +345,13 @@ def group_rows(
         else:
             column = _evaluate_operand(partial.operand, columns)
         values[f"m{number}"] = _Values(partial.function, column, get_partial_type(partial))
-    grouped = _aggregate_groups(keys, values)
+    groups = _aggregate_groups(keys, values)
     for name, dictionary in dictionaries.items():
-        number = grouped.schema.get_field_index(name)
-        codes = grouped[name].combine_chunks()
-        grouped = grouped.set_column(number, name, dictionary.take(codes))
-    grouped = grouped.combine_chunks()
-    return grouped.to_batches()[0] if grouped.num_rows else pa.RecordBatch.from_pylist([], grouped.schema)
+        number = groups.schema.get_field_index(name)
+        codes = groups[name].combine_chunks()
+        groups = groups.set_column(number, name, dictionary.take(codes))
+    groups = groups.combine_chunks()
+    return groups.to_batches()[0] if groups.num_rows else pa.RecordBatch.from_pylist([], groups.schema)
 
 
 def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
@@ -390,12 +396,12 @@ def _aggregate_groups(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, 
             column = pc.if_else(is_nan, pa.scalar(None, column.type), column)
         inputs[name] = column
         aggregates.append((name, function))
-    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
-    results = {name: grouped[name] for name in keys}
+    groups = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
+    results = {name: groups[name] for name in keys}
     for name, (function, _, kind) in values.items():
-        result = grouped[f"{name}_{function}"]
-        if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
-            is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
+        result = groups[f"{name}_{function}"]
+        if f"{name}_nan_any" in groups.column_names:  # The result is NaN only if all values are NaN.
+            is_nan = pc.and_(pc.is_null(result), pc.fill_null(groups[f"{name}_nan_any"], fill_value=False))
             result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
         try:
             results[name] = result.cast(kind)
@@ -451,8 +457,8 @@ def _truncate_values(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if term.transform == IDENTITY:
         return values
     kind = values.type
-    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else values
-    return pc.floor_temporal(plain, unit=term.transform).cast(kind)
+    local_times = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else values
+    return pc.floor_temporal(local_times, unit=term.transform).cast(kind)
 
 
 def _evaluate_operand(operand: Operand, columns: Columns) -> pa.ChunkedArray:
@@ -475,9 +481,9 @@ def _evaluate_operand(operand: Operand, columns: Columns) -> pa.ChunkedArray:
         return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
     scale = get_decimal_digits(operand.kind)[1]
     digits = [get_decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
-    wide = [_widen_decimals(column, *precision) for column, precision in zip(values, digits, strict=True)]
+    wide_columns = [_widen_decimals(column, *precision) for column, precision in zip(values, digits, strict=True)]
     # If a value has more digits than the engines' type, the cast fails.
-    return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))
+    return pc.call_function(_SIGNS[operand.sign], wide_columns).cast(pa.decimal128(PRECISION_MAX, scale))
 
 
 def _widen_decimals(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:

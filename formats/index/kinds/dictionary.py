@@ -65,7 +65,7 @@ class Bounds:
         """Read the bounds of ranges whose keys are bytes. Long keys are truncated."""
         self.low_bytes: list[bytes] = []
         self.high_bytes: list[bytes] = []
-        above, upto = [], []
+        above_flags, upto = [], []
         for key_range in ranges.ranges:
             low, high = key_range.low or b"", key_range.high
             assert isinstance(low, bytes)
@@ -76,10 +76,10 @@ class Bounds:
                 upto.append(not key_range.high_open or len(high) >= CLIPPED_BYTES)
                 self.exact &= len(high) < CLIPPED_BYTES
             self.low_bytes.append(low[:CLIPPED_BYTES])
-            above.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
+            above_flags.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
             self.exact &= len(low) < CLIPPED_BYTES
         self.count = len(self.low_bytes)
-        self._above: Bytes = np.array(above, dtype=np.uint8)
+        self._above_flags: Bytes = np.array(above_flags, dtype=np.uint8)
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def list_edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -103,7 +103,7 @@ class Bounds:
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
-            begins = dictionary.below(self.low_bytes, self._above)
+            begins = dictionary.below(self.low_bytes, self._above_flags)
             ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range can have no upper bound.
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:
@@ -116,12 +116,12 @@ _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
     """Remove empty intervals, and join intervals that touch or overlap. Intervals of truncated keys can overlap."""
-    non_empty = begins < ends
-    begins, ends = begins[non_empty], ends[non_empty]
+    is_non_empty = begins < ends
+    begins, ends = begins[is_non_empty], ends[is_non_empty]
     if len(begins) < 2:
         return Intervals(begins, ends)
-    apart = begins[1:] > ends[:-1]
-    return Intervals(begins[np.r_[True, apart]], ends[np.r_[apart, True]])
+    is_apart = begins[1:] > ends[:-1]
+    return Intervals(begins[np.r_[True, is_apart]], ends[np.r_[is_apart, True]])
 
 
 def pack_dictionary(distinct: Distinct) -> Bytes:

@@ -264,14 +264,16 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """
         return None
 
-    def compare(self, index: Opened, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(
+        self, index: Opened, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
+    ) -> Iterator[str]:
         """Compare the index with the keys of a data file, and yield a description of each difference.
 
         Args:
             index: The opened index.
             number: The index of the data file in the blob.
             columns: The keys, which were read from the data file again.
-            sampled: Rows whose first key is neither null nor NaN, for kinds that compare single keys.
+            sampled_rows: Rows whose first key is neither null nor NaN, for kinds that compare single keys.
         """
         return iter(())
 

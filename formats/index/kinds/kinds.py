@@ -21,4 +21,6 @@ def list_parameters() -> Mapping[str, IndexParameter]:
 
 def list_kinds_with_parameter(parameter: str) -> list[str]:
     """Return the names of the kinds that have the parameter."""
-    return [kind.name for kind in KINDS.values() if any(declared.name == parameter for declared in kind.parameters)]
+    return [
+        kind.name for kind in KINDS.values() if any(declaration.name == parameter for declaration in kind.parameters)
+    ]

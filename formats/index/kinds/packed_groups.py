@@ -45,18 +45,21 @@ def make_packed_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def read_groups_schema(packed: pa.Schema) -> pa.Schema:
+def read_groups_schema(packed_schema: pa.Schema) -> pa.Schema:
     """Return the schema of the groups that a schema of packed groups describes.
 
     Raises:
         ValueError: The schema does not describe packed groups.
     """
-    if packed.names[:1] != [_GROUPS] or not all(pa.types.is_list(kind) for kind in packed.types[1::3]):
+    if packed_schema.names[:1] != [_GROUPS] or not all(pa.types.is_list(kind) for kind in packed_schema.types[1::3]):
         raise ValueError("an Arrow file has no packed groups")
     groups = pa.schema(
-        [(name, kind.value_type) for name, kind in zip(packed.names[1::3], packed.types[1::3], strict=True)]
+        [
+            (name, kind.value_type)
+            for name, kind in zip(packed_schema.names[1::3], packed_schema.types[1::3], strict=True)
+        ]
     )
-    if make_packed_schema(groups) != packed:
+    if make_packed_schema(groups) != packed_schema:
         raise ValueError("an Arrow file has no packed groups")
     return groups
 
@@ -81,27 +84,27 @@ def pack_groups(groups: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(cells, schema=make_packed_schema(groups.schema))
 
 
-def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> pa.RecordBatch:
+def unpack_groups(packed_row: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> pa.RecordBatch:
     """Unpack the groups of a packed row.
 
     Args:
-        packed: The row, whose buffers are valid, with the cells of the columns in `schema`.
+        packed_row: The row, whose buffers are valid, with the cells of the columns in `schema`.
         schema: The columns to return.
         bytes_max: The maximum number of bytes of the groups.
 
     Raises:
         ValueError: The row is damaged.
     """
-    if packed.num_rows != 1 or not packed[_GROUPS][0].is_valid:
+    if packed_row.num_rows != 1 or not packed_row[_GROUPS][0].is_valid:
         raise ValueError("packed groups have no row")
-    rows = packed[_GROUPS][0].as_py()
+    rows = packed_row[_GROUPS][0].as_py()
     if rows < 0:
         raise ValueError(f"packed groups state the invalid number of {rows:,} groups")
     columns = []
     size = 0
     for field in schema:
-        values = packed[field.name].flatten()
-        codes, base = packed[field.name + _CODES][0], packed[field.name + _BASE][0]
+        values = packed_row[field.name].flatten()
+        codes, base = packed_row[field.name + _CODES][0], packed_row[field.name + _BASE][0]
         numbers = _split_codes(codes.as_buffer(), rows) if codes.is_valid else None
         size += values.nbytes if numbers is None else _count_bytes(values, numbers, field.type)
         if size > bytes_max:
@@ -123,8 +126,8 @@ def _code_column(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, i
     if pa.types.is_floating(column.type):
         return column, None, None
     if name.startswith("d"):
-        encoded = pc.dictionary_encode(column, null_encoding="encode")
-        return encoded.dictionary, _join_codes(encoded.indices.to_numpy().astype(np.uint64)), None
+        dictionary_array = pc.dictionary_encode(column, null_encoding="encode")
+        return dictionary_array.dictionary, _join_codes(dictionary_array.indices.to_numpy().astype(np.uint64)), None
     longs = _to_longs(column)
     if longs is None:
         return column, None, None
@@ -178,8 +181,8 @@ def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
 
 
 def _split_codes(data: pa.Buffer, count: int) -> npt.NDArray[np.uint64]:
-    width, rest = divmod(data.size, count) if count else (0, data.size)
-    if rest or not (1 <= width <= 8 or not count):
+    width, remainder = divmod(data.size, count) if count else (0, data.size)
+    if remainder or not (1 <= width <= 8 or not count):
         raise ValueError(f"{data.size:,} bytes cannot be the codes of {count:,} groups")
     planes = np.frombuffer(data, np.uint8).reshape(width, count)
     codes = np.zeros((count, 8), np.uint8)

@@ -74,7 +74,7 @@ class Pieces:
         ValueError: The header, a length or a checksum is wrong.
     """
 
-    __slots__ = ("_checked", "_memory", "_starts", "_table", "count", "head")
+    __slots__ = ("_checked_pieces", "_memory", "_starts", "_table", "count", "head")
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -94,7 +94,7 @@ class Pieces:
         if starts[-1] != len(memory):
             raise ValueError(f"the header states {starts[-1]} bytes of pieces, but the memory has {len(memory)} bytes")
         self._starts: list[int] = starts
-        self._checked = bytearray(count)
+        self._checked_pieces = bytearray(count)
 
     def read(self, number: int) -> Piece:
         """Return a piece.
@@ -105,10 +105,10 @@ class Pieces:
         length, coding, checksum = self._table[number].tolist()
         start = self._starts[number]
         data = self._memory[start : start + length]
-        if not self._checked[number]:
+        if not self._checked_pieces[number]:
             if isal_zlib.crc32(data) != checksum:
                 raise ValueError(f"piece {number} of {self.count} does not match its checksum")
-            self._checked[number] = 1
+            self._checked_pieces[number] = 1
         return Piece(coding, data)
 
     def spot(self, number: int) -> tuple[int, int]:
@@ -125,5 +125,5 @@ class Pieces:
     def verify(self) -> None:
         """Check the checksums of all pieces."""
         for number in range(self.count):
-            self._checked[number] = 0
+            self._checked_pieces[number] = 0
             self.read(number)

@@ -158,8 +158,8 @@ def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
             starts.append(part.starts[1:] + base)
             heaps.append(part.heap)
             base += len(part.heap)
-    together = np.concatenate(starts)
-    return rank_bytes(together[:-1], together[1:], np.concatenate(heaps))
+    joined_starts = np.concatenate(starts)
+    return rank_bytes(joined_starts[:-1], joined_starts[1:], np.concatenate(heaps))
 
 
 def _encode_by_key(
@@ -190,11 +190,11 @@ def _encode_by_key(
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)
-        non_empty = np.flatnonzero(lengths)
-        owners_at = np.array(batch, dtype=np.int64)[non_empty]
-        lowest_ranks[owners_at], greatest_ranks[owners_at] = (
-            ranks[(ends - lengths)[non_empty]],
-            ranks[ends[non_empty] - 1],
+        non_empty_lists = np.flatnonzero(lengths)
+        list_owners = np.array(batch, dtype=np.int64)[non_empty_lists]
+        lowest_ranks[list_owners], greatest_ranks[list_owners] = (
+            ranks[(ends - lengths)[non_empty_lists]],
+            ranks[ends[non_empty_lists] - 1],
         )
         if layout == MATRIX:
             _bitmap.fill_matrix(matrix, ranks, owners)
@@ -245,8 +245,12 @@ def _pack_array(array: npt.NDArray[Any]) -> Piece:
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
-    packed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
-    return Piece(Coding.ZSTD, packed) if len(packed) < COMPRESSED_MAX_FRACTION * len(data) else Piece(Coding.FLAT, data)
+    compressed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
+    return (
+        Piece(Coding.ZSTD, compressed)
+        if len(compressed) < COMPRESSED_MAX_FRACTION * len(data)
+        else Piece(Coding.FLAT, data)
+    )
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
@@ -366,17 +370,17 @@ class Postings:
 
         The result for the last `keys` is cached.
         """
-        marked = self._marked
-        if marked is None or marked[0] is not keys:
-            self._marked = marked = (keys, keys.mark_keys(read_distinct(self._open_dictionary())))
-        return marked[1]
+        cached_marks = self._marked
+        if cached_marks is None or cached_marks[0] is not keys:
+            self._marked = cached_marks = (keys, keys.mark_keys(read_distinct(self._open_dictionary())))
+        return cached_marks[1]
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return False for each file whose lowest and greatest key exclude a key within the bounds, as bool[files]."""
         marks, numbers = self._mark_by_edge_keys(bounds, has_keys)
-        possible: npt.NDArray[np.bool_] = marks != 0
-        possible[numbers] = True
-        return possible
+        may_have_key: npt.NDArray[np.bool_] = marks != 0
+        may_have_key[numbers] = True
+        return may_have_key
 
     def _open_dictionary(self) -> _ordered.Numbers | _ordered.Strings:
         if self._dictionary is None:
@@ -400,18 +404,18 @@ class Postings:
                 looked up.
         """
         marks = np.zeros(self._files, dtype=np.uint8)
-        wide = ends - begins > 1
+        is_wide = ends - begins > 1
         lowest_ranks, greatest_ranks = (
             self._read_array(number, "<u4", self._files) for number in (_LOWEST_RANKS, _GREATEST_RANKS)
         )
-        undecided = np.zeros(self._files, dtype=np.bool_)
-        for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
-            below, above = lowest_ranks < begin, greatest_ranks >= end
+        is_undecided = np.zeros(self._files, dtype=np.bool_)
+        for begin, end in zip(begins[is_wide].tolist(), ends[is_wide].tolist(), strict=True):
+            is_low_below, is_high_above = lowest_ranks < begin, greatest_ranks >= end
             outside = (greatest_ranks < begin) | (lowest_ranks >= end)
-            marks |= ~outside & ~(below & above)
-            undecided |= ~outside & below & above
-        if not (undecided & (marks == 0)).any():
-            begins, ends = begins[~wide], ends[~wide]
+            marks |= ~outside & ~(is_low_below & is_high_above)
+            is_undecided |= ~outside & is_low_below & is_high_above
+        if not (is_undecided & (marks == 0)).any():
+            begins, ends = begins[~is_wide], ends[~is_wide]
         return marks, begins, ends
 
     def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
@@ -439,15 +443,15 @@ class Postings:
         lows, highs = bounds.list_edges(EDGE_BYTES)
         # If a range contains a key of the file, it is the first range that does not end before the file's lowest key.
         first = np.searchsorted(highs, lowest_keys, side="left")
-        possible = has_keys & (first < len(highs))
-        possible[possible] = lows[first[possible]] <= greatest_keys[possible]
+        may_have_key = has_keys & (first < len(highs))
+        may_have_key[may_have_key] = lows[first[may_have_key]] <= greatest_keys[may_have_key]
         marks = np.zeros(self._files, dtype=np.uint8)
         if self._form == CODES:
-            sure = possible.copy()
-            sure[possible] = lows[first[possible]] <= lowest_keys[possible]
-            marks[sure] = 1
-            possible &= ~sure
-        return marks, np.flatnonzero(possible)
+            has_key = may_have_key.copy()
+            has_key[may_have_key] = lows[first[may_have_key]] <= lowest_keys[may_have_key]
+            marks[has_key] = 1
+            may_have_key &= ~has_key
+        return marks, np.flatnonzero(may_have_key)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
         """Set the marks of the files in `numbers` by searches in their dictionaries, and return the marks."""

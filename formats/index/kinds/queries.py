@@ -83,7 +83,7 @@ def _encode_literal_keys(keys: Sequence[Key], kind: str) -> Keys:
     """Return the keys of literals in the form of a column."""
     if has_codes(kind):
         return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
-    spelled = [key for key in keys if isinstance(key, bytes)]
-    starts = np.zeros(len(spelled) + 1, dtype=np.int64)
-    np.cumsum([len(key) for key in spelled], out=starts[1:])
-    return Keys(kind, len(spelled), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), None, None)
+    byte_keys = [key for key in keys if isinstance(key, bytes)]
+    starts = np.zeros(len(byte_keys) + 1, dtype=np.int64)
+    np.cumsum([len(key) for key in byte_keys], out=starts[1:])
+    return Keys(kind, len(byte_keys), None, starts, np.frombuffer(b"".join(byte_keys), dtype=np.uint8), None, None)

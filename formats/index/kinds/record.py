@@ -135,12 +135,12 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
     pages = 0
     while True:
         chunk, first = np.empty(_PAGES_PER_READ_MAX * PAGE_BYTES, np.uint8), np.empty(_PAGES_PER_READ_MAX, dtype="<u8")
-        filled = merger.fill(chunk, pages, first, counts)
-        if not filled:
+        pages_filled = merger.fill(chunk, pages, first, counts)
+        if not pages_filled:
             break
-        yield chunk[: filled * PAGE_BYTES].data
-        fences.append(first[:filled])
-        pages += filled
+        yield chunk[: pages_filled * PAGE_BYTES].data
+        fences.append(first[:pages_filled])
+        pages += pages_filled
     directory = np.concatenate([*fences, counts]).view(np.uint8)
     yield directory.data
     head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, compute_checksum(directory))
@@ -381,15 +381,17 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
             None if index.count == rows else f"the index has {index.count} entries, but the data files have {rows} rows"
         )
 
-    def compare(self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(
+        self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
+    ) -> Iterator[str]:
         """Compare all rows, not only the sampled rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries, but the data file has {rows} rows"
         queries, files, positions = index.lookup(*hash_halves(columns))
         is_found = np.zeros(rows, dtype=np.bool_)
-        correct = (files == number) & (positions == queries)
-        is_found[queries[correct]] = True
+        is_correct = (files == number) & (positions == queries)
+        is_found[queries[is_correct]] = True
         if not is_found.all():
             yield f"the index does not return the key of row {int(np.flatnonzero(~is_found)[0])} at its position"
 

@@ -76,12 +76,12 @@ def build_section(keys: Keys) -> bytes:
     nulls = bits.make_empty_bits(keys.rows) if keys.valid is None else bits.make_full_bits(keys.rows) & ~keys.valid
     nans = bits.make_empty_bits(keys.rows) if keys.nan is None else keys.nan
     flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
-    layout, stored = _choose_layout(ranks, len(distinct), _find_present(nulls, nans, keys.rows))
+    layout, encoded_pieces = _choose_layout(ranks, len(distinct), _find_present(nulls, nans, keys.rows))
     pieces = [
         Piece(Coding.FLAT, pack_dictionary(distinct).data),
         bits.encode_bits(nulls, keys.rows),
         bits.encode_bits(nans, keys.rows),
-        *stored,
+        *encoded_pieces,
     ]
     form = CODES if keys.codes is not None else BYTES
     return write_pieces(PiecesHeader(keys.rows, len(distinct), form, layout, flags), pieces)
@@ -91,7 +91,7 @@ def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
     return bits.make_full_bits(rows) & ~(nulls | nans)
 
 
-def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
+def _choose_layout(ranks: Ranks, cardinality: int, present_rows: Bits) -> tuple[int, list[Piece]]:
     """Return the smaller layout, and its bitmaps."""
     rows = len(ranks)
     words_of_slices = _bitmap.slice_ranks(ranks, compute_slice_count(cardinality))
@@ -104,7 +104,7 @@ def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, 
     containers = cardinality * -(-rows // (1 << 16))
     if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= size:
         return SLICES, slices
-    by_value = [bits.encode_bits(words & present, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
+    by_value = [bits.encode_bits(words & present_rows, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
     if sum(len(piece.data) for piece in by_value) >= size:
         return SLICES, slices
     return EQUALITY, by_value
@@ -185,26 +185,26 @@ class Section:
         rows = self._select_ranks(self.find_intervals(bounds), slices)
         null_rows = self._read_marks(NULL_ROWS, NULLS)
         nan_rows = self._read_marks(NAN_ROWS, NANS)
-        for marks, included in ((null_rows, nulls), (nan_rows, nans)):
+        for marks, is_included in ((null_rows, nulls), (nan_rows, nans)):
             if marks is not None:
-                rows = rows | marks if included else rows & ~marks
+                rows = rows | marks if is_included else rows & ~marks
         return rows
 
-    def find_marked_rows(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
+    def find_marked_rows(self, marks: Bytes, candidate_rows: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows whose rank is marked. Null and NaN rows are not returned.
 
         Args:
             marks: 1 for each marked rank, otherwise 0, as uint8[cardinality].
-            among: The rows to search, or None for all rows.
+            candidate_rows: The rows to search, or None for all rows.
             slices: A function that returns the first result of `decode_slices`, which may be cached.
         """
-        rows, keyless = bits.make_full_bits(self.rows) if among is None else among, self.keyless
+        rows, keyless = bits.make_full_bits(self.rows) if candidate_rows is None else candidate_rows, self.keyless
         if keyless is not None:
             rows = rows & ~keyless
-        marked = int(np.count_nonzero(marks))
-        if marked == 0:
+        marked_count = int(np.count_nonzero(marks))
+        if marked_count == 0:
             return bits.make_empty_bits(self.rows)
-        if marked == self.cardinality:
+        if marked_count == self.cardinality:
             return rows
         if self.layout == EQUALITY:
             ranks = np.flatnonzero(marks)
@@ -229,10 +229,10 @@ class Section:
         return self._read_bits(piece)
 
     def _read_bits(self, piece: int) -> Bits:
-        decoded = self._decode_slice(piece)
-        if isinstance(decoded, bool):
-            return bits.make_full_bits(self.rows) if decoded else bits.make_empty_bits(self.rows)
-        return decoded
+        slice_bits = self._decode_slice(piece)
+        if isinstance(slice_bits, bool):
+            return bits.make_full_bits(self.rows) if slice_bits else bits.make_empty_bits(self.rows)
+        return slice_bits
 
     def _decode_slice(self, number: int) -> Bits | bool:
         piece = self._pieces.read(number)
@@ -244,12 +244,12 @@ class Section:
         """Return the slices, ready for comparisons, and the memory in bytes that they need in addition to the stored
         section.
         """
-        inflated = _count_decoded_bytes(
+        decoded_bytes = _count_decoded_bytes(
             (self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)), self.rows
         )
-        if inflated > DECODED_MAX_BYTES:
+        if decoded_bytes > DECODED_MAX_BYTES:
             raise ValueError(
-                f"the slices of a section take {inflated:,} bytes; the limit is {DECODED_MAX_BYTES:,} bytes"
+                f"the slices of a section take {decoded_bytes:,} bytes; the limit is {DECODED_MAX_BYTES:,} bytes"
             )
         slices = [self._decode_slice(FIRST + number) for number in range(self.bitmaps)]
         size_bytes = sum(
@@ -279,11 +279,11 @@ class Section:
         If the other ranks are fewer, the complement of the union of their bitmaps is computed instead.
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
-        inverted = 2 * len(ranks) > self.cardinality
+        uses_complement = 2 * len(ranks) > self.cardinality
         rows = bits.make_empty_bits(self.rows)
-        for rank in sorted(set(range(self.cardinality)) - set(ranks)) if inverted else ranks:
+        for rank in sorted(set(range(self.cardinality)) - set(ranks)) if uses_complement else ranks:
             rows |= self._read_bits(FIRST + rank)
-        return bits.make_full_bits(self.rows) & ~rows if inverted else rows
+        return bits.make_full_bits(self.rows) & ~rows if uses_complement else rows
 
 
 def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
@@ -291,8 +291,8 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
     begins, ends = intervals
     if len(begins) == 1:
         return _find_rows_in_interval(slices, int(begins[0]), int(ends[0]), cardinality)
-    single = ends - begins == 1
-    points, starts, stops = begins[single], begins[~single], ends[~single]
+    is_single = ends - begins == 1
+    points, starts, stops = begins[is_single], begins[~is_single], ends[~is_single]
     if len(points) + 2 * len(starts) > COMPARED_MAX:
         return slices.where_listed(begins, ends)
     includes_last_rank = len(stops) > 0 and int(stops[-1]) == cardinality
@@ -303,7 +303,7 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
 def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
-    cuts = [cut for cut in (begin, end) if 0 < cut < cardinality]
+    cuts = [edge for edge in (begin, end) if 0 < edge < cardinality]
     return slices.where(np.array(cuts, dtype=np.uint64), _NO_RANKS, end == cardinality)
 
 

@@ -20,7 +20,7 @@ class SparseMemory:
     def __init__(self, length: int) -> None:
         self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory = memoryview(self._map)
-        self._filled: list[Range] = []
+        self._filled_ranges: list[Range] = []
         """The start and the end of each range that has been read, ascending. Ranges neither overlap nor touch."""
         self.filled_bytes = 0
         """The number of bytes that have been read, plus a memory page for each range."""
@@ -47,8 +47,8 @@ class SparseMemory:
 
     def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
         """Yield the start and the end of each part between `start` and `end` that has not been read."""
-        index = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
-        for filled_start, filled_end in self._filled[index:]:
+        index = max(0, bisect_right(self._filled_ranges, (start, len(self.memory))) - 1)
+        for filled_start, filled_end in self._filled_ranges[index:]:
             if filled_start >= end:
                 break
             if filled_start > start:
@@ -59,9 +59,9 @@ class SparseMemory:
 
     def _add(self, start: int, end: int) -> None:
         """Record that a gap has been read, and join it with the ranges that it touches."""
-        index = bisect_right(self._filled, (start, end))
-        if index < len(self._filled) and self._filled[index][0] == end:
-            end = self._filled.pop(index)[1]
-        if index and self._filled[index - 1][1] == start:
-            start = self._filled.pop(index - 1)[0]
-        insort(self._filled, (start, end))
+        index = bisect_right(self._filled_ranges, (start, end))
+        if index < len(self._filled_ranges) and self._filled_ranges[index][0] == end:
+            end = self._filled_ranges.pop(index)[1]
+        if index and self._filled_ranges[index - 1][1] == start:
+            start = self._filled_ranges.pop(index - 1)[0]
+        insort(self._filled_ranges, (start, end))

@@ -72,8 +72,8 @@ class CertificateRule(msgspec.Struct, frozen=True):
 
     def list_roles(self, principal_name: str, parts: Mapping[str, str]) -> tuple[Grant, ...]:
         """Return the grants by which the principal has the roles of the rule."""
-        escaped = {name: show_path((value,)) for name, value in parts.items()}
-        return tuple(_parse_grant(principal_name, _fill_template(role, escaped)) for role in self.roles)
+        escaped_parts = {name: show_path((value,)) for name, value in parts.items()}
+        return tuple(_parse_grant(principal_name, _fill_template(role, escaped_parts)) for role in self.roles)
 
 
 def _fill_template(template: str, parts: Mapping[str, str]) -> str:

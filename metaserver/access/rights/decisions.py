@@ -47,7 +47,7 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
 
     A denied privilege is not removed from the first set, so that a refusal can state the reason.
     """
-    allowed = denied = 0
+    allowed_bits = denied_bits = 0
     namespace, kind, name = securable
     for grant in grants:
         if kind == SERVER:
@@ -65,16 +65,16 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
         if not counts:
             continue
         if grant.deny:
-            denied |= DENIED.get(grant.role, ALL)
+            denied_bits |= DENIED.get(grant.role, ALL)
         else:
-            allowed |= ALLOWED.get(grant.role, 0)
-    return allowed, denied
+            allowed_bits |= ALLOWED.get(grant.role, 0)
+    return allowed_bits, denied_bits
 
 
 def have_privileges(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
     """Return whether the grants give all of these privileges on an object. The result for an empty set is False."""
-    allowed, denied = find_bits(grants, securable)
-    return bool(bits) and not bits & ~(allowed & ~denied)
+    allowed_bits, denied_bits = find_bits(grants, securable)
+    return bool(bits) and not bits & ~(allowed_bits & ~denied_bits)
 
 
 def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
@@ -107,10 +107,10 @@ def _denies(grant: Grant, bits: int) -> bool:
 
 def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
     """Return the grants that allow browsing their object, without those that a denial overrides."""
-    browsing = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
+    browse_grants = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
     if not any(grant.deny for grant in grants):  # Skip the comparison, because a login may have a thousand grants.
-        return browsing
-    return [grant for grant in browsing if have_privileges(grants, get_securable(grant), BROWSE)]
+        return browse_grants
+    return [grant for grant in browse_grants if have_privileges(grants, get_securable(grant), BROWSE)]
 
 
 def can_list_namespace(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
@@ -151,7 +151,7 @@ def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePa
     for grant in grants:
         if not (grant.deny or grant.name):
             allowed_on[grant.namespace] = allowed_on.get(grant.namespace, 0) | ALLOWED.get(grant.role, 0)
-    paths = [path for path, allowed in allowed_on.items() if not bits & ~allowed]
+    paths = [path for path, allowed_bits in allowed_on.items() if not bits & ~allowed_bits]
     if not any(grant.deny for grant in grants):
         return paths
     return [path for path in paths if have_privileges(grants, Securable(path), bits)]
@@ -165,7 +165,7 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
         Grant("", "read", *securable, deny=deny)
         for securables, deny in ((allows, False), (denials, True))
         for securable in sorted(securables)
-        if not any(above in securables for above in list_above(securable))
+        if not any(outer_securable in securables for outer_securable in list_above(securable))
     ]
 
 
@@ -191,10 +191,10 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
     next_position = len(grants)
     while heap and heap[0][0] <= -2:
         root = heapq.heappop(heap)[2]  # A step changes only this tree.
-        path, removed = _find_fullest(root, [grant for _, grant in trees[root]])
-        denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed) else []
-        yield removed, denials
-        removed_grants = set(removed)
+        path, removed_grants_of_path = _find_fullest(root, [grant for _, grant in trees[root]])
+        denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed_grants_of_path) else []
+        yield removed_grants_of_path, denials
+        removed_grants = set(removed_grants_of_path)
         grants_inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
         grants_inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
         next_position += 1
@@ -210,8 +210,8 @@ def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePa
     """
     while True:
         depth = len(path) + 1
-        below = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
-        largest, count = below.most_common(1)[0] if below else (path, 0)
+        counts_by_namespace = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
+        largest, count = counts_by_namespace.most_common(1)[0] if counts_by_namespace else (path, 0)
         if count < 2 or 2 * count < len(inside):
             return path, inside
         path = largest

@@ -11,7 +11,7 @@ from seamark.metaserver.store.port import GROUPS_MAX, PointerStore
 
 
 async def load_grants(
-    store: PointerStore, name: str, groups: tuple[str, ...] = (), stated: Sequence[Grant] = ()
+    store: PointerStore, name: str, groups: tuple[str, ...] = (), stated_grants: Sequence[Grant] = ()
 ) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
     """Return the grants of a login, and the groups and roles to which it belongs.
 
@@ -21,12 +21,12 @@ async def load_grants(
         store: The pointer store of the warehouse.
         name: The principal of the login.
         groups: The principals of the login's groups.
-        stated: The grants that the token of the login states.
+        stated_grants: The grants that the token of the login states.
 
     Raises:
         Forbidden: The login belongs to too many roles. No role may be left out, because it may contain a denial.
     """
-    grants = [*stated, *await store.grants(name)]
+    grants = [*stated_grants, *await store.grants(name)]
     if groups:
         grants += await store.grants_of_any(groups)
     roles: dict[str, None] = {}
@@ -35,9 +35,9 @@ async def load_grants(
         roles.update(dict.fromkeys(new_roles))
         if len(roles) > GROUPS_MAX:
             raise Forbidden(f"{name} belongs to more than {GROUPS_MAX} roles; an admin removes it from some of them")
-        granted = await store.grants_of_any(tuple(new_roles))
-        grants += granted
-        new_roles = [role for role in _list_roles(granted) if role not in roles]
+        new_grants = await store.grants_of_any(tuple(new_roles))
+        grants += new_grants
+        new_roles = [role for role in _list_roles(new_grants) if role not in roles]
     return tuple(grants), (*groups, *roles)
 
 

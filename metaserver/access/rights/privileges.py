@@ -80,4 +80,4 @@ def list_names(bits: int) -> list[str]:
 
 def find_smallest_role(bits: int) -> str:
     """Return the first of the roles reader, writer and admin that has all these privileges."""
-    return next(name for name, included in ROLE_BITS.items() if not bits & ~included)
+    return next(name for name, role_bits in ROLE_BITS.items() if not bits & ~role_bits)

@@ -242,7 +242,7 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="List the grants of the caller and its groups, and those on objects whose grants the caller may manage",
+    summary="List the grants of the caller and its groups, and all grants that the caller may manage",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
@@ -258,16 +258,16 @@ async def list_grants(call: Call) -> GrantPage:
     grants: list[Grant] = []
     count = 0
     while count < _GRANTS_READ_MAX:
-        stored = await call.components.store.grants_page(principal, after, _GRANTS_PER_PAGE)
-        grants += await _select_visible(call, stored)
+        stored_grants = await call.components.store.grants_page(principal, after, _GRANTS_PER_PAGE)
+        grants += await _select_visible(call, stored_grants)
         if len(grants) > size:
             grants = grants[:size]
             after = grants[-1]
             break
-        after = stored[-1] if len(stored) == _GRANTS_PER_PAGE else None
+        after = stored_grants[-1] if len(stored_grants) == _GRANTS_PER_PAGE else None
         if after is None:
             break
-        count += len(stored)
+        count += len(stored_grants)
     next_token = None if after is None else call.components.catalog.pages.encode(_encode_position(after))
     return GrantPage([_describe_grant(grant) for grant in grants], next_token)
 
@@ -276,16 +276,18 @@ async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     """Return the grants that the caller may see: its own grants, and grants that it may remove."""
     names = set(call.principal.names)
     foreign_grants = [grant for grant in grants if grant.principal not in names]
-    managed = set(
+    managed_grants = set(
         await call.select([grant for grant in foreign_grants if grant.kind != SERVER], get_securable, "addGrant")
     )
     if any(grant.kind == SERVER for grant in foreign_grants) and await call.may(THE_SERVER, "addGrant"):
-        managed.update(grant for grant in foreign_grants if grant.kind == SERVER)
-    denials = [grant for grant in foreign_grants if grant.deny and grant not in managed]
-    levels = list(dict.fromkeys(above for grant in denials for above in list_above(get_securable(grant))))
+        managed_grants.update(grant for grant in foreign_grants if grant.kind == SERVER)
+    denials = [grant for grant in foreign_grants if grant.deny and grant not in managed_grants]
+    levels = list(
+        dict.fromkeys(outer_securable for grant in denials for outer_securable in list_above(get_securable(grant)))
+    )
     managed_levels = set(await call.select(levels, lambda level: level, "removeGrant"))
-    managed.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(get_securable(grant))))
-    return [grant for grant in grants if grant.principal in names or grant in managed]
+    managed_grants.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(get_securable(grant))))
+    return [grant for grant in grants if grant.principal in names or grant in managed_grants]
 
 
 def _encode_position(grant: Grant) -> str:
@@ -450,9 +452,9 @@ async def _may_manage_above(call: Call, securable: Securable) -> bool:
     Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers
     of one object could lock out the admins of its namespace or of the catalog.
     """
-    for above in list_above(securable):
-        if await call.may(above, "removeGrant"):
-            await call.allow(above, operation="removeGrant")
+    for outer_securable in list_above(securable):
+        if await call.may(outer_securable, "removeGrant"):
+            await call.allow(outer_securable, operation="removeGrant")
             return True
     return False
 

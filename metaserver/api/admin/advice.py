@@ -101,19 +101,19 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
 async def advise_table(call: Call) -> Advice:
     """Propose layouts and indexes for the statements that read the table, with their predicted gain and cost."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded.entry.uuid, days) if history.is_on else []
-    applied = await _list_applied(history, loaded.entry.uuid)
+    shapes = await history.list_table_shapes(loaded_table.entry.uuid, days) if history.is_on else []
+    applied_proposals = await _list_applied(history, loaded_table.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded, shapes)
+        build = await read_advised_table(call, loaded_table, shapes)
         if isinstance(build, str):
-            return Advice(statements, days, None, [], applied, build)
-        before, proposals = await run_simulation(call, lambda: make_proposals(build()))
+            return Advice(statements, days, None, [], applied_proposals, build)
+        reads_before, proposals = await run_simulation(call, lambda: make_proposals(build()))
     reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
-    return Advice(statements, days, before, proposals, applied, reason)
+    return Advice(statements, days, reads_before, proposals, applied_proposals, reason)
 
 
 @Route(
@@ -130,20 +130,20 @@ async def advise_table(call: Call) -> Advice:
 ).takes(ReportedProposal)
 async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
     """Record that a proposal was applied, and measure the table again."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    uuid, history = loaded.entry.uuid, call.components.history
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    uuid, history = loaded_table.entry.uuid, call.components.history
     shapes = await history.list_table_shapes(uuid, DAYS) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded, shapes)
-        measured = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
+        build = await read_advised_table(call, loaded_table, shapes)
+        measured_reads = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
     now_ms = call.components.clock.now_ms()
-    applied = AppliedProposal(body.proposal, now_ms, measured)
-    text = msgspec.json.encode(applied).decode()
+    applied_proposal = AppliedProposal(body.proposal, now_ms, measured_reads)
+    text = msgspec.json.encode(applied_proposal).decode()
     if len(text) > _APPLIED_CHARACTERS_MAX:
         raise BadRequest(f"The proposal has {len(text):,} characters; the limit is {_APPLIED_CHARACTERS_MAX:,}")
     await history.save_applied(AppliedAdvice(uuid, f"{now_ms}-{body.proposal.id[:64]}", now_ms, text))
-    return applied
+    return applied_proposal
 
 
 async def run_simulation(call: Call, work: Callable[[], T]) -> T:
@@ -152,7 +152,7 @@ async def run_simulation(call: Call, work: Callable[[], T]) -> T:
 
 
 async def read_advised_table(
-    call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
+    call: Call, loaded_table: LoadedTable, shapes: Sequence[QueryShapeSums]
 ) -> Callable[[], AdvisedTable] | str:
     """Read the state of a table that the advisor needs.
 
@@ -160,33 +160,33 @@ async def read_advised_table(
         A function that returns the table for the advisor, or a text that says why there is no advice. The function
         takes seconds for a large table, so it must be called in a thread.
     """
-    metadata = loaded.metadata
-    assert loaded.entry is not None
+    metadata = loaded_table.metadata
+    assert loaded_table.entry is not None
     if not call.components.history.is_on:
         return "the setting query_history_days is 0, so no statements are recorded"
-    recorded = await run_simulation(call, lambda: _read_shapes(shapes, metadata))
-    if not recorded:
+    recorded_shapes = await run_simulation(call, lambda: _read_shapes(shapes, metadata))
+    if not recorded_shapes:
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
         return "the table has no snapshot"
-    columns = _find_compared_columns(recorded, metadata)
+    columns = _find_compared_columns(recorded_shapes, metadata)
     if not columns:
         return "the statements compare no column whose values can be sampled"
-    scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
+    scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded_table.entry)
     files = find_files_by_prefix(scan.view)
     if files.file_count < 1:
         return "the table has no data files"
-    listed = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
-    sample = await sample_rows(call.components.objects, metadata, listed, columns)
+    data_files = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
+    sample = await sample_rows(call.components.objects, metadata, data_files, columns)
     if isinstance(sample, str):
         return sample
     if not sample.columns:
         return "the sampled files do not have the compared columns"
-    unused_indexes = _find_unused_indexes(call, loaded)
-    applied = await _load_applied(call.components.history, loaded.entry.uuid)
-    corrections = compute_corrections(applied)
+    unused_indexes = _find_unused_indexes(call, loaded_table)
+    applied_proposals = await _load_applied(call.components.history, loaded_table.entry.uuid)
+    corrections = compute_corrections(applied_proposals)
     time_corrections = compute_time_corrections(
-        await _add_recorded(call.components.history, loaded.entry.uuid, applied[:_APPLIED_MAX])
+        await _add_recorded(call.components.history, loaded_table.entry.uuid, applied_proposals[:_APPLIED_MAX])
     )
     times = await run_simulation(call, lambda: EngineTimes.of(shapes))
 
@@ -199,13 +199,13 @@ async def read_advised_table(
             total_bytes=max(1, int(files.read_longs("file_size_in_bytes").sum())),
             rows=int(np.maximum(files.read_longs("record_count"), 0).sum()),
             sample=whole_sample,
-            statements=draw_statements(recorded, whole_sample, seed=_SEED),
+            statements=draw_statements(recorded_shapes, whole_sample, seed=_SEED),
             statements_per_day=_count_per_day(shapes),
             unused_indexes=unused_indexes,
             corrections=corrections,
             time_corrections=time_corrections,
             times=times,
-            shapes={record.fingerprint: record for record in recorded},
+            shapes={record.fingerprint: record for record in recorded_shapes},
             pinnable_bytes=_find_pinnable_bytes(call),
         )
 
@@ -241,10 +241,10 @@ def _bind_filter(filter_json: str, metadata: TableMetadata) -> Expression | None
         return None  # A column was renamed or dropped after the statement.
 
 
-def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
+def _find_compared_columns(recorded_shapes: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
     """Return the columns that the most statements compare or group by: the types, by column id."""
     counts: dict[int, int] = {}
-    for record in recorded:
+    for record in recorded_shapes:
         for column_id in record.shape.compared_columns | frozenset(record.shape.grouping):
             counts[column_id] = counts.get(column_id, 0) + record.statements
     by_id = metadata.current_schema.index.by_id
@@ -274,9 +274,9 @@ async def _add_recorded(
 ) -> list[AppliedProposal]:
     """Add to each proposal the files and bytes that an average statement has read since it was applied."""
     with_reads = []
-    for applied in applied_proposals:
-        sums = await history.compute_sums_since(uuid, applied.applied_ms)
-        with_reads.append(msgspec.structs.replace(applied, recorded=_to_reads(sums), timed=sums.timed))
+    for applied_proposal in applied_proposals:
+        sums = await history.compute_sums_since(uuid, applied_proposal.applied_ms)
+        with_reads.append(msgspec.structs.replace(applied_proposal, recorded=_to_reads(sums), timed=sums.timed))
     return with_reads
 
 
@@ -306,12 +306,12 @@ def _find_pinnable_bytes(call: Call) -> int:
     return settings.gateway_cache_disk_bytes * settings.gateway_cache_pinned_percent // 100
 
 
-def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
+def _find_unused_indexes(call: Call, loaded_table: LoadedTable) -> list[str]:
     """Return the names of the indexes that many plans have used without removing a file."""
-    assert loaded.entry is not None
-    unused = []
-    for definition in read_definitions(loaded.metadata).enabled:
-        usage = call.components.usage.find_usage(loaded.entry.uuid, definition.id)
+    assert loaded_table.entry is not None
+    unused_names = []
+    for definition in read_definitions(loaded_table.metadata).enabled:
+        usage = call.components.usage.find_usage(loaded_table.entry.uuid, definition.id)
         if usage is not None and usage.plans >= _UNUSED_PLANS_MIN and usage.files_removed == 0:
-            unused.append(definition.name)
-    return unused
+            unused_names.append(definition.name)
+    return unused_names

@@ -71,12 +71,14 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
         return [{"action": "set-properties", "updates": updates}]
 
     await commit_updates(call, compute_updates)
-    applied = AppliedProposal(proposal, now_ms, None)
-    loaded = await components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    text = msgspec.json.encode(applied).decode()
-    await components.history.save_applied(AppliedAdvice(loaded.entry.uuid, f"{now_ms}-{proposal.id}", now_ms, text))
-    return applied
+    applied_proposal = AppliedProposal(proposal, now_ms, None)
+    loaded_table = await components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    text = msgspec.json.encode(applied_proposal).decode()
+    await components.history.save_applied(
+        AppliedAdvice(loaded_table.entry.uuid, f"{now_ms}-{proposal.id}", now_ms, text)
+    )
+    return applied_proposal
 
 
 async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
@@ -85,12 +87,12 @@ async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
     Raises:
         NotFound: The advisor no longer makes this proposal.
     """
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded.entry.uuid, choice.days) if history.is_on else []
+    shapes = await history.list_table_shapes(loaded_table.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded, shapes)
+        build = await read_advised_table(call, loaded_table, shapes)
         proposals = [] if isinstance(build, str) else (await run_simulation(call, lambda: make_proposals(build())))[1]
     for proposal in proposals:
         if proposal.id == choice.id:

@@ -93,12 +93,12 @@ class _StoredTrial:
 class _Trials:
     """The trials of one table, for one request."""
 
-    def __init__(self, call: Call, loaded: LoadedTable) -> None:
-        assert loaded.entry is not None
+    def __init__(self, call: Call, loaded_table: LoadedTable) -> None:
+        assert loaded_table.entry is not None
         self._call = call
         self._history = call.components.history
-        self.loaded = loaded
-        self.uuid = loaded.entry.uuid
+        self.loaded = loaded_table
+        self.uuid = loaded_table.entry.uuid
         self.now_ms = call.components.clock.now_ms()
         self.stored: list[_StoredTrial] = []
 
@@ -108,9 +108,9 @@ class _Trials:
         for row in await self._history.list_applied(self.uuid):
             if row.id.startswith(_ID_PREFIX):
                 with suppress(msgspec.MsgspecError):  # A different version of the server may have written the text.
-                    applied = convert_json(row.advice, AppliedProposal)
-                    if applied.trial is not None:
-                        self.stored.append(_StoredTrial(applied, applied.trial, row.advice))
+                    applied_proposal = convert_json(row.advice, AppliedProposal)
+                    if applied_proposal.trial is not None:
+                        self.stored.append(_StoredTrial(applied_proposal, applied_proposal.trial, row.advice))
 
     @property
     def applied(self) -> list[AppliedProposal]:
@@ -129,7 +129,7 @@ class _Trials:
         return await self._save_trial(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
     async def change(
-        self, stored_trial: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, applied_proposal: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Change fields of a trial, and the time of its decision.
 
@@ -140,10 +140,10 @@ class _Trials:
             CommitConflict: Another request has changed the trial.
         """
         trial = replace(stored_trial.trial, since_ms=self.now_ms, **fields)
-        return await self._save_trial(replace(applied or stored_trial.applied, trial=trial), stored_trial.text)
+        return await self._save_trial(replace(applied_proposal or stored_trial.applied, trial=trial), stored_trial.text)
 
     async def end(
-        self, stored_trial: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, state: str, applied_proposal: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
@@ -159,7 +159,7 @@ class _Trials:
         stored_trial = await self.change(stored_trial)
         properties = stored_trial.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
-        replaced = [
+        replaced_trials = [
             other
             for other in self.find(REPLACED)
             if other.trial.number == stored_trial.trial.replaces
@@ -169,29 +169,31 @@ class _Trials:
                 for name in properties.keys() | other.trial.properties.keys()
             )
         ]
-        updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
+        updates = {name: value for other in replaced_trials for name, value in other.trial.properties.items()}
         removals = {name: value for name, value in properties.items() if name not in updates}
         await self.set_properties(updates, removals)
-        stored_trial = await self.change(stored_trial, applied, state=state, **fields)
-        for other in replaced:
+        stored_trial = await self.change(stored_trial, applied_proposal, state=state, **fields)
+        for other in replaced_trials:
             await self.change(
                 other, state=KEPT, reason=f"the replacement is {state}: {stored_trial.applied.proposal.title}"
             )
         return stored_trial
 
-    async def _save_trial(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+    async def _save_trial(self, applied_proposal: AppliedProposal, expected: str | None) -> _StoredTrial:
         """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
-        assert applied.trial is not None
-        text = msgspec.json.encode(applied).decode()
-        id = f"{_ID_PREFIX}{applied.trial.number:06}"
-        await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
-        saved = _StoredTrial(applied, applied.trial, text)
-        other_trials = [trial for trial in self.stored if trial.trial.number != saved.trial.number]
+        assert applied_proposal.trial is not None
+        text = msgspec.json.encode(applied_proposal).decode()
+        id = f"{_ID_PREFIX}{applied_proposal.trial.number:06}"
+        await self._history.change_applied(AppliedAdvice(self.uuid, id, applied_proposal.applied_ms, text), expected)
+        saved_trial = _StoredTrial(applied_proposal, applied_proposal.trial, text)
+        other_trials = [trial for trial in self.stored if trial.trial.number != saved_trial.trial.number]
         # Sort the trials as the database does: newest first, by time and then by number.
         self.stored = sorted(
-            [*other_trials, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
+            [*other_trials, saved_trial],
+            key=lambda stored_trial: (stored_trial.applied.applied_ms, stored_trial.trial.number),
+            reverse=True,
         )
-        return saved
+        return saved_trial
 
     async def set_properties(self, updates: Mapping[str, str], removals: Mapping[str, str]) -> None:
         """Set properties that the table does not have, and remove properties that have these values.
@@ -203,24 +205,24 @@ class _Trials:
         """
         call, tables = self._call, self._call.components.catalog.tables
         current = (await tables.load(call.namespace, call.name)).metadata.properties
-        present = list_own_properties(self.applied)
-        changed = {name: value for name, value in updates.items() if current.get(name) != value}
-        for name in changed:
-            if name in current and present.get(name) != current[name]:
+        own_properties = list_own_properties(self.applied)
+        changed_properties = {name: value for name, value in updates.items() if current.get(name) != value}
+        for name in changed_properties:
+            if name in current and own_properties.get(name) != current[name]:
                 raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
-        removed = sorted(name for name, value in removals.items() if current.get(name) == value)
-        if not changed and not removed:
+        removed_names = sorted(name for name, value in removals.items() if current.get(name) == value)
+        if not changed_properties and not removed_names:
             return
-        expected = {name: current.get(name) for name in (*changed, *removed)}
+        expected = {name: current.get(name) for name in (*changed_properties, *removed_names)}
         requirements: list[dict[str, object]] = [
             {"type": "assert-table-uuid", "uuid": self.loaded.metadata.table_uuid},
             {"type": "seamark-assert-properties", "properties": expected},
         ]
         changes: list[dict[str, object]] = []
-        if changed:
-            changes.append({"action": "set-properties", "updates": changed})
-        if removed:
-            changes.append({"action": "remove-properties", "removals": removed})
+        if changed_properties:
+            changes.append({"action": "set-properties", "updates": changed_properties})
+        if removed_names:
+            changes.append({"action": "remove-properties", "removals": removed_names})
         await call.components.engine_commits.commit_table(call.caller, call.namespace, call.name, requirements, changes)
 
 
@@ -255,8 +257,8 @@ async def take_advice_step(call: Call) -> AdviceStep:
     for stored_trial in trials.find(WAITING):
         return await _begin_trial(trials, await trials.change(stored_trial, state=APPLYING))
     await _judge_trials(call, trials, policy)
-    if measuring := trials.find(MEASURING):
-        proposal, trial = measuring[0].applied.proposal, measuring[0].trial
+    if measured_trials := trials.find(MEASURING):
+        proposal, trial = measured_trials[0].applied.proposal, measured_trials[0].trial
         # A measuring period lasts until there are enough statements.
         wait_s = max(_RECHECK_S, (trial.since_ms + policy.measure_ms - trials.now_ms) / 1000)
         return AdviceStep("none", f"the change {proposal.title!r} is measured", recheck_after_s=wait_s)
@@ -280,8 +282,10 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     """Report the end of a change of the policy `auto`, and measure the table."""
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
-    if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
-        raise BadRequest("size-bytes must be at least 0 and below 2^60, and seconds at least 0 and below 10^9")
+    if not 0 <= body.size_bytes < 1 << 60:
+        raise BadRequest(f"size-bytes is {body.size_bytes}; it must be at least 0 and below 2^60")
+    if not 0 <= body.seconds < 1e9:
+        raise BadRequest(f"seconds is {body.seconds:g}; it must be at least 0 and below 10^9")
     trials = await _load_trials(call)
     stored_trial = next(
         (stored_trial for stored_trial in trials.find(APPLYING) if stored_trial.trial.number == body.number), None
@@ -307,13 +311,20 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
         since_ms = stored_trial.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
-            loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-            build = await read_advised_table(call, loaded, shapes)
-            measured = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
-        applied = replace(stored_trial.applied, measured=measured, applied_ms=trials.now_ms)
+            loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+            build = await read_advised_table(call, loaded_table, shapes)
+            measured_reads = (
+                None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
+            )
+        applied_proposal = replace(stored_trial.applied, measured=measured_reads, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
         stored_trial = await trials.change(
-            stored_trial, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+            stored_trial,
+            applied_proposal,
+            state=MEASURING,
+            reason=reason,
+            spent_bytes=spent_bytes,
+            spent_seconds=spent_seconds,
         )
     return stored_trial.applied
 
@@ -335,9 +346,9 @@ async def _withdraw_trials(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
     for stored_trial in trials.find(WAITING, MEASURING, KEPT):
-        changed = [name for name, value in stored_trial.trial.properties.items() if current.get(name) != value]
-        if changed:
-            await trials.change(stored_trial, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
+        changed_names = [name for name, value in stored_trial.trial.properties.items() if current.get(name) != value]
+        if changed_names:
+            await trials.change(stored_trial, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed_names)}")
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
@@ -350,14 +361,14 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         verdict = judge_trial(stored_trial.trial, shapes)
         if verdict.pays is None:
             continue
-        applied = replace(stored_trial.applied, recorded=verdict.reads)
+        applied_proposal = replace(stored_trial.applied, recorded=verdict.reads)
         if verdict.pays:
             await trials.change(
-                stored_trial, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+                stored_trial, applied_proposal, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
             )
         else:
             await trials.end(
-                stored_trial, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+                stored_trial, UNDONE, applied_proposal, reason=verdict.reason, saved_fraction=verdict.saved_fraction
             )
 
 
@@ -392,7 +403,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             refusals.append(f"{proposal.title}: {refusal}")
             continue
         number = 1 + max((stored_trial.trial.number for stored_trial in trials.stored), default=0)
-        replaced = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
+        replaced_trials = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
             state=APPLYING,
@@ -403,7 +414,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             spent_bytes=proposal.cost_bytes,
             spent_seconds=proposal.cost_seconds,
             shapes=select_shape_reads(shapes),
-            replaces=replaced[0].trial.number if replaced else None,
+            replaces=replaced_trials[0].trial.number if replaced_trials else None,
         )
         stored_trial = await trials.start(proposal, trial)
         return await _begin_trial(trials, stored_trial)
@@ -414,16 +425,19 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
 async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
     """Set the properties of a trial, and end the trials that it replaces."""
     change, properties = stored_trial.applied.proposal.change, stored_trial.trial.properties
-    replaced = _find_replaced(trials.find(MEASURING, KEPT), change)
+    replaced_trials = _find_replaced(trials.find(MEASURING, KEPT), change)
     removals = {
-        name: value for other in replaced for name, value in other.trial.properties.items() if name not in properties
+        name: value
+        for other in replaced_trials
+        for name, value in other.trial.properties.items()
+        if name not in properties
     }
     try:
         await trials.set_properties(properties, removals)
     except CommitConflict as error:
         await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
-    for other in replaced:
+    for other in replaced_trials:
         await trials.change(other, state=REPLACED, reason=f"replaced by: {stored_trial.applied.proposal.title}")
     return AdviceStep(
         "apply", stored_trial.trial.reason, stored_trial.trial.number, stored_trial.trial.since_ms, change

@@ -78,14 +78,16 @@ async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:
         raise BadRequest(f"The policy is invalid: {problem}")
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
-        present = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
-        changed = {name: value for name, value in body.properties.items() if present.get(name) != value}
-        removed = sorted(present.keys() - body.properties.keys())
+        present_properties = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
+        changed_properties = {
+            name: value for name, value in body.properties.items() if present_properties.get(name) != value
+        }
+        removed_names = sorted(present_properties.keys() - body.properties.keys())
         updates: list[dict[str, Any]] = []
-        if changed:
-            updates.append({"action": "set-properties", "updates": changed})
-        if removed:
-            updates.append({"action": "remove-properties", "removals": removed})
+        if changed_properties:
+            updates.append({"action": "set-properties", "updates": changed_properties})
+        if removed_names:
+            updates.append({"action": "remove-properties", "removals": removed_names})
         return updates
 
     await commit_updates(call, compute_updates)

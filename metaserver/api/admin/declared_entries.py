@@ -76,24 +76,24 @@ async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
     _check_properties(body.properties)
     tables = call.components.catalog.tables
     try:
-        loaded = await tables.load(call.namespace, call.name)
+        loaded_table = await tables.load(call.namespace, call.name)
     except NoSuchTable:
         request = CreateTable(
             call.name, body.schema, body.location, body.partition_spec, body.write_order, body.properties
         )
         try:
-            created = await tables.create(call.caller, call.namespace, request)
+            new_table = await tables.create(call.caller, call.namespace, request)
         except AlreadyExists:  # A view has the name, or another request has created the table.
             if not await tables.exists(call.namespace, call.name):
                 raise
         else:
-            return _describe_table(created.entry.metadata_location if created.entry else "", created.metadata)
-        loaded = await tables.load(call.namespace, call.name)
-    _check_same(call, body, loaded.metadata)
+            return _describe_table(new_table.entry.metadata_location if new_table.entry else "", new_table.metadata)
+        loaded_table = await tables.load(call.namespace, call.name)
+    _check_same(call, body, loaded_table.metadata)
     await commit_updates(call, lambda metadata: _set_properties(body.properties, metadata.properties))
-    loaded = await tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    return _describe_table(loaded.entry.metadata_location, loaded.metadata)
+    loaded_table = await tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    return _describe_table(loaded_table.entry.metadata_location, loaded_table.metadata)
 
 
 def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> None:
@@ -102,7 +102,7 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
     Raises:
         AlreadyExists: The columns, the partitions or the location are different.
     """
-    declared = build_table_metadata(
+    declared_metadata = build_table_metadata(
         uuid=metadata.table_uuid or "",
         location=metadata.location,
         schema=body.schema,
@@ -112,9 +112,9 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
         now_ms=metadata.last_updated_ms,
     )
     name = format_path(call.namespace, call.name)
-    if not declared.current_schema.is_same_as(metadata.current_schema):
+    if not declared_metadata.current_schema.is_same_as(metadata.current_schema):
         raise AlreadyExists(f"Table {name} exists with a different schema; change its columns with an engine")
-    if declared.default_spec.fields != metadata.default_spec.fields:
+    if declared_metadata.default_spec.fields != metadata.default_spec.fields:
         raise AlreadyExists(f"Table {name} exists with a different partition spec; change it with an engine")
     if body.location is not None and body.location.rstrip("/") != metadata.location.rstrip("/"):
         raise AlreadyExists(f"Table {name} exists at {metadata.location!r}; a table cannot move")
@@ -148,29 +148,31 @@ async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
     }
     version |= {} if body.default_catalog is None else {"default-catalog": body.default_catalog}
     try:
-        loaded = await views.load(call.namespace, call.name)
+        loaded_view = await views.load(call.namespace, call.name)
     except NoSuchView:
         request = CreateView(call.name, body.schema, {**version, "schema-id": 0}, None, body.properties)
         try:
-            created = await views.create(call.caller, call.namespace, request)
+            new_view = await views.create(call.caller, call.namespace, request)
         except AlreadyExists:  # A table has the name, or another request has created the view.
             if not await views.exists(call.namespace, call.name):
                 raise
         else:
             return DeclaredEntry(
-                created.entry.uuid, created.entry.metadata_location, _select_shown_properties(created.metadata)
+                new_view.entry.uuid, new_view.entry.metadata_location, _select_shown_properties(new_view.metadata)
             )
-        loaded = await views.load(call.namespace, call.name)
-    updates = _compute_view_updates(body, version, loaded.metadata)
+        loaded_view = await views.load(call.namespace, call.name)
+    updates = _compute_view_updates(body, version, loaded_view.metadata)
     if updates:
-        requirements = [{"type": "assert-view-uuid", "uuid": loaded.metadata.view_uuid}]
-        loaded = await views.replace(call.caller, call.namespace, call.name, requirements, updates)
-    return DeclaredEntry(loaded.entry.uuid, loaded.entry.metadata_location, _select_shown_properties(loaded.metadata))
+        requirements = [{"type": "assert-view-uuid", "uuid": loaded_view.metadata.view_uuid}]
+        loaded_view = await views.replace(call.caller, call.namespace, call.name, requirements, updates)
+    return DeclaredEntry(
+        loaded_view.entry.uuid, loaded_view.entry.metadata_location, _select_shown_properties(loaded_view.metadata)
+    )
 
 
 def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata: ViewMetadata) -> list[dict[str, Any]]:
     """Return the updates that give a view its declared state, or no updates if it has this state."""
-    declared = build_view_metadata(
+    declared_metadata = build_view_metadata(
         uuid=metadata.view_uuid,
         location=metadata.location,
         schema=body.schema,
@@ -179,8 +181,11 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
         now_ms=version["timestamp-ms"],
     )
     updates = _set_properties(body.properties, metadata.properties)
-    current, declared_version = metadata.current_version, declared.current_version
-    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(declared_version.schema_id)
+    current, declared_version = metadata.current_version, declared_metadata.current_version
+    current_schema, wanted_schema = (
+        metadata.schema(current.schema_id),
+        declared_metadata.schema(declared_version.schema_id),
+    )
     is_same = (
         (current.representations, current.default_namespace, current.default_catalog)
         == (declared_version.representations, declared_version.default_namespace, declared_version.default_catalog)
@@ -203,17 +208,21 @@ def _check_properties(properties: Mapping[str, str]) -> None:
     Raises:
         BadRequest: A property controls table services or indexes.
     """
-    refused = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
-    if refused is not None:
+    refused_name = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
+    if refused_name is not None:
         raise BadRequest(
-            f"The property {refused[:80]!r} cannot be declared here: declare policies of table services with PUT "
+            f"The property {refused_name[:80]!r} cannot be declared here: declare policies of table services with PUT "
             "…/policy, and indexes with PUT …/indexes/{index}"
         )
 
 
-def _set_properties(declared: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
-    changed = {name: value for name, value in declared.items() if present.get(name) != value}
-    return [{"action": "set-properties", "updates": changed}] if changed else []
+def _set_properties(
+    declared_properties: Mapping[str, str], present_properties: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    changed_properties = {
+        name: value for name, value in declared_properties.items() if present_properties.get(name) != value
+    }
+    return [{"action": "set-properties", "updates": changed_properties}] if changed_properties else []
 
 
 def _describe_table(location: str, metadata: TableMetadata) -> DeclaredEntry:

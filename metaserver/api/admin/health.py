@@ -63,15 +63,17 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """Answer whether the server can serve requests."""
     components = request.app[COMPONENTS]
-    store, objects, writing = await asyncio.gather(
+    store, objects, write_states = await asyncio.gather(
         _check_component("store", components.store.ping),
         _check_component("objects", components.objects.ping),
         request.app[READINESS].check(),
     )
     drain = "draining" if components.drain.is_set() else "ok"
-    checks = {"store": store, "objects": objects, **writing, "drain": drain}
-    ready = all(state == "ok" for state in checks.values())
-    return _make_json_response(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
+    checks = {"store": store, "objects": objects, **write_states, "drain": drain}
+    is_ready = all(state == "ok" for state in checks.values())
+    return _make_json_response(
+        200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "checks": checks}
+    )
 
 
 async def _check_component(part: str, ping: Callable[[], Awaitable[None]]) -> str:

@@ -104,12 +104,12 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
     Raises:
         BadRequest: A property names another table.
     """
-    named = [name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)]
+    names = [name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)]
     if parse_dead_letter_table(properties) is not None:
-        named.append(DEAD_LETTER_TABLE)
-    if named:
+        names.append(DEAD_LETTER_TABLE)
+    if names:
         raise BadRequest(
-            f"The property {named[0][:100]} of the metadata file names another table, which an import does not allow; "
+            f"The property {names[0][:100]} of the metadata file names another table, which an import does not allow; "
             "remove the property in the other catalog, and set it after the import"
         )
 

@@ -157,12 +157,12 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
         None if there are no credentials.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
-    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, encoded_credentials = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         # A bearer token in this header is the current token, which proves nothing that the form does not prove.
         return credentials
     try:
-        name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+        name, _, secret = base64.b64decode(encoded_credentials.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
     basic = (unquote_plus(name) or None, unquote_plus(secret))

@@ -121,14 +121,14 @@ async def load_query_history(call: Call) -> TableHistory:
     """List the shapes of the statements that read a table, with files and bytes before and after pruning."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     limit = read_number(call, "limit", 100, SHAPES_MAX)
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
     history = call.components.history
     if not history.is_on:
         return TableHistory(days, [], "the setting query_history_days is 0, so no statements are recorded")
-    shapes = await history.list_table_shapes(loaded.entry.uuid, days)
+    shapes = await history.list_table_shapes(loaded_table.entry.uuid, days)
     reason = "" if shapes else "the server has not seen a statement that reads this table yet"
-    return TableHistory(days, [_to_shape(shape, loaded.metadata) for shape in shapes[:limit]], reason)
+    return TableHistory(days, [_to_shape(shape, loaded_table.metadata) for shape in shapes[:limit]], reason)
 
 
 @Route(
@@ -191,13 +191,13 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
 ).takes(StatementTimeReport)
 async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
     """Record the time that an engine took for a statement that reads the table."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
     history = call.components.history
     if history.is_on:
         time = StatementTime(body.seconds, body.files, body.bytes)
         principal = None if call.principal is ANONYMOUS else call.principal.name
-        history.add_time(loaded.entry.uuid, body.statement, principal, time)
+        history.add_time(loaded_table.entry.uuid, body.statement, principal, time)
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

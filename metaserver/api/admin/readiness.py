@@ -36,7 +36,7 @@ class Readiness:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._asking = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
         self._answers = {"disk": "ok", "writes": "ok"}
         self._until_s = float("-inf")
         self._holder = str(clock.uuid4())
@@ -45,12 +45,12 @@ class Readiness:
         """Return the state of each checked component: "ok", or the problem without hosts and paths."""
         if self._clock.monotonic() < self._until_s:
             return self._answers
-        async with self._asking:
+        async with self._check_lock:
             if self._clock.monotonic() < self._until_s:
                 return self._answers
             self._answers = {"disk": await self._check_disk(), "writes": await self._check_writes()}
-            good = all(answer == "ok" for answer in self._answers.values())
-            self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if good else 0.2)
+            is_good = all(answer == "ok" for answer in self._answers.values())
+            self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if is_good else 0.2)
             return self._answers
 
     async def _check_disk(self) -> str:
@@ -58,14 +58,16 @@ class Readiness:
         minimum_bytes = self._settings.free_space_min_bytes
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                lacking = await asyncio.to_thread(_measure_lacking_bytes, _list_folders(self._settings), minimum_bytes)
+                lacking_bytes = await asyncio.to_thread(
+                    _measure_lacking_bytes, _list_folders(self._settings), minimum_bytes
+                )
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
         except OSError as error:
             _log.warning("not ready", part="disk", error=str(error))
             return "failing"
-        if lacking > 0:
-            _log.warning("not ready", part="disk", lacking_bytes=lacking)
+        if lacking_bytes > 0:
+            _log.warning("not ready", part="disk", lacking_bytes=lacking_bytes)
             return "full"
         return "ok"
 
@@ -97,16 +99,16 @@ def _list_folders(settings: Settings) -> list[Path]:
     return folders
 
 
-def _measure_lacking_bytes(folders: Iterable[Path], least: int) -> int:
+def _measure_lacking_bytes(folders: Iterable[Path], minimum_bytes: int) -> int:
     """Return the free space in bytes that the fullest disk lacks.
 
-    A disk needs `least` bytes of free space, or a twentieth of its size if this is less. If a folder does not exist
-    yet, the disk of its nearest existing parent is measured.
+    A disk needs `minimum_bytes` bytes of free space, or a twentieth of its size if this is less. If a folder does not
+    exist yet, the disk of its nearest existing parent is measured.
     """
-    lacking = []
+    lacking_by_disk = []
     for folder in folders:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         usage = shutil.disk_usage(folder)
-        lacking.append(min(least, usage.total // _SMALL_DISK_DIVISOR) - usage.free)
-    return max(lacking)
+        lacking_by_disk.append(min(minimum_bytes, usage.total // _SMALL_DISK_DIVISOR) - usage.free)
+    return max(lacking_by_disk)

@@ -94,8 +94,8 @@ async def list_running_table_jobs(call: Call) -> JobList:
 )
 async def load_table_health(call: Call) -> TableHealth:
     """Return counts and sizes of the current snapshot, and the problems of the table."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    metadata = loaded.metadata
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    metadata = loaded_table.metadata
     view = await load_view(call, metadata, metadata.current_snapshot_id)
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     metadata = with_policies(metadata, policies)
@@ -103,12 +103,12 @@ async def load_table_health(call: Call) -> TableHealth:
     now_ms = clock.now_ms()
     health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
     state = compute_services_state(await load_jobs(call.components.store, now_ms), call.components.services_status)
-    failed = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
-    problems = find_service_problems(metadata, health, state, failed)
+    failed_runs = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
+    problems = find_service_problems(metadata, health, state, failed_runs)
     streaming: tuple[Problem, ...] = ()
-    if loaded.entry is not None and loaded.entry.flushed:
+    if loaded_table.entry is not None and loaded_table.entry.flushed:
         may_see = await call.may(call.securable, "listFiles")
-        streams, uuid = call.components.streams, loaded.entry.uuid
+        streams, uuid = call.components.streams, loaded_table.entry.uuid
         streaming = tuple(find_stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_see))
     return msgspec.structs.replace(health, problems=(*streaming, *problems, *health.problems))
 

@@ -89,11 +89,11 @@ async def advise_ttl(call: Call) -> TtlAdvice:
     """List columns that no query reads in old partitions, with statements that drop them in these partitions."""
     catalog = call.components.catalog
     unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
-    loaded = await catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    reads = await catalog.column_usage.list_table_reads(loaded.entry.uuid) if catalog.column_usage.is_on else []
-    view = await load_view(call, loaded.metadata, loaded.metadata.current_snapshot_id)
-    reader = _Advisor(loaded.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
+    loaded_table = await catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    reads = await catalog.column_usage.list_table_reads(loaded_table.entry.uuid) if catalog.column_usage.is_on else []
+    view = await load_view(call, loaded_table.metadata, loaded_table.metadata.current_snapshot_id)
+    reader = _Advisor(loaded_table.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
     return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
 
 
@@ -116,7 +116,7 @@ class _Advisor:
     def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
         """Return the advice for columns that no query has read for `unread_days`, or the reason why there is none."""
         column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
-        first_day = min((read.first_day for read in self.reads), default=self.today)
+        first_day = min((column_read.first_day for column_read in self.reads), default=self.today)
         days = self.today - first_day
         times = find_time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
@@ -125,21 +125,21 @@ class _Advisor:
         elif not column_reads + unknown:
             reason = "the server has not seen a read of this table yet"
         elif days < unread_days:
-            counted = "1 day" if days == 1 else f"{days} days"
-            reason = f"reads are counted for {counted}, which is less than unread-days, {unread_days}"
+            days_text = "1 day" if days == 1 else f"{days} days"
+            reason = f"reads are counted for {days_text}, which is less than unread-days, {unread_days}"
         elif len(times) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
         advice = () if reason else tuple(self._advise_columns(times[0], unread_days, first_day))
         confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
-        ordered = tuple(sorted(advice, key=lambda proposal: -proposal.size_in_bytes))
-        return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, ordered, reason)
+        sorted_advice = tuple(sorted(advice, key=lambda proposal: -proposal.size_in_bytes))
+        return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, sorted_advice, reason)
 
     @property
     def today(self) -> int:
         return self.now_ms // DAY_MS
 
     def _count_reads(self, column_id: int) -> int:
-        return sum(read.reads for read in self.reads if read.column_id == column_id)
+        return sum(column_read.reads for column_read in self.reads if column_read.column_id == column_id)
 
     def _advise_columns(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
@@ -149,12 +149,16 @@ class _Advisor:
             if why_kept(self.metadata, field):
                 continue
             sizes = _measure_column(files, schema, field.id)
-            related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
+            related_ids = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._find_boundary_ms(time, age_d)
                 is_old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
                 last_day = max(
-                    (read.last_day for read in self.reads if read.column_id in related and read.oldest_age_d >= age_d),
+                    (
+                        column_read.last_day
+                        for column_read in self.reads
+                        if column_read.column_id in related_ids and column_read.oldest_age_d >= age_d
+                    ),
                     default=first_day,
                 )
                 if not is_old.any():
@@ -187,18 +191,18 @@ class _Advisor:
 
         The time is a boundary of partitions in each spec that partitions by the column.
         """
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
-        at = at.replace(hour=0, minute=0, second=0, microsecond=0)
+        boundary = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
+        boundary = boundary.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
             field.transform
             for spec in self.metadata.partition_specs
             for field in find_time_columns(self.metadata, spec)
         }
         if "month" in transforms or "year" in transforms:
-            at = at.replace(day=1)
+            boundary = boundary.replace(day=1)
         if "year" in transforms:
-            at = at.replace(month=1)
-        return int(at.timestamp()) * 1000
+            boundary = boundary.replace(month=1)
+        return int(boundary.timestamp()) * 1000
 
 
 def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
@@ -224,8 +228,8 @@ def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
 
 
 def _quote_identifier(name: str) -> str:
-    plain = name.isascii() and name.isidentifier()
-    return name if plain else '"' + name.replace('"', '""') + '"'
+    is_plain = name.isascii() and name.isidentifier()
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 def _choose_policy_name(name: str) -> str:
@@ -233,7 +237,7 @@ def _choose_policy_name(name: str) -> str:
 
 
 def _write_literal(time: TimeColumn, at_ms: int) -> str:
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
     if time.kind == "date":
-        return f"DATE '{at.date().isoformat()}'"
-    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
+        return f"DATE '{moment.date().isoformat()}'"
+    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'"

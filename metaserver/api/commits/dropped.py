@@ -97,8 +97,8 @@ async def list_dropped(call: Call) -> DroppedPage:
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     await call.allow(Securable(path or ()))
-    dropped = call.components.catalog.dropped
-    listing = dropped.list_retained if read_boolean_query(call.query, "retained") else dropped.list
+    dropped_entries = call.components.catalog.dropped
+    listing = dropped_entries.list_retained if read_boolean_query(call.query, "retained") else dropped_entries.list
     page = await listing(path, *call.read_paging())
     return DroppedPage([_to_answer(row) for row in page.items], page.next_token)
 
@@ -121,14 +121,14 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     """Restore a dropped table or view, under its old name or a new name."""
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
-    dropped = call.components.catalog.dropped
+    dropped_entries = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
     await call.allow(Securable(row.entry.namespace))
     if namespace is not None and namespace != row.entry.namespace:  # This moves the entry, as a rename does.
         await call.allow(Securable(row.entry.namespace), operation="renameTable")
         await call.allow(Securable(namespace))
     await call.allow_new_name(row.entry.kind.value, namespace or row.entry.namespace, name or row.entry.name)
-    return convert_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
+    return convert_attributes(await dropped_entries.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
 
 @Route(
@@ -150,13 +150,13 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
 )
 async def purge_dropped(call: Call) -> None:
     """Delete the files of a dropped table, or a dropped view, permanently."""
-    dropped = call.components.catalog.dropped
+    dropped_entries = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
     await call.allow(Securable(row.entry.namespace))
     if read_boolean_query(call.query, "release"):
-        await dropped.release(row.id)
+        await dropped_entries.release(row.id)
     else:
-        await dropped.purge(call.caller, row.id)
+        await dropped_entries.purge(call.caller, row.id)
 
 
 @Route(

@@ -132,11 +132,11 @@ def _find_asset(request: web.Request, name: str) -> web.Response:
     return _answer_asset(request, asset, "public, max-age=31536000, immutable")
 
 
-def _answer_asset(request: web.Request, asset: Asset, caching: str) -> web.Response:
+def _answer_asset(request: web.Request, asset: Asset, cache_control: str) -> web.Response:
     """Return the response with an asset, gzipped if the client accepts it."""
-    headers = {**_HEADERS, "Cache-Control": caching}
-    zipped = "gzip" in request.headers.get("Accept-Encoding", "")
-    if zipped:
+    headers = {**_HEADERS, "Cache-Control": cache_control}
+    accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
+    if accepts_gzip:
         headers["Content-Encoding"] = "gzip"
-    body = asset.gzipped if zipped else asset.content
+    body = asset.gzipped if accepts_gzip else asset.content
     return web.Response(body=body, content_type=asset.content_type, charset="utf-8", headers=headers)

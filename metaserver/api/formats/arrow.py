@@ -29,16 +29,18 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
     Raises:
         NotAcceptable: The client accepts only other types (RFC 9110).
     """
-    accepted = headers.get("Accept", "*/*")
-    best, arrow = 0.0, False
-    for part in accepted.split(","):
+    accept_header = headers.get("Accept", "*/*")
+    best_weight, arrow = 0.0, False
+    for part in accept_header.split(","):
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]
         weight = _parse_weight(parameters)
         is_arrow = name == ARROW_STREAM
-        if (is_arrow or name in _JSON_RANGES) and weight > best:
-            best, arrow = weight, is_arrow
-    if best == 0:
-        raise NotAcceptable(f"Accept is {accepted[:100]!r}; the server can send application/json and {ARROW_STREAM}")
+        if (is_arrow or name in _JSON_RANGES) and weight > best_weight:
+            best_weight, arrow = weight, is_arrow
+    if best_weight == 0:
+        raise NotAcceptable(
+            f"Accept is {accept_header[:100]!r}; the server can send application/json and {ARROW_STREAM}"
+        )
     return arrow
 
 
@@ -74,11 +76,13 @@ def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Arr
     `kind` is a type of 32 or 64 bits with integer storage. The default is int64.
     """
     arrow = kind or pa.int64()
-    present = values != MISSING
+    is_present = values != MISSING
     if pa.types.is_boolean(arrow):
-        return pa.array(values == 1, mask=~present)
-    narrow = np.where(present, values, 0).astype(np.int32) if arrow.bit_width == 32 else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(arrow, len(values), [_pack_validity(present), pa.py_buffer(narrow)])
+        return pa.array(values == 1, mask=~is_present)
+    converted_values = (
+        np.where(is_present, values, 0).astype(np.int32) if arrow.bit_width == 32 else np.ascontiguousarray(values)
+    )
+    return pa.Array.from_buffers(arrow, len(values), [_pack_validity(is_present), pa.py_buffer(converted_values)])
 
 
 def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
@@ -131,24 +135,26 @@ def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: st
     if isinstance(values, Strings):
         return _convert_long_decimals(values, arrow) if pa.types.is_decimal(arrow) else make_text_array(values, arrow)
     if values.dtype == np.float64:
-        narrow = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
-        return pa.Array.from_buffers(arrow, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(narrow)])
+        converted_values = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
+        return pa.Array.from_buffers(
+            arrow, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(converted_values)]
+        )
     longs = values.astype(np.int64, copy=False)
     if pa.types.is_decimal(arrow):
-        wide = np.stack([longs, longs >> np.int64(63)], axis=1)
-        return pa.Array.from_buffers(arrow, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(wide)])
+        word_pairs = np.stack([longs, longs >> np.int64(63)], axis=1)
+        return pa.Array.from_buffers(arrow, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(word_pairs)])
     return make_integer_array(longs, arrow)
 
 
 def _convert_long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
     """Convert decimals from the form with 2**127 added, big-endian, to Arrow's little-endian form."""
-    present = values.present != 0
-    matrix = np.zeros((len(present), 2), dtype=np.uint64)
-    matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
-    matrix[present, 1] ^= np.uint64(1 << 63)
-    return pa.Array.from_buffers(arrow, len(present), [_pack_validity(present), pa.py_buffer(matrix)])
+    is_present = values.present != 0
+    matrix = np.zeros((len(is_present), 2), dtype=np.uint64)
+    matrix[is_present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
+    matrix[is_present, 1] ^= np.uint64(1 << 63)
+    return pa.Array.from_buffers(arrow, len(is_present), [_pack_validity(is_present), pa.py_buffer(matrix)])
 
 
-def _pack_validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+def _pack_validity(is_present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     """Return the validity bitmap, or None if no value is null."""
-    return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return None if is_present.all() else pa.py_buffer(np.packbits(is_present, bitorder="little"))

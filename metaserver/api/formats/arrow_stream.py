@@ -55,19 +55,19 @@ class RecordBatchWriter:
         schema = _make_schema(tuple(self._fields), tuple(schema_metadata.items()))
         sizes = [self._measure_buffers(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []
-        at = 0
+        position = 0
         for size in (size for column in sizes for size in column):
-            offsets.append((at, size))
-            at += size + -size % _ALIGNMENT_BYTES
+            offsets.append((position, size))
+            position += size + -size % _ALIGNMENT_BYTES
         head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
         body_at = len(schema) + head_size
-        buffer = _lookup.buffer(body_at + at + len(_END))
+        buffer = _lookup.buffer(body_at + position + len(_END))
         with memoryview(buffer) as view:
-            body = view[body_at : body_at + at]
+            body = view[body_at : body_at + position]
             nulls = self._write_columns(body, offsets)
-            view[len(schema) : body_at] = _encode_head(self._rows, nulls, offsets, at)
+            view[len(schema) : body_at] = _encode_head(self._rows, nulls, offsets, position)
             view[: len(schema)] = schema
-            view[body_at + at :] = _END
+            view[body_at + position :] = _END
             body.release()
         return buffer
 
@@ -91,10 +91,10 @@ class RecordBatchWriter:
                     span = next(spans)
                     if buffer is not None:
                         _slice_body(body, span)[:] = memoryview(buffer).cast("B")
-        for at, size in offsets:
+        for start, size in offsets:
             padding = -size % _ALIGNMENT_BYTES
             if padding:
-                body[at + size : at + size + padding] = bytes(padding)
+                body[start + size : start + size + padding] = bytes(padding)
         return nulls
 
 

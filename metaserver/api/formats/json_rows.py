@@ -57,12 +57,12 @@ def _write_array(array: pa.Array, kind: Type) -> list[Any]:
 
 def _slice_values(values: list[Any], lists: pa.Array) -> list[Any]:
     """Divide consecutive values into lists with the lengths of an array of lists."""
-    cut: list[Any] = []
+    slices: list[Any] = []
     start = 0
     for length in pc.list_value_length(lists).to_pylist():
-        cut.append(None if length is None else values[start : start + length])
+        slices.append(None if length is None else values[start : start + length])
         start += length or 0
-    return cut
+    return slices
 
 
 def _read_values(array: pa.Array, kind: str) -> list[Any]:

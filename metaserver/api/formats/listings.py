@@ -78,10 +78,10 @@ class Listing(Protocol):
     @property
     def total(self) -> int: ...
 
-    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
+    def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytes | bytearray:
         """Return an Arrow IPC stream of the items from `start` up to and not including `end`.
 
-        The stream has the named columns. In their names, `-` is replaced by `_`. `about` becomes the metadata of the
+        The stream has the named columns. In their names, `-` is replaced by `_`. `metadata` becomes the metadata of the
         schema.
         """
 
@@ -107,10 +107,10 @@ class FileListing:
         self._scan = scan
         self.total = data.file_count + deletes.file_count
 
-    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
+    def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytes:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
         return arrow.encode_stream(
-            {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, about
+            {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, metadata
         )
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
@@ -130,7 +130,7 @@ class _FilesPage:
         self._metadata = metadata
         self._files = files
         self._scan = scan
-        self._grouped: FilesByPartition | None = None
+        self._files_by_partition: FilesByPartition | None = None
 
     def build_array(self, name: str) -> pa.Array:
         """Return a column of the page as an Arrow array."""
@@ -185,10 +185,10 @@ class _FilesPage:
         return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
 
     def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
-        if self._grouped is None:
-            self._grouped = group_by_partition(self._files)
-        values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
-        return self._grouped.numbers, values
+        if self._files_by_partition is None:
+            self._files_by_partition = group_by_partition(self._files)
+        values = [encode_partition(self._metadata, partition) for partition in self._files_by_partition.partitions]
+        return self._files_by_partition.numbers, values
 
     def _count_delete_files(self) -> Longs:
         """Return the number of delete files of each data file, or MISSING for delete files."""
@@ -197,8 +197,8 @@ class _FilesPage:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.find_deletes_by_file(self._files.list_entry_ids())
-        return np.array([len(deletes) for deletes in applying], dtype=np.int64)
+        deletes_by_file = self._scan.find_deletes_by_file(self._files.list_entry_ids())
+        return np.array([len(deletes) for deletes in deletes_by_file], dtype=np.int64)
 
 
 class ColumnStats:
@@ -209,7 +209,7 @@ class ColumnStats:
         self._column = column
         self.total = files.file_count
 
-    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
+    def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytearray:
         """Return the columns as an Arrow IPC stream; see `Listing.encode_stream`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
@@ -225,14 +225,14 @@ class ColumnStats:
                 self._add_bounds(columns, column_name, stats, side)
             else:
                 columns.add(column_name, pa.int64(), stats.read_integer_counts(_COUNTS[name]))
-        return columns.stream(about)
+        return columns.stream(metadata)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
         """Add a column with the lower or upper bounds."""
         kind = arrow.find_arrow_type(self._column.kind)
-        packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
-        if packed is not None:
-            columns.add(name, kind, packed)
+        integer_bounds = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
+        if integer_bounds is not None:
+            columns.add(name, kind, integer_bounds)
         else:
             values = arrow.make_bound_array(stats.read_bounds(side), self._column.kind)
             columns.add(name, values.type, values)
@@ -274,14 +274,14 @@ class PartitionListing:
         self._rows: dict[tuple[int, bytes], dict[str, Any]] = {}
         self._add_files(data, ("record-count", "file-count"))
         for number, kind in ((1, "position-delete"), (2, "equality-delete")):
-            self._add_files(deletes, (f"{kind}-records", f"{kind}-files"), only=number)
+            self._add_files(deletes, (f"{kind}-records", f"{kind}-files"), content=number)
         self._items = list(self._rows.values())
 
     @property
     def total(self) -> int:
         return len(self._items)
 
-    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
+    def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytes:
         """Return rows of the listing as an Arrow stream."""
         columns = {}
         for name, values in zip(names, self.lists(names, start, end), strict=True):
@@ -289,32 +289,36 @@ class PartitionListing:
                 columns[name] = pa.array([to_json(value).decode() for value in values], pa.string())
             else:
                 columns[name] = pa.array(values, pa.int64())
-        return arrow.encode_stream(columns, about)
+        return arrow.encode_stream(columns, metadata)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
-    def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
+    def _add_files(self, within_files: FoundFiles, names: tuple[str, str], content: int | None = None) -> None:
         """Add the files to the two columns in `names`: the number of records and the number of files.
 
-        If `only` is not None, add only the files of this content type.
+        If `content` is not None, add only the files of this content type.
         """
-        within = group_by_partition(within_files)
-        counted = (
+        files_by_partition = group_by_partition(within_files)
+        file_flags = (
             np.ones(within_files.file_count, dtype=np.int64)
-            if only is None
-            else (within_files.read_longs("content") == only).astype(int)
+            if content is None
+            else (within_files.read_longs("content") == content).astype(int)
         )
-        items = [self._make_item(partition) for partition in within.partitions]
+        items = [self._make_item(partition) for partition in files_by_partition.partitions]
         records, files = (
-            within.sum_values(within_files.read_longs("record_count") * counted),
-            within.sum_values(counted),
+            files_by_partition.sum_values(within_files.read_longs("record_count") * file_flags),
+            files_by_partition.sum_values(file_flags),
         )
-        sizes = within.sum_values(within_files.read_longs("file_size_in_bytes")) if only is None else [0] * len(items)
-        for item, *more in zip(items, records, files, sizes, strict=True):
-            for name, value in zip((*names, "file-size-in-bytes"), more, strict=True):
+        sizes = (
+            files_by_partition.sum_values(within_files.read_longs("file_size_in_bytes"))
+            if content is None
+            else [0] * len(items)
+        )
+        for item, *numbers in zip(items, records, files, sizes, strict=True):
+            for name, value in zip((*names, "file-size-in-bytes"), numbers, strict=True):
                 item[name] += value
-        self._update(within_files, within, items)
+        self._update(within_files, files_by_partition, items)
 
     def _make_item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Return the item of a partition.
@@ -330,7 +334,7 @@ class PartitionListing:
             item |= {"last-updated-snapshot-id": None, "last-updated-ms": None}
         return item
 
-    def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
+    def _update(self, files: FoundFiles, files_by_partition: FilesByPartition, items: list[dict[str, Any]]) -> None:
         """Set the latest known snapshot that added a file to each partition."""
         ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
@@ -338,10 +342,10 @@ class PartitionListing:
             [MISSING if snapshot is None else snapshot.timestamp_ms for snapshot in snapshots], dtype=np.int64
         )[id_positions]
         latest = np.full(len(items), MISSING, dtype=np.int64)
-        np.maximum.at(latest, within.numbers, times)
-        at_latest = np.flatnonzero((times == latest[within.numbers]) & (times != MISSING))
-        numbers, firsts = np.unique(within.numbers[at_latest], return_index=True)
-        for number, file in zip(numbers.tolist(), at_latest[firsts].tolist(), strict=True):
+        np.maximum.at(latest, files_by_partition.numbers, times)
+        latest_rows = np.flatnonzero((times == latest[files_by_partition.numbers]) & (times != MISSING))
+        numbers, firsts = np.unique(files_by_partition.numbers[latest_rows], return_index=True)
+        for number, file in zip(numbers.tolist(), latest_rows[firsts].tolist(), strict=True):
             item, time_ms = items[number], int(times[file])
             if item["last-updated-ms"] is None or time_ms > item["last-updated-ms"]:
                 item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[id_positions[file]])}

@@ -82,33 +82,33 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic
     until_s = monotonic() + SLICE_S
-    following = partial(next, pieces, None)
-    while (piece := following() if run is None else await run(following)) is not None:
+    read_next = partial(next, pieces, None)
+    while (piece := read_next() if run is None else await run(read_next)) is not None:
         encoder.add(piece)
         if encoder.size_bytes >= STREAM_FROM_BYTES:
-            return await _stream_pieces(request, encoder, following, run)
+            return await _stream_pieces(request, encoder, read_next, run)
         if monotonic() >= until_s:
             await asyncio.sleep(0)
             until_s = monotonic() + SLICE_S
-    gathered = encoder.finish()
-    size = sum(map(len, gathered))
+    body = encoder.finish()
+    size = sum(map(len, body))
     if size <= BODY_BYTES_MAX:
-        return web.Response(body=b"".join(gathered), headers=encoder.headers)
+        return web.Response(body=b"".join(body), headers=encoder.headers)
     response = await _begin_response(request, encoder, size)
     with _abort_on_error(request):
-        await _write_pieces(response, gathered)
+        await _write_pieces(response, body)
         await response.write_eof()
     return response
 
 
 async def _stream_pieces(
-    request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
+    request: web.Request, encoder: _Encoder, read_next: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
     """Send the buffer, and then each further piece as soon as it exists."""
     response = await _begin_response(request, encoder)
     with _abort_on_error(request):
         await _write_pieces(response, encoder.take())
-        while (piece := following() if run is None else await run(following)) is not None:
+        while (piece := read_next() if run is None else await run(read_next)) is not None:
             encoder.add(piece)
             await _write_pieces(response, encoder.take())
         await _write_pieces(response, encoder.finish())

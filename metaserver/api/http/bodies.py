@@ -141,13 +141,13 @@ async def _receive_body(
         TooLarge: The body exceeds the limit.
         RequestTimeout: The body took too long to arrive.
     """
-    received, pieces, size = bytearray(), list[bytes](), 0
+    buffer, pieces, size = bytearray(), list[bytes](), 0
     inflater = Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
 
     def take(chunk: bytes) -> None:
-        nonlocal received, size
+        nonlocal buffer, size
         if size + len(chunk) > limit:
             raise _make_too_large_error(limit)
         if slot is not None:
@@ -227,8 +227,8 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
     response.force_close()
     response.headers["Connection"] = "close"
     length = request.content_length
-    large = length is None or length > _LINGERING_BYTES or "Content-Encoding" in request.headers
-    if large and isinstance(request.protocol, Connection):
+    is_large = length is None or length > _LINGERING_BYTES or "Content-Encoding" in request.headers
+    if is_large and isinstance(request.protocol, Connection):
         request.protocol.leave_unread()
 
 
@@ -252,17 +252,17 @@ def _check_values(body: bytes) -> None:
         raise TooLarge(f"The request body has more than {_VALUES_MAX:,} values")
 
 
-def _check_containers(body: bytes, most: int) -> None:
+def _check_containers(body: bytes, containers_max: int) -> None:
     """Check the number of objects and arrays in a body.
 
     Raises:
-        TooLarge: The body has more of them than `most`.
+        TooLarge: The body has more of them than `containers_max`.
     """
     # Search in steps, because this thread may check 64 MB. Other threads, such as the event loop, run between two
     # steps.
-    steps = [(at, at + _STEP_BYTES) for at in range(0, len(body), _STEP_BYTES)]
-    if sum(body.count(b"{", *step) + body.count(b"[", *step) for step in steps) > most:
-        raise TooLarge(f"The request body has more than {most:,} objects and arrays")
+    steps = [(start, start + _STEP_BYTES) for start in range(0, len(body), _STEP_BYTES)]
+    if sum(body.count(b"{", *step) + body.count(b"[", *step) for step in steps) > containers_max:
+        raise TooLarge(f"The request body has more than {containers_max:,} objects and arrays")
 
 
 def _make_too_large_error(limit: int) -> TooLarge:

@@ -56,11 +56,11 @@ class Inflater:
     """
 
     def __init__(self, coding: str) -> None:
-        self._coding = coding
+        self._coding_name = coding
         self._input = b""
-        self._at = 0
-        self._sent = 0
-        self._unpacked = 0
+        self._position = 0
+        self._sent_bytes = 0
+        self._unpacked_bytes = 0
         self._members = 1
         self._is_full = False
         """Whether the last step gave the maximum size, so that there may be more bytes without further input."""
@@ -68,8 +68,8 @@ class Inflater:
 
     def feed(self, data: bytes) -> None:
         """Add a part of the compressed body. The caller has inflated all earlier parts."""
-        assert self._at == len(self._input)
-        self._input, self._at = data, 0
+        assert self._position == len(self._input)
+        self._input, self._position = data, 0
 
     def inflate(self, size: int) -> bytes:
         """Return at most `size` uncompressed bytes, or b"" if more input is needed.
@@ -78,13 +78,13 @@ class Inflater:
             BadRequest: The data are not valid for the coding.
             TooLarge: The ratio of uncompressed to received bytes is too large.
         """
-        while self._is_full or self._get_undecoded() or self._at < len(self._input):
-            out = self._inflate_step(size)
-            self._unpacked += len(out)
-            if self._unpacked > RATIO_FREE_BYTES and self._unpacked > RATIO_MAX * self._sent:
+        while self._is_full or self._get_undecoded() or self._position < len(self._input):
+            output = self._inflate_step(size)
+            self._unpacked_bytes += len(output)
+            if self._unpacked_bytes > RATIO_FREE_BYTES and self._unpacked_bytes > RATIO_MAX * self._sent_bytes:
                 raise TooLarge(f"The request body unpacks to more than {RATIO_MAX} times its size; send it unpacked")
-            if out:
-                return out
+            if output:
+                return output
         return b""
 
     def finish(self) -> None:
@@ -93,7 +93,7 @@ class Inflater:
         Raises:
             BadRequest: The input ends before the compressed stream ends.
         """
-        if self._sent and not (self._stream is not None and self._stream.eof):
+        if self._sent_bytes and not (self._stream is not None and self._stream.eof):
             raise self._to_bad_request("ends too early")
 
     def _get_undecoded(self) -> bytes:
@@ -103,30 +103,30 @@ class Inflater:
 
     def _inflate_step(self, size: int) -> bytes:
         """Inflate at most `size` bytes in one call of zlib."""
-        packed = self._get_undecoded()
-        if not packed and not self._is_full:
-            packed = self._input[self._at : self._at + _PIECE_BYTES]
-            self._at += len(packed)
-            self._sent += len(packed)
-        stream = self._open_member(packed)
+        compressed = self._get_undecoded()
+        if not compressed and not self._is_full:
+            compressed = self._input[self._position : self._position + _PIECE_BYTES]
+            self._position += len(compressed)
+            self._sent_bytes += len(compressed)
+        stream = self._open_member(compressed)
         try:
-            out = stream.decompress(packed, size)
+            output = stream.decompress(compressed, size)
         except zlib.error:
             raise self._to_bad_request("is corrupt") from None
-        self._is_full = len(out) == size and not stream.eof
+        self._is_full = len(output) == size and not stream.eof
         if stream.eof:  # The bytes after the end belong to the next member.
-            unused = len(stream.unused_data)
-            self._at -= unused
-            self._sent -= unused
-        return out
+            unused_bytes = len(stream.unused_data)
+            self._position -= unused_bytes
+            self._sent_bytes -= unused_bytes
+        return output
 
-    def _open_member(self, packed: bytes) -> zlib._Decompress:
-        """Return the decompressor of the member that `packed` continues or begins."""
+    def _open_member(self, compressed: bytes) -> zlib._Decompress:
+        """Return the decompressor of the member that `compressed` continues or begins."""
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.
-            self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
+            self._stream = zlib.decompressobj(_ZLIB if compressed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
-            if self._coding != "gzip":
+            if self._coding_name != "gzip":
                 raise self._to_bad_request("has bytes after its end")
             self._members += 1
             if self._members > MEMBERS_MAX:
@@ -135,7 +135,7 @@ class Inflater:
         return self._stream
 
     def _to_bad_request(self, reason: str) -> BadRequest:
-        return BadRequest(f"The {self._coding} request body {reason}; check its encoding")
+        return BadRequest(f"The {self._coding_name} request body {reason}; check its encoding")
 
 
 _LISTED = f"{', '.join(ACCEPTED)}, identity"

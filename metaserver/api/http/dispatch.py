@@ -57,20 +57,20 @@ class Router(web.UrlDispatcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
+        self._routes_by_path: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         """Return the route of a request. Recent paths are cached."""
         key = request.method, request.rel_url.raw_path
-        match = self._found.get(key)
+        match = self._routes_by_path.get(key)
         if match is not None:
             return web.UrlMappingMatchInfo(*match)  # Each request needs its own copy of the variables.
-        matched = await super().resolve(request)
-        if matched.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
-            if len(self._found) >= PATHS_MAX:
-                self._found.clear()
-            self._found[key] = dict(matched), matched.route
-        return matched
+        match_info = await super().resolve(request)
+        if match_info.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
+            if len(self._routes_by_path) >= PATHS_MAX:
+                self._routes_by_path.clear()
+            self._routes_by_path[key] = dict(match_info), match_info.route
+        return match_info
 
 
 PREFIX: web.AppKey[str] = web.AppKey("prefix", str)
@@ -89,18 +89,18 @@ def list_served_paths(app: web.Application, template: str) -> list[str]:
 
 def list_served_endpoints(app: web.Application) -> list[str]:
     """Return all registered Iceberg operations as `METHOD template` of the specification, sorted."""
-    skipped = _make_prefix_path(app)
-    served = set()
+    skipped_prefix = _make_prefix_path(app)
+    endpoints = set()
     for route in app.router.routes():
         if route.resource is None:
             continue
         path = route.resource.canonical
-        if not path.startswith("/v1/") or (skipped and path.startswith(skipped)) or route.method == "*":
+        if not path.startswith("/v1/") or (skipped_prefix and path.startswith(skipped_prefix)) or route.method == "*":
             continue
         path = VARIABLE.sub(lambda match: f"{{{match[1].replace('_', '-')}}}", path)
         template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
-        served.add(f"{route.method} {template}")
-    return sorted(served)
+        endpoints.add(f"{route.method} {template}")
+    return sorted(endpoints)
 
 
 def _make_prefix_path(app: web.Application) -> str | None:
@@ -307,8 +307,8 @@ class Call:
         authorizer, operation = self.components.authorizer, operation or self._route.operation
         if authorizer.is_uniform(self.principal, operation, WAREHOUSE.namespace):
             return list(items)
-        allowed = await authorizer.allows_each(self.principal, operation, [securable_of(item) for item in items])
-        return [item for item, is_allowed in zip(items, allowed, strict=True) if is_allowed]
+        allowed_flags = await authorizer.allows_each(self.principal, operation, [securable_of(item) for item in items])
+        return [item for item, is_allowed in zip(items, allowed_flags, strict=True) if is_allowed]
 
     async def select_names(self, kind: str, names: list[str], operation: str) -> list[str]:
         """Return the names of tables, views or functions of the namespace in the path that a listing may include."""
@@ -403,20 +403,20 @@ class Route(Description, frozen=True):
                 data = await bodies.read_body(request, body_size)
                 call.body_bytes = len(data)
                 if is_optional:
-                    parsed = decode_as(data, body, "The body") if data else body()
+                    arguments = decode_as(data, body, "The body") if data else body()
                 else:
-                    parsed = await call.parse(data, body)
+                    arguments = await call.parse(data, body)
                 try:
                     try:
-                        answer = await work(call, parsed)
+                        answer = await work(call, arguments)
                     except CacheDamaged:
                         if is_change:
                             raise
-                        answer = await work(call, parsed)
+                        answer = await work(call, arguments)
                     return encode(call, answer)
                 finally:
                     if len(data) > bodies.QUICK_BYTES:
-                        free_later(*_find_lists(parsed))
+                        free_later(*_find_lists(arguments))
 
             return msgspec.structs.replace(self, body=self.body or body)._make_endpoint(handle)
 
@@ -521,7 +521,7 @@ class Route(Description, frozen=True):
     def _make_encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
         """Return the function that turns the answer of the handler into a response."""
         status = self.answers[0].status if self.answers else None
-        with_body, without, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
+        with_body, empty_status, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
@@ -530,7 +530,7 @@ class Route(Description, frozen=True):
             # Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
-            response = web.Response(status=without) if answer is None else make_json_answer(answer, with_body)
+            response = web.Response(status=empty_status) if answer is None else make_json_answer(answer, with_body)
             if is_secret:
                 response.headers["Cache-Control"] = "no-store"
             return response

@@ -78,9 +78,9 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
     head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"
-    elif error.status == 404 and (empty := _EMPTY_NAMESPACE.search(request.path)):
+    elif error.status == 404 and (empty_namespace := _EMPTY_NAMESPACE.search(request.path)):
         # Spark requests this when it tries `table.files` as namespace and table; another error type fails its query.
-        error_class = NoSuchTable if empty[1] == "tables" else NoSuchView
+        error_class = NoSuchTable if empty_namespace[1] == "tables" else NoSuchView
         return from_seamark_error(error_class(f"The namespace is empty in {request.path[:200]}"), head=head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"

@@ -43,17 +43,17 @@ async def load_to_read(
         BadRequest: The table has no such snapshot, and had no such fresh snapshot.
         RetryLater: This server does not have the rows of a token yet.
     """
-    loaded = await call.components.catalog.tables.load(namespace, name)
-    entry, metadata = loaded.entry, loaded.metadata
+    loaded_table = await call.components.catalog.tables.load(namespace, name)
+    entry, metadata = loaded_table.entry, loaded_table.metadata
     assert entry is not None
     if is_named or (snapshot_id is not None and metadata.snapshot(snapshot_id) is not None):
-        return loaded
+        return loaded_table
     if not entry.flushed or not reads_fresh(call.headers):
         check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
-        return loaded
+        return loaded_table
     if snapshot_id is not None:
         snapshot = await find_fresh_snapshot(call, entry, metadata, snapshot_id)
-        return msgspec.structs.replace(loaded, metadata=with_fresh_snapshot(metadata, snapshot))
+        return msgspec.structs.replace(loaded_table, metadata=with_fresh_snapshot(metadata, snapshot))
     return (await load_fresh(call, entry, metadata)).loaded
 
 
@@ -63,9 +63,9 @@ async def load_fresh(call: Call, entry: Entry, metadata: TableMetadata | None = 
     Raises:
         RetryLater: This server does not have the rows of a token yet.
     """
-    fresh = await call.components.streams.load_fresh(entry, metadata)
-    check_required_rows(call.headers, entry, fresh.offsets)
-    return fresh
+    fresh_table = await call.components.streams.load_fresh(entry, metadata)
+    check_required_rows(call.headers, entry, fresh_table.offsets)
+    return fresh_table
 
 
 async def find_fresh_snapshot(call: Call, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot:

@@ -45,7 +45,7 @@ async def run_idempotent(
     work: Callable[[Caller], Awaitable[T]],
     answer: Callable[[T], web.Response | Awaitable[web.Response]] = lambda _: web.Response(status=204),
     *,
-    replayed: type[T] | None = None,
+    answer_type: type[T] | None = None,
     recover: Callable[[], Awaitable[T]] | None = None,
 ) -> web.Response:
     """Run `work` and return its answer, or the first answer if the request's key was used before.
@@ -54,7 +54,7 @@ async def run_idempotent(
         call: The request.
         work: The operation of the request.
         answer: Makes the response from the result of `work`.
-        replayed: The type of the result of `work`, if the record may name a metadata file instead of containing the
+        answer_type: The type of the result of `work`, if the record may name a metadata file instead of containing the
             answer.
         recover: Returns a result that includes the first outcome, if the metadata file in the record no longer
             exists.
@@ -90,7 +90,7 @@ async def run_idempotent(
     if first is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
     _check_same(first, key)
-    return await _replay_answer(call, first, answer, replayed, recover)
+    return await _replay_answer(call, first, answer, answer_type, recover)
 
 
 async def _await_answer(answer: web.Response | Awaitable[web.Response]) -> web.Response:
@@ -137,19 +137,19 @@ async def _replay_answer(
     call: Call,
     first: IdempotencyRecord,
     answer: Callable[[T], web.Response | Awaitable[web.Response]],
-    replayed: type[T] | None,
+    answer_type: type[T] | None,
     recover: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
     """Answer a repeated request from the record of the first request."""
-    if first.metadata_location is not None and replayed is not None:
+    if first.metadata_location is not None and answer_type is not None:
         try:
-            loaded = await call.components.catalog.replay(first)
+            entry_state = await call.components.catalog.replay(first)
         except CommitUnknown:
             if recover is None:
                 raise
             return await _await_answer(answer(await recover()))
-        assert isinstance(loaded, replayed), f"{first.metadata_location} was recorded by another operation"
-        return await _await_answer(answer(loaded))
+        assert isinstance(entry_state, answer_type), f"{first.metadata_location} was recorded by another operation"
+        return await _await_answer(answer(entry_state))
     if first.body is None:
         return web.Response(status=first.status)
     return web.Response(status=first.status, body=first.body, content_type="application/json")

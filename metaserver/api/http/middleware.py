@@ -59,21 +59,21 @@ class _RequestPipeline:
         self._logs = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(components.clock)
-        self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
+        self._unrouted_refusals = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._stale_limit_s = components.settings.stale_limit_s
         self._stale_wait_s = components.settings.stale_wait_s
-        self._audited: dict[tuple[str, int], bool] = {}
+        self._audit_decisions: dict[tuple[str, int], bool] = {}
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, and record it in the log, the audit log and the metrics."""
         clock = self._clock
-        started = clock.monotonic()
+        start_s = clock.monotonic()
         template, description = self._find_route(request)
         if description is FORWARDED and self._warehouses is not None:
-            forwarded = await forward(request, self._warehouses)
-            if forwarded is not None:
-                return forwarded
+            forwarded_answer = await forward(request, self._warehouses)
+            if forwarded_answer is not None:
+                return forwarded_answer
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
         request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
@@ -97,7 +97,7 @@ class _RequestPipeline:
             if error is not None or response.status >= 400 or not request.content.is_eof():
                 end_unread(request, response)
         is_logged = self._logs
-        is_audited = self._audited.get((description.operation, response.status))
+        is_audited = self._audit_decisions.get((description.operation, response.status))
         if is_audited is None:
             is_audited = self._is_audited(description, response.status)
         if is_audited:
@@ -112,18 +112,18 @@ class _RequestPipeline:
             )
             is_logged = is_logged and (is_recorded or response.status not in (401, 403))
         elif is_logged and response.status == 401:
-            self._unrouted.take_due(clock.now_ms())
-            is_logged = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
-        seconds = clock.monotonic() - started
+            self._unrouted_refusals.take_due(clock.now_ms())
+            is_logged = self._unrouted_refusals.is_written("", request.remote or "", unauthenticated=True)
+        seconds = clock.monotonic() - start_s
         self._metrics.observe(description.operation, response.status, seconds, error)
         if is_logged:
             self._log_line(request, response, template, description, seconds, request_id)
         return response
 
-    def _read_staleness(self, request: web.Request, described: Description) -> Staleness | None:
+    def _read_staleness(self, request: web.Request, description: Description) -> Staleness | None:
         """Return the staleness that a read-only request allows, or None if it allows no stale answer."""
         cache_control = request.headers.get("Cache-Control")
-        if cache_control is None or described.public or described.waits or is_audited_change(described.operation):
+        if cache_control is None or description.public or description.waits or is_audited_change(description.operation):
             return None
         allowed_s = parse_staleness_s(cache_control)
         return Staleness(min(allowed_s, self._stale_limit_s), self._stale_wait_s) if allowed_s else None
@@ -133,7 +133,7 @@ class _RequestPipeline:
         request: web.Request,
         response: web.StreamResponse,
         template: str,
-        described: Description,
+        description: Description,
         seconds: float,
         request_id: str,
     ) -> None:
@@ -141,7 +141,7 @@ class _RequestPipeline:
         fields = {
             "method": request.method,
             "route": template,
-            "operation": described.operation,
+            "operation": description.operation,
             "status": response.status,
             "ms": round(seconds * 1000, 2),
             "bytes": response.content_length,
@@ -149,29 +149,29 @@ class _RequestPipeline:
             "request_id": request_id,
         }
         parent = request.headers.get("traceparent")
-        if parent is not None and (parsed := _TRACEPARENT.match(parent)):
-            fields["trace_id"] = parsed[1]
+        if parent is not None and (match := _TRACEPARENT.match(parent)):
+            fields["trace_id"] = match[1]
         _log.info("request", **fields)
 
     async def _answer_request(
-        self, request: web.Request, handler: Handler, described: Description, request_id: str
+        self, request: web.Request, handler: Handler, description: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
         """Return the answer of the handler and None, or the answer for an error and the error."""
         requests = self._metrics.requests
         requests.answering += 1
         slot: RequestSlot | None = None
         try:
-            if not described.public:
+            if not description.public:
                 if self._authenticator.open:
                     self._authenticator.check_certificate(read_client_certificate(self._components, request))
                     principal = self._authenticator.identify_local(request.headers, request.remote)
                 else:
                     principal = await self._log_in_client(request)
                 request[PRINCIPAL] = principal
-                if request.method != "DELETE" and is_audited_change(described.operation):
+                if request.method != "DELETE" and is_audited_change(description.operation):
                     self._database_shares.require_room(principal.name)
                 holder = None if principal is ANONYMOUS else principal.name
-                slot = RequestSlot(self._limits, holder, "watching" if described.waits else "working")
+                slot = RequestSlot(self._limits, holder, "watching" if description.waits else "working")
                 request[SLOT] = slot
                 token = CURRENT.set(principal.name)
                 try:
@@ -187,9 +187,9 @@ class _RequestPipeline:
             return from_http_exception(error, request), error
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-                client_gone = ClientGone("The client closed the connection before the answer")
-                return from_seamark_error(client_gone, head=request.method == "HEAD"), client_gone
-            _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
+                client_error = ClientGone("The client closed the connection before the answer")
+                return from_seamark_error(client_error, head=request.method == "HEAD"), client_error
+            _log.error("unexpected error", request_id=request_id, operation=description.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
             requests.answering -= 1
@@ -216,7 +216,7 @@ class _RequestPipeline:
         request: web.Request,
         handler: Handler,
         template: str,
-        described: Description,
+        description: Description,
         request_id: str,
     ) -> tuple[web.StreamResponse, Exception | None]:
         """Answer a request within a span of the tracer."""
@@ -226,30 +226,32 @@ class _RequestPipeline:
             "seamark.request_id": request_id,
         }
         with tracer.start_as_current_span(
-            described.operation,
+            description.operation,
             context=_propagator.extract(request.headers),
             kind=SpanKind.SERVER,
             attributes=attributes,
         ) as span:
-            response, error = await self._answer_request(request, handler, described, request_id)
+            response, error = await self._answer_request(request, handler, description, request_id)
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 span.set_status(StatusCode.ERROR, type(error).__name__ if error is not None else None)
             return response, error
 
-    def _is_audited(self, described: Description, status: int) -> bool:
+    def _is_audited(self, description: Description, status: int) -> bool:
         """Return whether the request is recorded in the audit log.
 
         The audit log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It
         also omits refusals by a limit, because recording each refusal would bypass the limit.
         """
-        unwanted = (
-            status == 429 or described in (_UNROUTED[1], FORWARDED) or (described.public and status not in (401, 403))
+        is_unwanted = (
+            status == 429
+            or description in (_UNROUTED[1], FORWARDED)
+            or (description.public and status not in (401, 403))
         )
-        audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
-            described.operation, status
+        is_audited = self._audit_decisions[description.operation, status] = not is_unwanted and self._audit.is_kept(
+            description.operation, status
         )
-        return audited
+        return is_audited
 
     def _find_route(self, request: web.Request) -> tuple[str, Description]:
         """Return the template and the description of the matched route.

@@ -130,7 +130,7 @@ def answer_not_modified(call: Call, etag: str) -> web.Response | None:
 
 async def make_table_answer(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode = "all",
@@ -143,29 +143,33 @@ async def make_table_answer(
     `compress` is False for answers that are requested only once. `plan_snapshots` are added after the snapshots of the
     table.
     """
-    staged = loaded.entry is None
-    snapshots = loaded.metadata.snapshots_by_id
+    is_staged = loaded_table.entry is None
+    snapshots = loaded_table.metadata.snapshots_by_id
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = ""
-    if loaded.entry is not None:
+    if loaded_table.entry is not None:
         # Compute the tag before the keys, so that the keys in the answer are never older than the tag.
-        etag = await compute_table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
-    uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
-    config, credentials = await build_access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
-    if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded.metadata)}
+        etag = await compute_table_etag(
+            call, loaded_table.entry.metadata_location, namespace, name, mode, plan_snapshots
+        )
+    uuid = loaded_table.metadata.table_uuid or "" if loaded_table.entry is None else loaded_table.entry.uuid
+    config, credentials = await build_access_config(
+        call, uuid, loaded_table.metadata, namespace, name, staged=is_staged
+    )
+    if loaded_table.entry is not None:
+        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded_table.metadata)}
     tail = _encode_tail(config, credentials)
-    if loaded.entry is None:
-        return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
-    location = loaded.entry.metadata_location
+    if loaded_table.entry is None:
+        return _make_json_response(b'{"metadata":' + encode_table(loaded_table.metadata) + tail + b"}", {})
+    location = loaded_table.entry.metadata_location
     return await _answer_with_location(
-        call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
+        call, location, loaded_table.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
     )
 
 
 async def answer_fresh_read(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode,
@@ -177,7 +181,7 @@ async def answer_fresh_read(
     `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is not cached, because the next answer
     probably has a different snapshot.
     """
-    entry, metadata = loaded.entry, loaded.metadata
+    entry, metadata = loaded_table.entry, loaded_table.metadata
     assert entry is not None
     config, credentials = await build_access_config(call, entry.uuid, metadata, namespace, name)
     tail = _encode_tail(
@@ -192,7 +196,7 @@ async def answer_fresh_read(
     return _make_json_response(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 
 
-async def make_plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
+async def make_plan_answer(call: Call, loaded_plan: LoadedPlan, mode: SnapshotMode) -> web.Response:
     """Return a LoadTableResult of a plan table.
 
     The plan table has the storage of the planned table, and the client plans its scans.
@@ -200,17 +204,17 @@ async def make_plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -
     If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table.
     Otherwise, Iceberg's Java library would leave out the files and row groups in which only NaN matches.
     """
-    plan, table = loaded.plan, loaded.table
+    plan, table = loaded_plan.plan, loaded_plan.table
     assert plan.name is not None
     assert table.entry is not None
     etag = await compute_table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
     config, credentials = await build_access_config(
         call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name
     )
-    tests_nan = TESTS_NAN in loaded.metadata.properties
+    tests_nan = TESTS_NAN in loaded_plan.metadata.properties
     planned_by = choose_planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
-    return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
+    return await _answer_with_location(call, plan.location, loaded_plan.metadata, mode, tail, etag)
 
 
 def _encode_tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
@@ -247,11 +251,11 @@ async def _answer_with_location(
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
     """Return the document with plan snapshots before its first snapshot."""
-    before, separator, after = document.partition(_SNAPSHOTS)
+    head, separator, tail = document.partition(_SNAPSHOTS)
     if not separator:
         return document
-    added = ",".join(plan.snapshot for plan in plan_snapshots).encode()
-    return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
+    plan_json = ",".join(plan.snapshot for plan in plan_snapshots).encode()
+    return b"".join((head, separator, plan_json, b"" if tail.startswith(b"]") else b",", tail))
 
 
 def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
@@ -272,26 +276,28 @@ def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
-async def make_commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
+async def make_commit_answer(
+    call: Call, loaded_table: LoadedTable, namespace: NamespacePath, name: str
+) -> web.Response:
     """Return a CommitTableResponse with the ETag of a load after the commit.
 
     The REST specification requires that it has no `config`. The answer is not compressed, because the answers of two
     commits differ, so the compressed bytes could not be reused.
     """
-    assert loaded.entry is not None
-    location = loaded.entry.metadata_location
+    assert loaded_table.entry is not None
+    location = loaded_table.entry.metadata_location
     etag = await compute_table_etag(call, location, namespace, name, "all")
-    return _make_json_response(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
+    return _make_json_response(_render_with_location(call, loaded_table), {"ETag": etag, "Vary": _VARY})
 
 
-def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
-    return _make_json_response(_render_with_location(call, loaded), {})
+def answer_unregistered(call: Call, loaded_table: LoadedTable) -> web.Response:
+    return _make_json_response(_render_with_location(call, loaded_table), {})
 
 
-def make_view_answer(call: Call, loaded: LoadedView) -> web.Response:
+def make_view_answer(call: Call, loaded_view: LoadedView) -> web.Response:
     """Return the answer with a view and its metadata."""
-    location = loaded.entry.metadata_location
-    document = call.components.catalog.documents.view_document(location, loaded.metadata)
+    location = loaded_view.entry.metadata_location
+    document = call.components.catalog.documents.view_document(location, loaded_view.metadata)
     return _make_json_response(
         b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {}
     )
@@ -327,18 +333,18 @@ async def build_access_config(
     sign_path = make_table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # The server cannot look up a staged table to sign a request, so the URL contains a pass.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
-    requested = delegation or call.headers.get(DELEGATION)
+    delegation_mode = delegation or call.headers.get(DELEGATION)
 
     def vend() -> VendedKeys:
         principal_name = call.principal.name
-        pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
+        is_pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.components.gateway_keys
         return keys.issue(
             table_uuid,
             location,
             writable=may_write,
             principal_name=principal_name,
-            pinned=pinned,
+            pinned=is_pinned,
             staged=staged,
             namespace=namespace,
         )
@@ -350,11 +356,11 @@ async def build_access_config(
             await call.components.catalog.check_owned(table_uuid, location)
         elif not location.endswith(table_uuid.replace("-", "")):
             # Another table could be created at the location of the client's choice before this table is created.
-            requested = SIGNING
+            delegation_mode = SIGNING
     return await storage.grant_client_access(
         settings,
         table,
-        delegation=requested,
+        delegation=delegation_mode,
         sign_path=sign_path,
         refresh_path="" if staged else make_table_path(namespace, name, settings.prefix) + "/credentials",
         vend=vend,
@@ -377,10 +383,10 @@ async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | 
     return (await call.may(securable, "updateTable"), cloud_stamp) if cloud_stamp else ()
 
 
-def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:
-    assert loaded.entry is not None
-    location = loaded.entry.metadata_location
-    document = call.components.catalog.documents.render(location, loaded.metadata, "all")
+def _render_with_location(call: Call, loaded_table: LoadedTable) -> bytes:
+    assert loaded_table.entry is not None
+    location = loaded_table.entry.metadata_location
+    document = call.components.catalog.documents.render(location, loaded_table.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 

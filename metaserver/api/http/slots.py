@@ -24,11 +24,11 @@ class HolderLimit:
     """
 
     def __init__(self, work_name: str, limit: int, share: int) -> None:
-        self._what = work_name
+        self._work_name = work_name
         self.limit = limit
         self.share = share
         self.taken = 0
-        self._held: Counter[str] = Counter()
+        self._slots_by_holder: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
         """Take `amount` for a holder. If an error is raised, nothing is taken.
@@ -38,26 +38,27 @@ class HolderLimit:
             TooManyRequests: The holder would exceed its share.
         """
         if self.taken + amount > self.limit:
-            raise RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
+            raise RetryLater(f"The server is at its limit of {self.limit:,} {self._work_name}; try again shortly")
         if holder is not None:
-            taken_slots = self._held.get(holder, 0) + amount
+            taken_slots = self._slots_by_holder.get(holder, 0) + amount
             if taken_slots > self.share:
                 raise TooManyRequests(
-                    f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
+                    f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} "
+                    f"{self._work_name}; "
                     "wait for answers before you send more"
                 )
-            self._held[holder] = taken_slots
+            self._slots_by_holder[holder] = taken_slots
         self.taken += amount
 
     def release(self, holder: str | None, amount: int = 1) -> None:
         """Release slots of a holder."""
         self.taken -= amount
         if holder is not None:
-            remaining = self._held[holder] - amount
+            remaining = self._slots_by_holder[holder] - amount
             if remaining:
-                self._held[holder] = remaining
+                self._slots_by_holder[holder] = remaining
             else:
-                del self._held[holder]
+                del self._slots_by_holder[holder]
 
     @contextmanager
     def reserve(self, holder: str | None, amount: int = 1) -> Iterator[None]:
@@ -75,8 +76,8 @@ class HolderLimit:
             self.release(holder, amount)
 
     def check_invariants(self) -> None:
-        assert 0 <= sum(self._held.values()) <= self.taken <= self.limit
-        assert all(0 < held <= self.share for held in self._held.values())
+        assert 0 <= sum(self._slots_by_holder.values()) <= self.taken <= self.limit
+        assert all(0 < held_slots <= self.share for held_slots in self._slots_by_holder.values())
 
 
 class WorkerLimits:
@@ -129,14 +130,14 @@ class RequestSlot:
     The owner must call `leave` in any case.
     """
 
-    __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_own", "body")
+    __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_limit_of_kind", "body")
 
     def __init__(self, bounds: WorkerLimits, holder: str | None, kind: Kind) -> None:
         self._bounds = bounds
         self._holder = holder
-        self._own = getattr(bounds, kind)
-        self._own.take(holder)
-        self._bound: HolderLimit | None = self._own
+        self._limit_of_kind = getattr(bounds, kind)
+        self._limit_of_kind.take(holder)
+        self._bound: HolderLimit | None = self._limit_of_kind
         self._bytes = 0
         self.body: bytes | None = None
         """The whole body, after it was read."""
@@ -148,13 +149,13 @@ class RequestSlot:
             RetryLater: All slots for receiving bodies are in use.
             TooManyRequests: The principal uses its whole share of these slots.
         """
-        if self._own is not self._bounds.tokens:
+        if self._limit_of_kind is not self._bounds.tokens:
             # Unauthenticated requests must not delay the bodies of authenticated requests.
             self._change_slot(self._bounds.reading)
 
     def end_reading(self) -> None:
-        if self._bound is not self._own:
-            self._change_slot(self._own)
+        if self._bound is not self._limit_of_kind:
+            self._change_slot(self._limit_of_kind)
 
     def keep(self, size: int) -> None:
         """Count further bytes of the body. They are released when the answer is sent."""

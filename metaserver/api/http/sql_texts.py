@@ -20,14 +20,14 @@ IN_LOOP_CHARACTERS = 500
 """The maximum length of a text that is parsed in the event loop. Such a text takes at most some milliseconds."""
 
 
-async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which parses a text of this many characters.
+async def read_in_turn(call: Call, characters: int, read_value: Callable[[], T]) -> T:
+    """Return the result of `read_value`, which parses a text of this many characters.
 
     The texts of one principal are parsed one after another, so other principals wait for at most one of them.
     """
     await load_modules(_sql)
     if characters <= IN_LOOP_CHARACTERS:
-        result = read()
+        result = read_value()
         await asyncio.sleep(0)  # A request may have many joins with a text each.
         return result
-    return await call.components.worker_limits.reading_sql.run(call.principal.name, read)
+    return await call.components.worker_limits.reading_sql.run(call.principal.name, read_value)

@@ -37,13 +37,13 @@ async def commit_updates(
     """
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES_MAX + 1):
-        loaded = await tables.load(call.namespace, call.name)
-        metadata = loaded.metadata
+        loaded_table = await tables.load(call.namespace, call.name)
+        metadata = loaded_table.metadata
         updates = compute_updates(metadata)
         if check_rights is not None:
             await check_rights()
         if not updates:
-            return loaded
+            return loaded_table
         requirements: list[dict[str, Any]] = [{"type": "assert-table-uuid", "uuid": metadata.table_uuid}]
         if reads_schema:
             schema_id = metadata.current_schema_id

@@ -154,17 +154,17 @@ async def record_progress(call: Call, build: Build) -> None:
         _log.info("a build ended while index files were registered", build=build.instant.id)
 
 
-async def move_build(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
+async def move_build(call: Call, instant: Instant, state: InstantState, fields: dict[str, Any]) -> None:
     """Move the instant of a build to a state, and add fields to its summary."""
     now_ms = call.components.clock.now_ms()
-    summary = {**instant.summary, **more, "active-ms": now_ms}
+    summary = {**instant.summary, **fields, "active-ms": now_ms}
     await call.components.store.transact(
         [MoveInstant(id=instant.id, expected=instant.state, state=state, now_ms=now_ms, summary=summary)]
     )
     call.components.timeline.notify()
 
 
-async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
+async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, own_id: str = "") -> None:
     """Check that no other build of the index is in progress.
 
     Raises:
@@ -172,7 +172,7 @@ async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, 
     """
     since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
     for build in await _list_running_builds(call, table):
-        if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
+        if build.id != own_id and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
                 f"The build {build.id} of the index {name}, by {build.principal_name}, is in progress; try again later"
             )

@@ -174,7 +174,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         # Check again, because other builds now see this build. If two builds begin at the same time, at least one is
         # rolled back.
         try:
-            await require_no_other_build(call, table, name, but=build_id)
+            await require_no_other_build(call, table, name, own_id=build_id)
         except CommitConflict:
             await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
@@ -240,14 +240,14 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
     live_files = build.table.registered.list_live_files(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
-    following = None
-    for at in range(token.at, len(new_files)):
-        rows = np.flatnonzero(await find_missing_files(call, new_files[at], live_files))
-        rows = rows[rows >= token.row] if at == token.at else rows
+    next_token = None
+    for position in range(token.at, len(new_files)):
+        rows = np.flatnonzero(await find_missing_files(call, new_files[position], live_files))
+        rows = rows[rows >= token.row] if position == token.at else rows
         page_rows, limit = rows[:limit], limit - min(limit, len(rows))
-        page.append((new_files[at].files, page_rows))
+        page.append((new_files[position].files, page_rows))
         if len(rows) > len(page_rows):
-            following = _Token(token.build, token.snapshots, at, int(rows[len(page_rows)]))
+            next_token = _Token(token.build, token.snapshots, position, int(rows[len(page_rows)]))
             break
 
     def answer() -> dict[str, Any]:
@@ -255,8 +255,8 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
             "snapshot-id": token.snapshots[0] if token.snapshots else None,
             "files": [manifest for files, rows in page for manifest in _list_items(metadata, files, rows)],
             "next-page-token": None
-            if following is None
-            else call.components.catalog.pages.encode(msgspec.json.encode(following).decode()),
+            if next_token is None
+            else call.components.catalog.pages.encode(msgspec.json.encode(next_token).decode()),
         }
 
     return await asyncio.to_thread(answer)
@@ -267,9 +267,9 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
-    none = find_files_at(TableView((), ()), entry_ids[:0])
+    no_files = find_files_at(TableView((), ()), entry_ids[:0])
     return make_items(
-        FileListing(metadata, find_files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows)
+        FileListing(metadata, find_files_at(files.view, entry_ids[rows]), no_files, None), _FILE_FIELDS, 0, len(rows)
     )
 
 
@@ -358,8 +358,8 @@ def _read_token(call: Call, build: Build) -> _Token | None:
     if text is None:
         return None
     try:
-        packed = (call.components.catalog.pages.decode(text) or "").encode()
-        token = convert_json(packed, _Token)
+        token_json = (call.components.catalog.pages.decode(text) or "").encode()
+        token = convert_json(token_json, _Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):

@@ -83,10 +83,12 @@ async def load_requested_table(call: Call) -> TableIndexes:
         Forbidden: The metadata name a location that the table does not claim. Index files are listed and written
             below the location, so they would be among files of another entry.
     """
-    loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    await call.components.catalog.check_writable(loaded)
-    return TableIndexes(loaded.entry, loaded.metadata, await call.components.registry.load_files(loaded.entry))
+    loaded_table: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    await call.components.catalog.check_writable(loaded_table)
+    return TableIndexes(
+        loaded_table.entry, loaded_table.metadata, await call.components.registry.load_files(loaded_table.entry)
+    )
 
 
 async def load_view(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
@@ -127,17 +129,17 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await load_snapshot_files(call, metadata, snapshot_id)
-        fresh = np.ones(files.ids.count, dtype=np.bool_)
+        is_new = np.ones(files.ids.count, dtype=np.bool_)
         for earlier_files in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.mark_files_in, earlier_files.files.ids.ids)
-        new_files.append(NewFiles(files, fresh))
+            is_new &= ~await asyncio.to_thread(files.ids.mark_files_in, earlier_files.files.ids.ids)
+        new_files.append(NewFiles(files, is_new))
     return new_files
 
 
 async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return whether these index files describe each file, bool[files]."""
-    described = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
-    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
+    ids_by_file = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
         return files.ids.mark_files_in(ids)
     return await asyncio.to_thread(files.ids.mark_files_in, ids)

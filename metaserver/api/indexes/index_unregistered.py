@@ -73,14 +73,14 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     chosen_files = [live_files[location] for location in dict.fromkeys(body.index_files)]
     ids_by_file = [await read_described_ids(call, file) for file in chosen_files]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
-    unreferenced = await _are_unreferenced(call, table, ids)
+    is_unreferenced = await _are_unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
-    if unreferenced is not None:
+    if is_unreferenced is not None:
         starts = np.cumsum([0, *map(len, ids_by_file)]).tolist()
         for file, first, end in zip(chosen_files, starts, starts[1:], strict=False):
-            if numbers := np.flatnonzero(unreferenced[first:end]).tolist():
+            if numbers := np.flatnonzero(is_unreferenced[first:end]).tolist():
                 numbers_by_location[file.location] = numbers
-    return UnreferencedFilesResponse(numbers_by_location, unreferenced is not None)
+    return UnreferencedFilesResponse(numbers_by_location, is_unreferenced is not None)
 
 
 async def _are_unreferenced(
@@ -96,17 +96,17 @@ async def _are_unreferenced(
     newest_first = sorted(metadata.snapshots, key=lambda snapshot: -snapshot.timestamp_ms)
     clock = call.components.clock
     until_s = clock.monotonic() + SECONDS_MAX
-    unreferenced = np.ones(len(ids), dtype=np.bool_)
+    is_unreferenced = np.ones(len(ids), dtype=np.bool_)
     for snapshot in newest_first:
-        if not unreferenced.any():
+        if not is_unreferenced.any():
             break
         if clock.monotonic() > until_s:
             return None
         view = await load_view(call, metadata, snapshot.snapshot_id)
-        remaining = np.flatnonzero(unreferenced)
+        remaining = np.flatnonzero(is_unreferenced)
         rows = await asyncio.to_thread(_find_positions, view, ids[remaining])
-        unreferenced[remaining[rows >= 0]] = False
-    return unreferenced
+        is_unreferenced[remaining[rows >= 0]] = False
+    return is_unreferenced
 
 
 def _find_positions(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:

@@ -217,10 +217,12 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
 async def list_indexes(call: Call) -> dict[str, Any]:
     """List the indexes of a table: definition, coverage of the current snapshot, size, health, use."""
     table = await load_requested_table(call)
-    defined = read_definitions(table.metadata)
+    definitions = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
-    descriptions = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
-    descriptions += [_to_broken_index_json(name, problem) for name, problem in defined.problems.items()]
+    descriptions = [
+        await _describe_index(call, table, state, definition) for definition in definitions.by_name.values()
+    ]
+    descriptions += [_to_broken_index_json(name, problem) for name, problem in definitions.problems.items()]
     descriptions.sort(key=lambda index: str(index["name"]))
     descriptions += [
         _describe_bucket_index(table.metadata, state.files, definition)
@@ -266,13 +268,13 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     dimension_tables: set[tuple[str, ...]] = set()
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
-        defined = read_definitions(metadata)
-        definition = _change_definition(name, body, defined, metadata)
+        definitions = read_definitions(metadata)
+        definition = _change_definition(name, body, definitions, metadata)
         dimension_tables.update(map(tuple, definition.dimension_tables))
         limit = call.components.settings.indexes_limit
-        if name not in defined.by_name and len(defined.by_name) >= limit:
+        if name not in definitions.by_name and len(definitions.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop an index first")
-        if defined.by_name.get(name) == definition:
+        if definitions.by_name.get(name) == definition:
             return []
         return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
 
@@ -303,31 +305,37 @@ async def drop_index(call: Call) -> None:
 
 
 def _change_definition(
-    name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata
+    name: str, body: PutIndexRequest, definitions: Definitions, metadata: TableMetadata
 ) -> IndexDefinition:
     """Return the definition of the index with the changes of the body, or a new definition."""
-    present = defined.by_name.get(name)
-    kind = body.kind if body.kind is not None else present.kind if present else None
-    if kind is None or (present is None and body.columns is None):
-        if name in defined.problems:
-            raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
+    present_definition = definitions.by_name.get(name)
+    kind = body.kind if body.kind is not None else present_definition.kind if present_definition else None
+    if kind is None or (present_definition is None and body.columns is None):
+        if name in definitions.problems:
+            raise BadRequest(f"The index {name} is invalid ({definitions.problems[name]}); define it again completely")
         raise BadRequest(
             f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; to define it, set kind "
             f"({', '.join(KINDS)}) and columns"
         )
-    columns: Sequence[str | Term] = body.columns if body.columns is not None else present.terms if present else ()
-    parameters: dict[str, Any] = dict(present.parameters) if present and present.kind == kind else {}
+    columns: Sequence[str | Term] = (
+        body.columns if body.columns is not None else present_definition.terms if present_definition else ()
+    )
+    parameters: dict[str, Any] = (
+        dict(present_definition.parameters) if present_definition and present_definition.kind == kind else {}
+    )
     parameters |= body.parameters
-    state = body.state if body.state is not None else present.state if present else ENABLED
+    state = body.state if body.state is not None else present_definition.state if present_definition else ENABLED
     measures: Sequence[str | Measure] = (
-        body.measures if body.measures is not None else present.measures if present else ()
+        body.measures if body.measures is not None else present_definition.measures if present_definition else ()
     )
     definition = define_index(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
     )
     definition = add_name_mapping(definition, metadata)
-    _check_filter_name(definition, defined)
-    twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
+    _check_filter_name(definition, definitions)
+    twin = next(
+        (other for other in definitions.by_name.values() if other.id == definition.id and other.name != name), None
+    )
     if twin is not None:
         raise AlreadyExists(
             f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
@@ -335,7 +343,7 @@ def _change_definition(
     return definition
 
 
-def _check_filter_name(definition: IndexDefinition, defined: Definitions) -> None:
+def _check_filter_name(definition: IndexDefinition, definitions: Definitions) -> None:
     """Check that the names of indexes on attributes keep their meaning in filters.
 
     An index may be replaced by an index on the same attribute at another snapshot of the dimension table.
@@ -344,12 +352,12 @@ def _check_filter_name(definition: IndexDefinition, defined: Definitions) -> Non
         AlreadyExists: The name has another meaning, or differs only by case from the name of another attribute.
     """
     attribute = _identify_attribute(definition)
-    present = defined.by_name.get(definition.name)
-    if present is not None and _identify_attribute(present) == attribute:
+    present_definition = definitions.by_name.get(definition.name)
+    if present_definition is not None and _identify_attribute(present_definition) == attribute:
         return
-    for other in defined.by_name.values():
+    for other in definitions.by_name.values():
         attributes = (attribute, _identify_attribute(other))
-        if other is present or (other.name.lower() == definition.name.lower() and None not in attributes):
+        if other is present_definition or (other.name.lower() == definition.name.lower() and None not in attributes):
             raise AlreadyExists(
                 f"The index {other.name} is {other.text[:_SHOWN_CHARS_MAX]}. Filters can name an attribute by its "
                 "index, so this name cannot get another meaning: choose another name (--name of seamark index create), "
@@ -372,17 +380,17 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
     Raises:
         NotFound: The table has no such index.
     """
-    defined = read_definitions(table.metadata)
-    if name in defined.problems:
-        return _to_broken_index_json(name, defined.problems[name])
-    definition = defined.by_name.get(name)
+    definitions = read_definitions(table.metadata)
+    if name in definitions.problems:
+        return _to_broken_index_json(name, definitions.problems[name])
+    definition = definitions.by_name.get(name)
     buckets = (
         {definition.name: definition for definition in list_bucket_definitions(table.metadata)}
         if definition is None
         else {}
     )
     if definition is None and name not in buckets:
-        raise _make_missing_error(name, (*defined.by_name, *buckets))
+        raise _make_missing_error(name, (*definitions.by_name, *buckets))
     state = await _read_table_state(call, table)
     if definition is None:
         return _describe_bucket_index(table.metadata, state.files, buckets[name])
@@ -422,13 +430,13 @@ async def _describe_index(
     live_files, files = table.registered.list_live_files(definition.id), state.files
     mask = await find_covered_files(call, files, live_files)
     of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
-    indexed, total = int(mask.sum()), files.ids.count
+    indexed_files, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
-    quarantined = sum(
+    quarantined_files = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
     index_usage = call.components.usage.find_usage(table.entry.uuid, definition.id)
-    health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
+    health = "ok" if lag == 0 else "damaged" if quarantined_files else "behind"
     problem = None
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
@@ -436,7 +444,7 @@ async def _describe_index(
         **_encode_definition(definition),
         "health": health if definition.enabled or health == "broken" else "paused",
         "problem": problem,
-        "files": indexed,
+        "files": indexed_files,
         "files-total": total,
         "rows": files.count_rows(mask),
         "rows-total": files.count_rows(np.ones(total, dtype=np.bool_)),
@@ -445,7 +453,7 @@ async def _describe_index(
         "size-in-bytes": sum(file.size_bytes for file in live_files),
         "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live_files).items())},
         "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live_files),
-        "quarantined": quarantined,
+        "quarantined": quarantined_files,
         "audited-ms": state.audits.get(definition.id),
         "used": None
         if index_usage is None
@@ -540,11 +548,13 @@ def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
         NotFound: The index does not exist.
         BadRequest: The property with its definition is invalid, or the index is a bucket index.
     """
-    defined = read_definitions(metadata)
-    if name in defined.problems:
-        raise BadRequest(f"The definition of the index {name} is invalid: {defined.problems[name]}; define it again")
-    if name not in defined.by_name:
+    definitions = read_definitions(metadata)
+    if name in definitions.problems:
+        raise BadRequest(
+            f"The definition of the index {name} is invalid: {definitions.problems[name]}; define it again"
+        )
+    if name not in definitions.by_name:
         if name.startswith(BUCKET_PREFIX):
             check_name(name)
-        raise _make_missing_error(name, defined.by_name)
-    return defined.by_name[name]
+        raise _make_missing_error(name, definitions.by_name)
+    return definitions.by_name[name]

@@ -235,8 +235,10 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     """Find the rows that match a predicate in each file, by bitmap indexes."""
     as_arrow = arrow.wants_arrow(call.headers)
     # All pages of an answer have the same snapshot. If it is a fresh snapshot, only the body can name it.
-    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None)
-    metadata, entry = loaded.metadata, loaded.entry
+    loaded_table = await load_to_read(
+        call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None
+    )
+    metadata, entry = loaded_table.metadata, loaded_table.entry
     assert entry is not None
     if body.rows not in ("roaring", "positions"):
         raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
@@ -249,9 +251,11 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else encode_page_token(selection.checksum, selection.snapshot_id, page.last)
-    encoded = await asyncio.to_thread(page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token)
+    page_bytes = await asyncio.to_thread(
+        page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token
+    )
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
-    return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
+    return web.Response(body=page_bytes, content_type=content_type, headers={"Vary": "Accept"})
 
 
 def _parse_request(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
@@ -312,8 +316,10 @@ def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predic
         return _Predicate(expression, True, (), meaning)
     if filter_json:
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    parsed = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
-    return _Predicate(parsed.expression, parsed.exact, parsed.unused, ComparisonSemantics(body.meaning or "sql"))
+    sql_filter = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
+    return _Predicate(
+        sql_filter.expression, sql_filter.exact, sql_filter.unused, ComparisonSemantics(body.meaning or "sql")
+    )
 
 
 class _Page:
@@ -341,16 +347,16 @@ class _Page:
                 break
             if start and self._clock.monotonic() >= self._until_s:
                 break
-            few = min(_FILES_PER_CHECK, self._limit - len(self._files))
-            few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
-            batch_ids = entry_ids[start : start + few]
+            batch_size = min(_FILES_PER_CHECK, self._limit - len(self._files))
+            batch_size = max(1, int(np.searchsorted(np.cumsum(records[start : start + batch_size]), CANDIDATES_MAX)))
+            batch_ids = entry_ids[start : start + batch_size]
             file_positions = self._scan.view.find_positions(batch_ids).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
-            matched = await asyncio.to_thread(self._match_files, matcher, batch_ids)
+            matched_files = await asyncio.to_thread(self._match_files, matcher, batch_ids)
             if self._body.deletes:
-                await self._remove_deleted(matched)
-                candidates += int(records[start : start + few].sum())
-            answers = await asyncio.to_thread(self._select_answers, matched)
+                await self._remove_deleted(matched_files)
+                candidates += int(records[start : start + batch_size].sum())
+            answers = await asyncio.to_thread(self._select_answers, matched_files)
             self._files += answers
             size += sum(file.size_bytes for file in answers)
             start += len(batch_ids)
@@ -359,11 +365,13 @@ class _Page:
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         """Return the enabled indexes that answer predicates of the filter, by column and transform."""
-        requested = {(predicate.column_id, predicate.transform) for predicate in collect_predicates(self._scan.bound)}
+        requested_terms = {
+            (predicate.column_id, predicate.transform) for predicate in collect_predicates(self._scan.bound)
+        }
         indexes = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
-            if KINDS[definition.kind].answers_rows and key in requested:
+            if KINDS[definition.kind].answers_rows and key in requested_terms:
                 indexes[key] = await self._covers.open_bitmaps(self._scan.view, definition, entry)
         return indexes
 
@@ -388,21 +396,23 @@ class _Page:
 
         A large file is the only file of its batch, and is processed in parts.
         """
-        deleted = await asyncio.to_thread(_select_evaluable_files, files)
+        files_with_deletes = await asyncio.to_thread(_select_evaluable_files, files)
         step = CANDIDATES_MAX // 64
-        for start in range(0, max((count_words(file.records) for file in deleted), default=0), step):
+        for start in range(0, max((count_words(file.records) for file in files_with_deletes), default=0), step):
             part = slice(start, start + step)
-            rows, file_positions = await asyncio.to_thread(self._select_candidates, deleted, part)
+            rows, file_positions = await asyncio.to_thread(self._select_candidates, files_with_deletes, part)
             deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
-            await asyncio.to_thread(_apply_deletion, deleted, part, rows, deletion)
+            await asyncio.to_thread(_apply_deletion, files_with_deletes, part, rows, deletion)
 
-    def _select_candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
+    def _select_candidates(self, files_with_deletes: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
         """Return the rows of each file in this part of the words of its bits, and the file of each row.
 
         The second item contains the position of each row's file in the view.
         """
-        rows = [list_positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
-        entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
+        rows = [
+            list_positions(file.bits[part]) + 64 * part.start for file in files_with_deletes if file.bits is not None
+        ]
+        entry_ids = np.array([file.entry_id for file in files_with_deletes], dtype=np.int64)
         return rows, np.repeat(self._scan.view.find_positions(entry_ids), [len(row) for row in rows])
 
     def _select_answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
@@ -413,8 +423,8 @@ class _Page:
         """
         answers = []
         for file in files:
-            open_to_any = file.bits is None and not file.exact
-            number = None if open_to_any else file.candidates
+            may_match_any = file.bits is None and not file.exact
+            number = None if may_match_any else file.candidates
             if number == 0:
                 continue
             rows: bytes | Longs | None = None
@@ -470,10 +480,10 @@ class _Page:
         files = self._files
         rows: pa.Array
         if self._body.rows == "positions":
-            none = np.empty(0, np.int64)
-            spots = [file.rows if isinstance(file.rows, np.ndarray) else none for file in files]
+            no_rows = np.empty(0, np.int64)
+            spots = [file.rows if isinstance(file.rows, np.ndarray) else no_rows for file in files]
             ends = np.cumsum([0, *map(len, spots)])
-            values = pa.array(np.concatenate([none, *spots]))
+            values = pa.array(np.concatenate([no_rows, *spots]))
             mask = pa.array([file.rows is None for file in files], pa.bool_())
             rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
         else:
@@ -487,13 +497,13 @@ class _Page:
             "delete-files": pa.array([file.delete_files for file in files], pa.int64()),
             "undecided": pa.array([file.undecided for file in files], pa.int64()),
         }
-        about = {
+        metadata = {
             name: value
             for name, value in msgspec.to_builtins(self._describe_page(snapshot_id, token)).items()
             if value is not None
         }
         texts = {
-            name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
+            name: value if isinstance(value, str) else encode_json(value).decode() for name, value in metadata.items()
         }
         return arrow.encode_stream(columns, texts)
 
@@ -503,7 +513,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
     In the other files with deletes, all rows are undecided.
     """
-    deleted = []
+    files_with_deletes = []
     for file in files:
         if not file.delete_files or file.records < 0:
             continue
@@ -512,8 +522,8 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
             file.undecided, file.exact = candidates, False
             continue
         file.bits = make_full_bits(file.records) if file.bits is None else file.bits.copy()
-        deleted.append(file)
-    return deleted
+        files_with_deletes.append(file)
+    return files_with_deletes
 
 
 def _apply_deletion(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
@@ -525,14 +535,14 @@ def _apply_deletion(files: list[_CandidateFile], part: slice, rows: list[Longs],
     for file, file_rows in zip(files, rows, strict=True):
         file_slice = slice(start, start + len(file_rows))
         start = file_slice.stop
-        undecided = int(np.count_nonzero(deletion.undecided[file_slice] & ~deletion.deleted[file_slice]))
+        undecided_count = int(np.count_nonzero(deletion.undecided[file_slice] & ~deletion.deleted[file_slice]))
         if file.bits is not None:
             file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[file_slice]] - 64 * part.start)
-        file.undecided += undecided
-        file.exact &= not undecided
+        file.undecided += undecided_count
+        file.exact &= not undecided_count
 
 
 def _serialize_bitmap(bitmap: pyroaring.BitMap) -> bytes:
     bitmap.run_optimize()
-    written: bytes = bitmap.serialize()
-    return written
+    serialized: bytes = bitmap.serialize()
+    return serialized

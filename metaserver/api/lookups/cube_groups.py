@@ -105,36 +105,37 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     """Return the groups of a cube with their partial aggregates, for the data files that the cube covers."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    definition = await find_cube(call, loaded, body.definition_id)
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    definition = await find_cube(call, loaded_table, body.definition_id)
     is_short = len(body.files) <= _IN_LOOP_CHARACTERS
     ids = _parse_ids(body.files) if is_short else await asyncio.to_thread(_parse_ids, body.files)
     text = bytes(body.filter)
     condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
-    reading = await read_groups(call, loaded, definition, body.columns, ids, condition, combines_few=False)
-    is_short = reading.groups.nbytes <= _IN_LOOP_CHARACTERS
+    group_reading = await read_groups(call, loaded_table, definition, body.columns, ids, condition, combines_few=False)
+    is_short = group_reading.groups.nbytes <= _IN_LOOP_CHARACTERS
     return web.Response(
-        body=reading.encode() if is_short else await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM
+        body=group_reading.encode() if is_short else await asyncio.to_thread(group_reading.encode),
+        content_type=ARROW_STREAM,
     )
 
 
-async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+async def find_cube(call: Call, loaded_table: LoadedTable, definition_id: str) -> IndexDefinition:
     """Return the definition of a cube.
 
     Raises:
         Forbidden: The caller may not read a dimension table whose attributes the cube has.
         NotFound: The table has no cube with this id.
     """
-    defined = read_definitions(loaded.metadata).by_name.values()
+    index_definitions = read_definitions(loaded_table.metadata).by_name.values()
     definition = next(
         (
             defined_index
-            for defined_index in defined
+            for defined_index in index_definitions
             if defined_index.id == definition_id and KINDS[defined_index.kind].aggregates
         ),
         None,
     )
-    if definition is None or loaded.entry is None:
+    if definition is None or loaded_table.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     # A caller that may read the fact table may lack the right to read its dimension tables.
     await check_dimension_rights(call, definition.dimension_tables, "readCubeGroups")
@@ -143,7 +144,7 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
 
 async def read_groups(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     definition: IndexDefinition,
     columns: Sequence[str],
     ids: Ids,
@@ -155,7 +156,7 @@ async def read_groups(
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         definition: A cube of the table.
         columns: The dimensions and partial aggregates to return, in the order of the entries.
         ids: uint64[files, 2]: the ids of the data files.
@@ -166,8 +167,8 @@ async def read_groups(
         BadRequest: A column does not exist.
     """
     schema = _select_columns(definition, columns)
-    assert loaded.entry is not None
-    reading = GroupReading(
+    assert loaded_table.entry is not None
+    group_reading = GroupReading(
         schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
     )
 
@@ -177,23 +178,23 @@ async def read_groups(
         else:
             await call.components.worker_limits.selecting.run(call.principal.name, work)
 
-    async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
-        if reading.enqueue(part):
-            await run(reading.process)
-            if reading.is_done:
+    async for part in call.components.segments.read_parts(loaded_table.entry, definition, ids):
+        if group_reading.enqueue(part):
+            await run(group_reading.process)
+            if group_reading.is_done:
                 break
-    await run(reading.finish)
-    _count_use(call, loaded.entry, definition, reading)
-    return reading
+    await run(group_reading.finish)
+    _count_use(call, loaded_table.entry, definition, group_reading)
+    return group_reading
 
 
-def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> None:
+def _count_use(call: Call, entry: Entry, definition: IndexDefinition, group_reading: GroupReading) -> None:
     """Count the use of the cube. The covered files count as removed, because their rows are not read."""
     call.components.usage.note(
         entry.uuid,
         definition.id,
-        files_in=reading.files,
-        files_removed=reading.covered_files,
+        files_in=group_reading.files,
+        files_removed=group_reading.covered_files,
         now_ms=call.components.clock.now_ms(),
     )
 
@@ -238,12 +239,12 @@ def _is_expensive(condition: Expression) -> bool:
     """Return whether a condition has too many values, predicates or transformed columns to be evaluated."""
     if is_longer(condition, CONDITION_VALUES_MAX):
         return True
-    transformed = {
+    transformed_columns = {
         (predicate.column_id, predicate.transform)
         for predicate in collect_predicates(condition)
         if predicate.transform != IDENTITY
     }
-    return len(transformed) > _TRANSFORMS_MAX
+    return len(transformed_columns) > _TRANSFORMS_MAX
 
 
 def _parse_ids(text: str) -> Ids:
@@ -284,7 +285,7 @@ class GroupReading:
     ) -> None:
         self._schema, self._functions, self._condition = schema, functions, condition
         self._combines_few = combines_few
-        self._covered = np.zeros(files, dtype=np.bool_)
+        self._is_covered = np.zeros(files, dtype=np.bool_)
         self._groups: pa.Table = schema.empty_table()
         self._waiting: list[GroupPart] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -299,16 +300,16 @@ class GroupReading:
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
         """bool[files]: whether the groups contain the rows of each requested file."""
-        return self._covered
+        return self._is_covered
 
     @property
     def files(self) -> int:
         """The number of requested data files."""
-        return len(self._covered)
+        return len(self._is_covered)
 
     @property
     def covered_files(self) -> int:
-        return int(self._covered.sum())
+        return int(self._is_covered.sum())
 
     @property
     def is_done(self) -> bool:
@@ -333,13 +334,13 @@ class GroupReading:
     def _add(self, part: GroupPart) -> None:
         """Add the groups of some files."""
         try:
-            selected = part.groups.select(self._condition, self._schema.names)
+            selected_groups = part.groups.select(self._condition, self._schema.names)
         except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
-            selected = part.groups.select(TRUE, self._schema.names)
-        self._covered[part.files] = True
-        self._pending.append(selected)
-        self._rows += selected.num_rows
-        self._bytes += selected.nbytes
+            selected_groups = part.groups.select(TRUE, self._schema.names)
+        self._is_covered[part.files] = True
+        self._pending.append(selected_groups)
+        self._rows += selected_groups.num_rows
+        self._bytes += selected_groups.nbytes
         if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
             self._combine_groups()
 
@@ -359,8 +360,8 @@ class GroupReading:
 
     def encode(self) -> bytes:
         """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""
-        covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
-        table = self._groups.replace_schema_metadata({"covered": covered})
+        covered_files = base64.b64encode(np.packbits(self._is_covered, bitorder="little").tobytes())
+        table = self._groups.replace_schema_metadata({"covered": covered_files})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)

@@ -148,9 +148,9 @@ async def load_column_layout(call: Call) -> ColumnLayout:
     bars = parse_page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
     points = parse_page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
     ids = [find_requested_snapshot(call.query, metadata)]
-    compared = parse_whole_number(call.query.get("compare-to"), "compare-to")
-    if compared is not None:
-        ids.append(resolve_snapshot_id(metadata, compared, None, None))
+    compared_snapshot_id = parse_whole_number(call.query.get("compare-to"), "compare-to")
+    if compared_snapshot_id is not None:
+        ids.append(resolve_snapshot_id(metadata, compared_snapshot_id, None, None))
 
     views = [
         TableView((), ())

@@ -190,22 +190,22 @@ class _KeyQuery:
 async def lookup_keys(call: Call, data: bytes) -> web.Response:
     """Find rows by key in a snapshot, and return the data file and the position of each row."""
     wants_arrow = arrow.wants_arrow(call.headers)
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    metadata, entry = loaded.metadata, loaded.entry
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    metadata, entry = loaded_table.metadata, loaded_table.entry
     assert entry is not None
     key_query = await _parse_request(call, data, metadata)
     definition, terms = _find_record_index(metadata, key_query)
-    columns, possible = await _convert_keys(call, terms, key_query.requested_keys, len(data))
+    columns, possible_keys = await _convert_keys(call, terms, key_query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=key_query.snapshot_id))
-    located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
-    answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, key_query, located)
-    if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
-        rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
+    located_rows = await call.app[LOCATOR].locate(scan, definition, in_order, possible_keys, entry)
+    answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, key_query, located_rows)
+    if not wants_arrow and len(located_rows.query) > JSON_ROWS_MAX:
+        rows = f"{len(located_rows.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
         raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
     work: Callable[[], Sequence[bytes | memoryview]] = answer.encode_arrow if wants_arrow else answer.encode_json
-    small = len(located.query) + answer.keys <= _IN_LOOP_KEYS_MAX
-    pieces = work() if small else await asyncio.to_thread(work)
+    is_small = len(located_rows.query) + answer.keys <= _IN_LOOP_KEYS_MAX
+    pieces = work() if is_small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
     body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _send_pieces(pieces)
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
@@ -341,18 +341,18 @@ class _LookupAnswer:
 
     def _describe_answer(self) -> LookupKeysResponse:
         """Return the fields of the answer other than the rows and the missing keys."""
-        located = self.located
-        uncovered = list_paths(self.scan.view, located.uncovered[:UNCOVERED_MAX])
+        located_rows = self.located
+        uncovered_paths = list_paths(self.scan.view, located_rows.uncovered[:UNCOVERED_MAX])
         return LookupKeysResponse(
             snapshot_id=self.query.snapshot_id,
             index=self.definition.name,
             columns=[term.text for term in self.definition.terms],
             keys=self.keys,
-            complete=not len(located.uncovered),
-            uncovered_files=len(located.uncovered),
-            uncovered=uncovered,
-            undecided=int(np.count_nonzero(located.undecided)),
-            problems=[FileProblem(path, reason) for path, reason in located.problems.items()],
+            complete=not len(located_rows.uncovered),
+            uncovered_files=len(located_rows.uncovered),
+            uncovered=uncovered_paths,
+            undecided=int(np.count_nonzero(located_rows.undecided)),
+            problems=[FileProblem(path, reason) for path, reason in located_rows.problems.items()],
         )
 
     def _list_missing(self) -> Longs:
@@ -384,16 +384,16 @@ class _LookupAnswer:
 
         The pieces are not joined, because joining holds the GIL, as encoding does.
         """
-        located = self.located
-        numbers, paths, more = self._list_files()
+        located_rows = self.located
+        numbers, paths, file_columns = self._list_files()
         pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
-        for start in range(0, len(located.query), _ROWS_PER_PIECE):
+        for start in range(0, len(located_rows.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)
-            columns = (located.query[part], numbers[located.data_file[part]], located.position[part])
-            values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
+            columns = (located_rows.query[part], numbers[located_rows.data_file[part]], located_rows.position[part])
+            values = zip(*(column.tolist() for column in columns), located_rows.undecided[part].tolist(), strict=True)
             rows = [
-                LocatedRow(key, paths[file], position, undecided, *(column[file] for column in more))
-                for key, file, position, undecided in values
+                LocatedRow(key, paths[file], position, undecided_count, *(column[file] for column in file_columns))
+                for key, file, position, undecided_count in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
         missing_keys = self._list_missing().tolist()
@@ -405,27 +405,30 @@ class _LookupAnswer:
 
         All batches share a dictionary of paths and a dictionary of partitions.
         """
-        located = self.located
-        numbers, paths, more = self._list_files()
-        about = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
+        located_rows = self.located
+        numbers, paths, file_columns = self._list_files()
+        schema_metadata = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
         metadata = {
-            name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
+            name: value if isinstance(value, str) else encode_json(value).decode()
+            for name, value in schema_metadata.items()
         }
         path_texts = pa.array(paths, pa.string())
-        specs = pa.array(more[0] if more else [], pa.int32())
-        texts = pa.array([encode_json(partition).decode() for partition in more[1]] if more else [], pa.string())
+        specs = pa.array(file_columns[0] if file_columns else [], pa.int32())
+        texts = pa.array(
+            [encode_json(partition).decode() for partition in file_columns[1]] if file_columns else [], pa.string()
+        )
         sink = pa.BufferOutputStream()
         writer = None
-        for start in range(0, max(1, len(located.query)), _ROWS_PER_BATCH):
+        for start in range(0, max(1, len(located_rows.query)), _ROWS_PER_BATCH):
             part = slice(start, start + _ROWS_PER_BATCH)
-            files = pa.array(numbers[located.data_file[part]].astype(np.int32))
+            files = pa.array(numbers[located_rows.data_file[part]].astype(np.int32))
             columns = {
-                "key": pa.array(located.query[part]),
+                "key": pa.array(located_rows.query[part]),
                 "file_path": pa.DictionaryArray.from_arrays(files, path_texts),
-                "position": pa.array(located.position[part]),
-                "undecided": pa.array(located.undecided[part]),
+                "position": pa.array(located_rows.position[part]),
+                "undecided": pa.array(located_rows.undecided[part]),
             }
-            if more:
+            if file_columns:
                 columns["spec_id"] = specs.take(files)
                 columns["partition"] = pa.DictionaryArray.from_arrays(files, texts)
             batch = pa.record_batch(columns).replace_schema_metadata(metadata)

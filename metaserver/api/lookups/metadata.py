@@ -218,8 +218,8 @@ async def list_partitions(call: Call) -> web.Response:
             metadata, find_files_by_prefix(view, prefix), find_files_by_prefix(_make_delete_view(view), prefix)
         )
 
-    small = view.file_count + view.delete_file_count <= IN_THREAD_FILES
-    listing = read() if small else await asyncio.to_thread(read)
+    is_small = view.file_count + view.delete_file_count <= IN_THREAD_FILES
+    listing = read() if is_small else await asyncio.to_thread(read)
     return await _answer_page(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 
 
@@ -313,8 +313,8 @@ async def _answer_page(page: _Page, list_name: str, names: tuple[str, ...], list
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # Use a thread: before PyArrow makes its first array, it imports pandas if it is installed, which takes 0.14 s.
-    small = not page.encode_arrow and items_of_page <= IN_LOOP_ITEMS_MAX
-    body = work() if small else await asyncio.to_thread(work)
+    is_small = not page.encode_arrow and items_of_page <= IN_LOOP_ITEMS_MAX
+    body = work() if is_small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.encode_arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
@@ -323,9 +323,9 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
     """Return a page of a listing as an Arrow stream."""
     end = min(listing.total, page.start + page.limit)
     token = page.make_token(listing.total)
-    about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
-    about |= {} if token is None else {"next-page-token": token}
-    return listing.stream(names, min(page.start, end), end, about)
+    metadata = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
+    metadata |= {} if token is None else {"next-page-token": token}
+    return listing.stream(names, min(page.start, end), end, metadata)
 
 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:

@@ -67,7 +67,9 @@ async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expres
     if not list_attribute_names(metadata):
         return ()
     attributes = find_attribute_columns(metadata, collect_names(filter))
-    return tuple([msgspec.structs.replace(one, is_current=await _is_current(call, one)) for one in attributes])
+    return tuple(
+        [msgspec.structs.replace(attribute, is_current=await _is_current(call, attribute)) for attribute in attributes]
+    )
 
 
 async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
@@ -78,12 +80,12 @@ async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
     if not attribute.is_current:  # The index is paused.
         return False
     try:
-        loaded = await call.components.catalog.tables.load(tuple(namespace), name)
+        loaded_table = await call.components.catalog.tables.load(tuple(namespace), name)
     except NoSuchTable:
         return False
     except SeamarkError as error:  # The facts can be read, and no answer depends on the dimension table.
         table = ".".join(source.table)
         _log.warning("a dimension table cannot be read, so its attribute is not used", table=table, error=str(error))
         return False
-    is_stream = loaded.entry is not None and bool(loaded.entry.flushed)
-    return loaded.metadata.current_snapshot_id == source.snapshot_id and not is_stream
+    is_stream = loaded_table.entry is not None and bool(loaded_table.entry.flushed)
+    return loaded_table.metadata.current_snapshot_id == source.snapshot_id and not is_stream

@@ -47,11 +47,11 @@ def find_column_usage(call: Call) -> ColumnUsage | None:
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
-def count_read(call: Call, read: ColumnRead | None) -> None:
-    """Count a read, if reads are counted. If `read` is None, do nothing."""
-    usage = None if read is None else find_column_usage(call)
-    if usage is not None and read is not None:
-        usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
+def count_read(call: Call, column_read: ColumnRead | None) -> None:
+    """Count a read, if reads are counted. If `column_read` is None, do nothing."""
+    usage = None if column_read is None else find_column_usage(call)
+    if usage is not None and column_read is not None:
+        usage.add(column_read, None if call.principal is ANONYMOUS else call.principal.name)
 
 
 async def count_plan(
@@ -79,11 +79,11 @@ async def count_plan(
     columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
-    read = ColumnRead(
+    column_read = ColumnRead(
         entry.uuid, select_columns_of_read(columns), _compute_age_d(end_ms, call.components.clock.now_ms())
     )
-    usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
-    return read
+    usage.add(column_read, None if call.principal is ANONYMOUS else call.principal.name)
+    return column_read
 
 
 def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
@@ -94,8 +94,8 @@ def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
     by_name = schema.index.by_name
     ids = {by_name[name] for name in names if name in by_name}
     if len(ids) < len(names):  # Some engines ignore the case of names.
-        folded = {name.lower() for name in names}
-        ids |= {number for name, number in by_name.items() if name.lower() in folded}
+        lower_names = {name.lower() for name in names}
+        ids |= {number for name, number in by_name.items() if name.lower() in lower_names}
     return ids | ({EVERY_COLUMN} if "*" in names else set())
 
 
@@ -107,7 +107,7 @@ def read_scan_report(
     uuid: str,
     metadata: TableMetadata,
     report: Mapping[str, Any],
-    planned: tuple[bool, int | None],
+    plan_and_age: tuple[bool, int | None],
     now_ms: int,
 ) -> ColumnRead | None:
     """Return the read that a scan report describes (Iceberg REST specification, ScanReport).
@@ -118,8 +118,8 @@ def read_scan_report(
         uuid: The UUID of the table.
         metadata: The metadata of the table.
         report: The report.
-        planned: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest partition of
-            this plan in milliseconds.
+        plan_and_age: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest
+            partition of this plan in milliseconds.
         now_ms: The time.
 
     Returns:
@@ -136,16 +136,16 @@ def read_scan_report(
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
     tops = {field.id for field in schema.fields}
-    is_planned, oldest = planned
+    is_planned, oldest = plan_and_age
     if is_planned and engine_name != PROXY_ENGINE:
         return None
     if not columns or (tops <= columns and engine_name not in _ENGINES):
         columns = {UNKNOWN_COLUMNS}
     try:
-        filtered = parse_expression(report.get("filter", True))
-        columns = {*columns, *(term[0] for term in list_terms(filtered, schema, (), case_sensitive=False))}
+        report_filter = parse_expression(report.get("filter", True))
+        columns = {*columns, *(term[0] for term in list_terms(report_filter, schema, (), case_sensitive=False))}
         if not is_planned:
-            oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
+            oldest = _find_minimum_time_ms(bind(report_filter, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals with a description, such as (2-digit-int).
         pass
     return ColumnRead(uuid, select_columns_of_read(columns), _compute_age_d(oldest, now_ms))
@@ -158,8 +158,8 @@ def _get_list(report: Mapping[str, Any], name: str) -> list[Any]:
 
 def find_schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
     """Return the schema that a scan report names, or the current schema if the table does not have it."""
-    stated = report.get("schema-id")
-    return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
+    schema_id = report.get("schema-id")
+    return (metadata.schema(schema_id) if isinstance(schema_id, int) else None) or metadata.current_schema
 
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:

@@ -131,9 +131,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         raise BadRequest(f"groups-max is {body.groups_max}; it must be from 1 to {GROUPS_MAX:,}")
     if body.hide_partitions and call.audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
-    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
-    await call.components.catalog.check_writable(loaded)
-    cube = await find_cube(call, loaded, body.definition_id)
+    loaded_table = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
+    await call.components.catalog.check_writable(loaded_table)
+    cube = await find_cube(call, loaded_table, body.definition_id)
     plan_request = PlanTableRequest(
         filter=body.filter,
         predicate=body.predicate,
@@ -144,54 +144,54 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         hide_partitions=body.hide_partitions,
         holder=body.holder,
     )
-    bound_scan = await _bind_filter(call, plan_request, loaded.metadata)
+    bound_scan = await _bind_filter(call, plan_request, loaded_table.metadata)
     no_groups = pa.schema([]).empty_table()
     if bound_scan.snapshot is None:
         return await _encode_answer(no_groups, MakeCubePlanResponse("the table has no snapshot"))
-    if bound_scan.snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
+    if bound_scan.snapshot.schema_id not in (None, loaded_table.metadata.current_schema_id):
         return await _encode_answer(
             no_groups, MakeCubePlanResponse("the schema of the snapshot is not that of the table")
         )
-    assert loaded.entry is not None
-    scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
-    excluded = None
+    assert loaded_table.entry is not None
+    scan_plan = await call.components.planner.plan(bound_scan, loaded_table.entry)
+    excluded_plan = None
     if bytes(body.unless):
         # Leave out `filter`, because it may contain the condition whose opposite is `unless`.
         unless_request = msgspec.structs.replace(plan_request, filter=body.unless, predicate=None)
-        bound_unless = await _bind_filter(call, unless_request, loaded.metadata)
-        excluded = await call.components.planner.plan(bound_unless, loaded.entry)
-    is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
+        bound_unless = await _bind_filter(call, unless_request, loaded_table.metadata)
+        excluded_plan = await call.components.planner.plan(bound_unless, loaded_table.entry)
+    is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded_plan)
     condition: Expression = TRUE
     if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
         condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
     text = bytes(body.group_filter)
     group_condition = await read_in_turn(call, len(text), partial(read_condition, text, cube))
     condition = join_by_and(condition, group_condition)
-    reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
-    covered = np.zeros(scan_plan.files, dtype=np.bool_)
-    covered[is_whole] = reading.covered
-    groups = reading.groups
-    if not covered.any():
+    group_reading = await read_groups(call, loaded_table, cube, body.columns, ids, condition)
+    is_covered = np.zeros(scan_plan.files, dtype=np.bool_)
+    is_covered[is_whole] = group_reading.covered
+    groups = group_reading.groups
+    if not is_covered.any():
         return await _encode_answer(no_groups, MakeCubePlanResponse("the cube has no entry of a file of the plan"))
     if groups.num_rows > body.groups_max:
         reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
-    remaining = scan_plan.with_only(scan_plan.entry_ids[~covered])
+    remaining = scan_plan.with_only(scan_plan.entry_ids[~is_covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
     if remaining.files:
-        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_plan_table(
+        table = await NewPlanTable(call, loaded_table, plan_request, bound_scan, holder).make_plan_table(
             remaining, is_shared=False
         )
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
             return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
-    count_requested_statement(call, loaded, plan_request, bound_scan, table, None)
+    count_requested_statement(call, loaded_table, plan_request, bound_scan, table, None)
     answer = MakeCubePlanResponse(
         None,
         bound_scan.snapshot_id,
-        loaded.metadata.current_schema_id,
-        int(covered.sum()),
+        loaded_table.metadata.current_schema_id,
+        int(is_covered.sum()),
         scan_plan.considered,
         table.files,
         table.bytes,
@@ -214,12 +214,12 @@ async def _bind_filter(call: Call, request: PlanTableRequest, metadata: TableMet
     return await read_in_turn(call, len(bytes(request.filter)) + len(request.predicate or ""), read)
 
 
-def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[np.ndarray, np.ndarray]:
+def _find_whole_files(scan_plan: ScanPlan, excluded_plan: ScanPlan | None) -> tuple[np.ndarray, np.ndarray]:
     """Find the files of a plan that a cube may answer.
 
     Args:
         scan_plan: The plan.
-        excluded: A plan of the same snapshot. Its files are left out.
+        excluded_plan: A plan of the same snapshot. Its files are left out.
 
     Returns:
         bool[files], whether each file of the plan has an identity and no deletes, and uint64[n, 2], the identities of
@@ -232,9 +232,9 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
         [bool(deletes) for deletes in scan_plan.find_deletes_by_file(scan_plan.entry_ids)], dtype=np.bool_
     )
     is_whole = is_known & ~has_deletes
-    if excluded is not None:
+    if excluded_plan is not None:
         # Entry ids depend only on the snapshot, so they are the same in both plans.
-        is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
+        is_whole &= ~np.isin(scan_plan.entry_ids, excluded_plan.entry_ids)
     return is_whole, ids[is_whole]
 
 

@@ -249,8 +249,8 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
 async def explain(call: Call, body: ExplainRequest) -> web.Response:
     """Explain the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune."""
     is_named = body.ref is not None or body.as_of is not None
-    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=is_named)
-    metadata = loaded.metadata
+    loaded_table = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=is_named)
+    metadata = loaded_table.metadata
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
@@ -263,12 +263,12 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         nan_above=True,
         attributes=attributes,
     )
-    outdated = [_explain_unused(metadata, attribute) for attribute in attributes if not attribute.is_current]
+    outdated_reasons = [_explain_unused(metadata, attribute) for attribute in attributes if not attribute.is_current]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
-    explained = await explain_scan(
-        call, loaded, scan_request, parsed_filter, body.joins, files_max, unrequested_reasons=outdated
+    explanation = await explain_scan(
+        call, loaded_table, scan_request, parsed_filter, body.joins, files_max, unrequested_reasons=outdated_reasons
     )
-    return web.Response(body=explained, content_type="application/json")
+    return web.Response(body=explanation, content_type="application/json")
 
 
 def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
@@ -283,9 +283,9 @@ def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
 
 async def explain_scan(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     scan_request: ScanRequest,
-    read: sql.SqlFilter,
+    sql_filter: sql.SqlFilter,
     joins: Joins,
     files_max: int = 0,
     unrequested_reasons: Sequence[str] = (),
@@ -295,9 +295,9 @@ async def explain_scan(
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         scan_request: The scan to explain.
-        read: The parsed SQL from which the filter of `scan_request` was made.
+        sql_filter: The parsed SQL from which the filter of `scan_request` was made.
         joins: The joins of the table.
         files_max: The maximum number of files to list.
         unrequested_reasons, max_kept_fraction: See `find_unpruned_reasons`.
@@ -307,15 +307,15 @@ async def explain_scan(
         NotFound: A table of `joins` does not exist.
         BadRequest: A filter or a join cannot be bound.
     """
-    bind = partial(BoundScan.bind, loaded.metadata, scan_request)
+    bind = partial(BoundScan.bind, loaded_table.metadata, scan_request)
     is_long = is_longer(scan_request.filter, IN_LOOP_VALUES_MAX)
     bound_scan = await call.run_in_turn(bind) if is_long else bind()
-    filters, outcomes = await evaluate_joins(call, bound_scan, loaded.entry, joins)
+    filters, outcomes = await evaluate_joins(call, bound_scan, loaded_table.entry, joins)
     bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
-    scan = await call.components.planner.explain(bound_scan, loaded.entry)
+    scan = await call.components.planner.explain(bound_scan, loaded_table.entry)
     samples = await sample_columns(call.components.objects, scan)
-    namespace = () if loaded.entry is None else loaded.entry.namespace
+    namespace = () if loaded_table.entry is None else loaded_table.entry.namespace
     policies = await load_policies(call.components.catalog.context.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 
@@ -329,10 +329,10 @@ async def explain_scan(
             unrequested_reasons=unrequested_reasons,
             max_kept_fraction=max_kept_fraction,
         )
-        explained = _explain_scan(scan, read, files_max, outcomes, reasons, samples, properties)
+        explanation = _explain_scan(scan, sql_filter, files_max, outcomes, reasons, samples, properties)
         if scan_request.attributes:
-            explained = msgspec.structs.replace(explained, attributes=describe_attributes(scan_request.attributes))
-        return encode_json(explained)
+            explanation = msgspec.structs.replace(explanation, attributes=describe_attributes(scan_request.attributes))
+        return encode_json(explanation)
 
     if is_long:
         return await call.run_in_turn(answer)
@@ -361,13 +361,13 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
     text = body.where.lower()
     names = [name for name in list_attribute_names(metadata) if name.lower() in text]
     schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
-    read = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
-    return await read_in_turn(call, len(body.where), read)
+    parse_filter = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
+    return await read_in_turn(call, len(body.where), parse_filter)
 
 
 def _explain_scan(
     scan: ScanPlan,
-    read: sql.SqlFilter,
+    sql_filter: sql.SqlFilter,
     files_max: int,
     outcomes: JoinOutcomes,
     reasons: tuple[str, ...],
@@ -377,8 +377,8 @@ def _explain_scan(
     """Return the explanation of a plan."""
     estimates = estimate_layouts(scan, samples, properties)
     files = find_files_at(scan.view, scan.entry_ids)
-    deletes = {delete for applying in scan.find_deletes_by_file(scan.entry_ids) for delete in applying}
-    residuals, complete = _collect_residuals(scan)
+    deletes = {delete for deletes_of_file in scan.find_deletes_by_file(scan.entry_ids) for delete in deletes_of_file}
+    residuals, is_complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
     if files_max:
         listing = FileListing(scan.metadata, files, find_files_at(scan.view, scan.entry_ids[:0]), scan)
@@ -393,14 +393,14 @@ def _explain_scan(
         records=int(files.read_longs("record_count").clip(0).sum()),
         delete_files=len(deletes),
         filter=encode_expression(scan.bound),
-        not_used=read.unused,
-        not_used_reasons=read.reasons,
+        not_used=sql_filter.unused,
+        not_used_reasons=sql_filter.reasons,
         terms=[_describe_term(effect) for effect in compute_term_effects(scan, samples)],
         layouts=[ExplainedLayout(list(layout.columns), layout.files_in, layout.files) for layout in estimates.layouts],
         unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
         columns=list(_collect_columns(scan.bound, set())),
         residuals=residuals,
-        residuals_complete=complete,
+        residuals_complete=is_complete,
         kept_files=kept_files,
         joins=outcomes,
         unpruned_reasons=reasons,
@@ -452,8 +452,10 @@ def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
 
     The residual with the most files is first.
     """
-    within = group_by_partition(find_files_at(scan.view, scan.entry_ids))
-    parts = sorted(zip(within.count_files(), within.partitions, strict=True), key=lambda part: -part[0])
+    files_by_partition = group_by_partition(find_files_at(scan.view, scan.entry_ids))
+    parts = sorted(
+        zip(files_by_partition.count_files(), files_by_partition.partitions, strict=True), key=lambda part: -part[0]
+    )
     counts: dict[bytes, int] = {}
     size = sum(1 + len(predicate.values) for predicate in collect_predicates(scan.bound))
     residual_bytes, partitions = 0, 0

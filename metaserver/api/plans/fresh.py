@@ -61,8 +61,8 @@ async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: Clie
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):
         await call.components.streams.flush(entry.uuid)
         return FreshPlan(LoadedTable(entry, metadata), None, False)
-    fresh = await load_fresh(call, entry, metadata)
-    return FreshPlan(fresh.loaded, fresh.snapshot, True)
+    fresh_table = await load_fresh(call, entry, metadata)
+    return FreshPlan(fresh_table.loaded, fresh_table.snapshot, True)
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
@@ -83,9 +83,9 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
     return False
 
 
-def add_fresh_snapshot(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
+def add_fresh_snapshot(loaded_table: LoadedTable, request: PinnedRequest) -> LoadedTable:
     """Return the table, with the fresh snapshot that the request reads, if it reads a fresh snapshot."""
     if not request.fresh:
-        return loaded
-    metadata = with_fresh_snapshot(loaded.metadata, convert_json(request.fresh, Snapshot))
-    return msgspec.structs.replace(loaded, metadata=metadata)
+        return loaded_table
+    metadata = with_fresh_snapshot(loaded_table.metadata, convert_json(request.fresh, Snapshot))
+    return msgspec.structs.replace(loaded_table, metadata=metadata)

@@ -178,10 +178,10 @@ async def evaluate_joins(
         return JoinFilters((), ()), msgspec.UNSET
     _check_join_count(joins)
     app = call.app
-    resolved = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
-    resolved = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, resolved)
+    requested_joins = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
+    requested_joins = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, requested_joins)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
-    filters = await build_join_filters(app[DIMENSIONS], resolved, until_s)
+    filters = await build_join_filters(app[DIMENSIONS], requested_joins, until_s)
     return filters, filters.outcomes
 
 
@@ -190,7 +190,7 @@ def _check_join_count(joins: Sequence[JoinSpec]) -> None:
     count, level = 0, list(joins)
     for _ in range(DEPTH_MAX):
         count += len(level)
-        level = [nested for join in level for nested in join.joins]
+        level = [nested_join for join in level for nested_join in join.joins]
     if level:
         raise BadRequest(f"The joins have more than {DEPTH_MAX} nested levels; leave out the inner levels")
     if count > JOINS_MAX:
@@ -207,9 +207,9 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     await call.allow(Securable(namespace, TABLE, check_name(name, "table name")))
-    loaded = await load_to_read(call, namespace, name, spec.snapshot_id)
+    loaded_table = await load_to_read(call, namespace, name, spec.snapshot_id)
     table_name = ".".join(spec.table)
-    other, entry = loaded.metadata, loaded.entry
+    other, entry = loaded_table.metadata, loaded_table.entry
     assert entry is not None
     if not 1 <= len(spec.on) <= COLUMNS_MAX:
         raise BadRequest(
@@ -261,11 +261,11 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
         is_limited = has_ranges if transform == RANGE else has_order
         one_column = len(spec.on) == 1 and all(is_limited(pair.kind, pair.other_kind) for pair in pairs)
         if not one_column:
-            more = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
+            more_types = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
                 f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} cannot limit {kinds[0]}; join "
                 "on one pair of columns with the same type (int, long, date, timestamp or timestamptz), or with the "
-                f"types int and long, or date and timestamp{more}"
+                f"types int and long, or date and timestamp{more_types}"
             )
         operator = spec.operator or "="
         if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):

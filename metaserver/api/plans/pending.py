@@ -62,7 +62,7 @@ class PendingPlans:
                 return await make()
 
             task = self._tasks[key] = asyncio.create_task(run(), name="plan")
-            task.add_done_callback(lambda done: self._keep_finished_plan(key, done))
+            task.add_done_callback(lambda finished_task: self._keep_finished_plan(key, finished_task))
         return task
 
     def cancel(self, plan_id: str, principal_name: str) -> None:
@@ -84,6 +84,6 @@ class PendingPlans:
             del self._tasks[key]
             return
         self._tasks[key] = self._tasks.pop(key)
-        finished = [finished_key for finished_key, finished_task in self._tasks.items() if finished_task.done()]
-        for finished_key in finished[:-FINISHED_PLANS_MAX]:
+        finished_keys = [finished_key for finished_key, finished_task in self._tasks.items() if finished_task.done()]
+        for finished_key in finished_keys[:-FINISHED_PLANS_MAX]:
             del self._tasks[finished_key]

@@ -249,21 +249,21 @@ The key is the name that the plan table would have, which covers all values on w
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     """Create a plan table."""
-    requested = _read_named_snapshot(call, data)
-    loaded = await load_to_read(
-        call, call.namespace, call.name, requested.snapshot_id, is_named=requested.ref is not None
+    named_snapshot = _read_named_snapshot(call, data)
+    loaded_table = await load_to_read(
+        call, call.namespace, call.name, named_snapshot.snapshot_id, is_named=named_snapshot.ref is not None
     )
-    await call.components.catalog.check_writable(loaded)
+    await call.components.catalog.check_writable(loaded_table)
     audience = call.audience
-    body, bound_scan = await _read_bound_request(call, data, loaded)
+    body, bound_scan = await _read_bound_request(call, data, loaded_table)
     if body.hide_partitions and audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
-    filters, outcomes = await evaluate_joins(call, bound_scan, loaded.entry, body.joins)
+    filters, outcomes = await evaluate_joins(call, bound_scan, loaded_table.entry, body.joins)
     bound_scan = filters.apply_to(bound_scan)
-    new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
+    new_plan_table = NewPlanTable(call, loaded_table, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    statement = count_requested_statement(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
+    statement = count_requested_statement(call, loaded_table, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
@@ -271,7 +271,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
 
 def count_requested_statement(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     body: PlanTableRequest,
     bound_scan: BoundScan,
     answer: PlanTableResponse,
@@ -282,7 +282,7 @@ def count_requested_statement(
     Returns:
         The fingerprint of the statement, or UNSET if it does not count.
     """
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     if find_history(call) is None or not body.counts:
         return msgspec.UNSET
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
@@ -301,7 +301,7 @@ def count_requested_statement(
     count_statement(
         call,
         StatementRead(
-            loaded.entry.uuid,
+            loaded_table.entry.uuid,
             shape,
             answer.considered_files,
             answer.files,
@@ -328,18 +328,18 @@ def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
     return parse_body(data, _NamedSnapshot)
 
 
-async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+async def _read_bound_request(call: Call, data: bytes, loaded_table: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
     """Return the decoded request and the bound scan. Recent requests are cached."""
-    decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
+    decoded_requests, entry, metadata = call.app[READ], loaded_table.entry, loaded_table.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
         return await read_in_turn(call, len(data), lambda: bind_request(_decode_request(data, metadata), metadata))
     key = (entry.metadata_location, data)
-    read = decoded_requests.get(key)
-    if read is None:
-        read = await read_in_turn(call, len(data), lambda: _decode_request(data, metadata))
-        decoded_requests.put(key, read, measure_object_bytes(read) + len(data))
-    return bind_request(read, metadata)
+    decoded_request = decoded_requests.get(key)
+    if decoded_request is None:
+        decoded_request = await read_in_turn(call, len(data), lambda: _decode_request(data, metadata))
+        decoded_requests.put(key, decoded_request, measure_object_bytes(decoded_request) + len(data))
+    return bind_request(decoded_request, metadata)
 
 
 def _decode_request(data: bytes, metadata: TableMetadata) -> _Read:
@@ -355,8 +355,8 @@ def _decode_request(data: bytes, metadata: TableMetadata) -> _Read:
     return body, read_filter(body, metadata)
 
 
-def bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
-    body, filter = read
+def bind_request(decoded_request: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+    body, filter = decoded_request
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
     return body, BoundScan.bind(metadata, request)
@@ -392,12 +392,17 @@ class NewPlanTable:
     )
 
     def __init__(
-        self, call: Call, loaded: LoadedTable, body: PlanTableRequest, bound_scan: BoundScan, holder: Holder | None
+        self,
+        call: Call,
+        loaded_table: LoadedTable,
+        body: PlanTableRequest,
+        bound_scan: BoundScan,
+        holder: Holder | None,
     ) -> None:
-        assert loaded.entry is not None
+        assert loaded_table.entry is not None
         self._app = call.app
         self._principal_name = call.principal.name
-        self._entry = loaded.entry
+        self._entry = loaded_table.entry
         self._body = body
         self._bound_scan = bound_scan
         self._holder = holder
@@ -422,9 +427,9 @@ class NewPlanTable:
             return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
         name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
         if name is not None:
-            declined = self._app[DECLINED].get((name, body.max_kept_fraction))
-            if declined is not None:
-                return declined
+            refusal = self._app[DECLINED].get((name, body.max_kept_fraction))
+            if refusal is not None:
+                return refusal
             audience = None if self._holder is None else self._holder.audience
             plan_tables = self._app[COMPONENTS].catalog.plan_tables
             shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
@@ -520,8 +525,8 @@ class NewPlanTable:
             expires_ms=0,
         )
         if holder is not None:
-            (planned,) = plan_files.metadata.snapshots
-            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned, is_fresh=is_fresh(snapshot))
+            (planned_snapshot,) = plan_files.metadata.snapshots
+            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned_snapshot, is_fresh=is_fresh(snapshot))
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
                 plan_table,

@@ -132,16 +132,16 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
     # Functions are allowed, because unqualified `lower` and `upper` are always Trino's own functions.
-    read = partial(sql.parse_sql, body.predicate, schema, functions=True)
-    parsed = await read_in_turn(call, len(body.predicate), read)
+    parse_predicate = partial(sql.parse_sql, body.predicate, schema, functions=True)
+    parsed = await read_in_turn(call, len(body.predicate), parse_predicate)
     if borrows_rights(view.metadata):
         # A subquery or a function would run with the rights of the view's owner. The parsed filter cannot show
         # them: `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
-        refused = parsed.unused[0] if parsed.unused else sql.find_definer_rights_call(body.predicate)
-        if refused is not None:
+        unsupported_part = parsed.unused[0] if parsed.unused else sql.find_definer_rights_call(body.predicate)
+        if unsupported_part is not None:
             raise BadRequest(
                 f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
-                f"{refused[:200]}"
+                f"{unsupported_part[:200]}"
             )
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))

@@ -182,19 +182,19 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         header(RESIDUALS),
         await call.may(call.securable, "loadCredentials"),
     )
-    cached = app[ANSWERS].get(key)
-    if cached is not None:
-        app[COMPONENTS].metrics.plans.observe(cached.considered, cached.files, 0.0)
-        count_read(call, cached.counted.columns)
-        count_statement(call, cached.counted.statement)
-        return web.Response(body=cached.body, headers=cached.headers)
+    cached_value = app[ANSWERS].get(key)
+    if cached_value is not None:
+        app[COMPONENTS].metrics.plans.observe(cached_value.considered, cached_value.files, 0.0)
+        count_read(call, cached_value.counted.columns)
+        count_statement(call, cached_value.counted.statement)
+        return web.Response(body=cached_value.body, headers=cached_value.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
     if stream is not None:
-        loaded = stream.loaded
+        loaded_table = stream.loaded
     else:
-        loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, counted = await _plan_scan(call, loaded, body, stream)
+        loaded_table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
+    answer, scan_plan, counted_reads = await _plan_scan(call, loaded_table, body, stream)
     if (
         scan_plan is not None
         and scan_plan.complete
@@ -202,7 +202,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         and isinstance(answer.body, bytes)
     ):
         cached_answer = _CachedAnswer(
-            answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, counted
+            answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, counted_reads
         )
         # The key contains headers of up to 8 KiB each, which a client may change with each request.
         key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
@@ -211,13 +211,13 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
 
 
 async def _plan_scan(
-    call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
+    call: Call, loaded_table: LoadedTable, data: bytes, stream: FreshPlan | None = None
 ) -> tuple[Answer, ScanPlan | None, _CountedReads]:
     """Plan the scan that a body requests.
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         data: The body.
         stream: The table and the snapshot that the request reads, for a stream table.
 
@@ -228,13 +228,13 @@ async def _plan_scan(
     dialect = _read_dialect(call)
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
-    pinned = pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
-    if list_attribute_names(loaded.metadata):
-        parse = pinned.parse_filter
-        filter = await call.run_in_turn(parse) if pinned.has_long_filter else parse()
-        attributes = await resolve_attributes(call, loaded.metadata, filter)
-        pinned = msgspec.structs.replace(pinned, attributes=attributes)
-    scan = _ClientScan(call, loaded, dialect, pinned)
+    pinned_request = pin_request(body, loaded_table.metadata, dialect, None if stream is None else stream.snapshot)
+    if list_attribute_names(loaded_table.metadata):
+        parse = pinned_request.parse_filter
+        filter = await call.run_in_turn(parse) if pinned_request.has_long_filter else parse()
+        attributes = await resolve_attributes(call, loaded_table.metadata, filter)
+        pinned_request = msgspec.structs.replace(pinned_request, attributes=attributes)
+    scan = _ClientScan(call, loaded_table, dialect, pinned_request)
     # This validates the request before anything is read, even for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
@@ -244,16 +244,16 @@ async def _plan_scan(
         return {"status": "submitted", "plan-id": plan_id}, None, _CountedReads()
     monotonic = call.components.clock.monotonic
     began_s = monotonic()
-    scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
+    scan_plan = await call.components.planner.plan(bound_scan, loaded_table.entry)
     plan_s = monotonic() - began_s
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, plan_s)
-    counted = _CountedReads()
+    counted_reads = _CountedReads()
     if body.seamark.usage:
-        counted = _CountedReads(
-            await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select),
+        counted_reads = _CountedReads(
+            await count_plan(call, loaded_table.entry, scan_plan, bound_scan.predicates, body.select),
             count_plan_statement(
                 call,
-                loaded.entry,
+                loaded_table.entry,
                 bound_scan,
                 scan_plan,
                 read_engine(call),
@@ -262,8 +262,8 @@ async def _plan_scan(
                 use=body.seamark.use,
             ),
         )
-    credentials = await _vend_credentials(call, loaded)
-    statement = counted.statement if body.seamark.use.engine else None
+    credentials = await _vend_credentials(call, loaded_table)
+    statement = counted_reads.statement if body.seamark.use.engine else None
     answer = await scan.answer(
         call.request,
         scan_plan,
@@ -273,19 +273,19 @@ async def _plan_scan(
     )
     # Answers with credentials are not cached: the credentials may have been rotated. Answers by attributes depend on
     # the caller's rights on the dimension tables, and on their snapshots.
-    return answer, None if credentials or pinned.attributes else scan_plan, counted
+    return answer, None if credentials or pinned_request.attributes else scan_plan, counted_reads
 
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
 async def fetch_planning_result(call: Call) -> Answer:
     """Return the plan that was started by an earlier request, or its state if it still runs."""
-    loaded = await _load_table_or_plan(call)
+    loaded_table = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
-    request = _open_plan_id(call, plan_id, loaded)
-    loaded = add_fresh_snapshot(loaded, request)
-    if not _has_not_expired(loaded.metadata, request):
+    request = _open_plan_id(call, plan_id, loaded_table)
+    loaded_table = add_fresh_snapshot(loaded_table, request)
+    if not _has_not_expired(loaded_table.metadata, request):
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
-    scan = _ClientScan(call, loaded, _read_dialect(call), request)
+    scan = _ClientScan(call, loaded_table, _read_dialect(call), request)
     task = call.app[PENDING].start(plan_id, call.principal.name, scan.plan)
     finished_tasks, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not finished_tasks:
@@ -298,30 +298,30 @@ async def fetch_planning_result(call: Call) -> Answer:
     except BadRequest as error:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
-    count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, read_engine(call), 0.0)
-    return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded))
+    count_plan_statement(call, loaded_table.entry, await scan.bind(), scan_plan, read_engine(call), 0.0)
+    return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded_table))
 
 
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
 async def cancel_planning(call: Call) -> None:
     """Cancel a running plan of the caller."""
-    loaded = await _load_table_or_plan(call)
+    loaded_table = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
-    _open_plan_id(call, plan_id, loaded)
+    _open_plan_id(call, plan_id, loaded_table)
     call.app[PENDING].cancel(plan_id, call.principal.name)
 
 
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
     """Return the files of a plan task."""
-    loaded = await _load_table_or_plan(call)
-    task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded))
+    loaded_table = await _load_table_or_plan(call)
+    task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded_table))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
-    loaded = add_fresh_snapshot(loaded, task.request)
-    if not _has_not_expired(loaded.metadata, task.request):
+    loaded_table = add_fresh_snapshot(loaded_table, task.request)
+    if not _has_not_expired(loaded_table.metadata, task.request):
         raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
-    scan = _ClientScan(call, loaded, _read_dialect(call), task.request)
+    scan = _ClientScan(call, loaded_table, _read_dialect(call), task.request)
     try:
         scan_plan = await scan.plan()
     # The request was valid when the task was issued, but a snapshot of its range has expired since.
@@ -338,9 +338,9 @@ async def _load_table_or_plan(call: Call) -> LoadedTable:
     )
 
 
-def _get_uuid(loaded: LoadedTable) -> str:
-    assert loaded.entry is not None
-    return loaded.entry.uuid
+def _get_uuid(loaded_table: LoadedTable) -> str:
+    assert loaded_table.entry is not None
+    return loaded_table.entry.uuid
 
 
 def _name_of_table(call: Call) -> str:
@@ -365,13 +365,13 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
     return metadata.schema(request.schema_id) is not None
 
 
-def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
+def _open_plan_id(call: Call, plan_id: str, loaded_table: LoadedTable) -> PinnedRequest:
     """Return the request that a plan id contains.
 
     Raises:
         NoSuchPlanId: The plan id does not belong to this table or was not issued by this catalog.
     """
-    request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded))
+    request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded_table))
     if request is None:
         raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
     return request
@@ -382,11 +382,11 @@ def _read_dialect(call: Call) -> ClientDialect:
     return choose_dialect(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
+async def _vend_credentials(call: Call, loaded_table: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`, which is empty if the client needs no credentials."""
-    entry = loaded.entry
+    entry = loaded_table.entry
     assert entry is not None
-    _, credentials = await build_access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    _, credentials = await build_access_config(call, entry.uuid, loaded_table.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 
@@ -413,7 +413,7 @@ class _ClientScan:
 
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
 
-    def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
+    def __init__(self, call: Call, loaded_table: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
         """Store the request for `bind` and `plan`, which do the work.
 
         Raises:
@@ -422,12 +422,12 @@ class _ClientScan:
         self._app = call.app
         self._principal_name = call.principal.name
         self._headers = call.headers
-        self._entry = loaded.entry
+        self._entry = loaded_table.entry
         self._dialect = dialect
         self._request = request
-        self._metadata = loaded.metadata
-        if request.schema_id != loaded.metadata.current_schema_id:
-            self._metadata = select_schema(loaded.metadata, request.schema_id)
+        self._metadata = loaded_table.metadata
+        if request.schema_id != loaded_table.metadata.current_schema_id:
+            self._metadata = select_schema(loaded_table.metadata, request.schema_id)
 
     async def bind(self) -> BoundScan:
         """Parse and bind the filter.
@@ -446,14 +446,14 @@ class _ClientScan:
         """Start a long plan and return its id, or return None if the plan should be answered synchronously."""
         if not self._dialect.polls:
             return None
-        undecoded = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
-        if undecoded <= self._app[COMPONENTS].settings.plan_async_files:
+        entries_to_decode = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
+        if entries_to_decode <= self._app[COMPONENTS].settings.plan_async_files:
             return None
         pending = self._app[PENDING]
         if pending.is_full(self._principal_name):
             return None
-        packed = await self._run_work(partial(pack_request, self._request))
-        plan_id = self._app[TOKENS].plan_id(packed, self._uuid)
+        payload = await self._run_work(partial(pack_request, self._request))
+        plan_id = self._app[TOKENS].plan_id(payload, self._uuid)
         if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
             return None
         pending.start(plan_id, self._principal_name, self.plan)
@@ -550,14 +550,14 @@ class _ClientScan:
             BadRequest: Exact residuals are too long for one answer, and the filter is too long for plan tasks.
         """
         files, entry_ids = len(page.entry_ids), page.entry_ids
-        fitting = files if writer.files_max is None else writer.files_max
-        inline_limit = min(page.inline_limit, fitting)
+        files_per_answer = files if writer.files_max is None else writer.files_max
+        inline_limit = min(page.inline_limit, files_per_answer)
         if files <= inline_limit:
             return []
-        packed = pack_request(self._request)
-        page_size = min(self._app[COMPONENTS].settings.plan_page_size, fitting)
-        pages = count_pages(files, len(packed), inline_limit=inline_limit, page_size=page_size)
-        if not pages and files > fitting:
+        payload = pack_request(self._request)
+        page_size = min(self._app[COMPONENTS].settings.plan_page_size, files_per_answer)
+        pages = count_pages(files, len(payload), inline_limit=inline_limit, page_size=page_size)
+        if not pages and files > files_per_answer:
             raise BadRequest(
                 f"The filter is too long to be repeated for each of {files:,} files, and this client needs the whole "
                 f"filter because it may apply only the residuals. Send the header {RESIDUALS}: short if the engine "
@@ -570,7 +570,7 @@ class _ClientScan:
         starts = [page.first_row, *entry_ids[size::size].tolist()]
         ends = [*starts[1:], page.end_row]
         tokens, uuid = self._app[TOKENS], self._uuid
-        return [tokens.plan_task(packed, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
+        return [tokens.plan_task(payload, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
 
     @property
     def _uuid(self) -> str:
@@ -594,18 +594,18 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     fold = (lambda name: name) if request.case_sensitive else str.lower
-    requested = {fold(field): field for field in request.stats_fields}
+    fields_by_name = {fold(field): field for field in request.stats_fields}
     ids: dict[str, int] = {}
     for schema in schemas:
-        if len(ids) == len(requested):
+        if len(ids) == len(fields_by_name):
             break
         for name, column_id in schema.index.by_name.items():
-            if fold(name) in requested:
+            if fold(name) in fields_by_name:
                 ids.setdefault(fold(name), column_id)
-    for name, field in requested.items():
+    for name, field in fields_by_name.items():
         if name not in ids:
             raise BadRequest(f"stats-fields contains {field[:100]!r}, which is not a column of the table")
-    return [ids[name] for name in requested]
+    return [ids[name] for name in fields_by_name]
 
 
 def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: bytes) -> Iterator[bytes]:
@@ -613,10 +613,10 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
     yield head + b'"file-scan-tasks":['
     yield from writer.write_tasks(entry_ids)
     # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
-    opening = b'],"delete-files":['
+    separator = b'],"delete-files":['
     for piece in writer.delete_files():
-        yield opening + piece
-        opening = b""
+        yield separator + piece
+        separator = b""
     yield b"]" + tail
 
 

@@ -78,7 +78,7 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
 
 
 def pin_request(
-    body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, fresh: Snapshot | None = None
+    body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, fresh_snapshot: Snapshot | None = None
 ) -> PinnedRequest:
     """Return the request with an explicit snapshot and without repeated stats fields.
 
@@ -86,7 +86,7 @@ def pin_request(
         body: The body of the request.
         metadata: The table's metadata.
         dialect: The form of answers that the client can read.
-        fresh: The fresh snapshot, if the current snapshot of `metadata` is fresh.
+        fresh_snapshot: The fresh snapshot, if the current snapshot of `metadata` is fresh.
 
     Raises:
         BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and
@@ -106,9 +106,9 @@ def pin_request(
     if is_incremental and start_snapshot_id is None:
         start_snapshot_id = find_expired_ancestor(metadata, body.end_snapshot_id)
     extensions = body.seamark
-    selects_all = may_rewrite = False
+    selects_all_columns = may_rewrite = False
     if dialect.changes_files:
-        selects_all, may_rewrite = _read_selection(body, metadata, snapshot_id)
+        selects_all_columns, may_rewrite = _read_selection(body, metadata, snapshot_id)
     return PinnedRequest(
         snapshot_id=snapshot_id,
         start_snapshot_id=start_snapshot_id,
@@ -116,7 +116,7 @@ def pin_request(
         case_sensitive=body.case_sensitive is not False,
         use_snapshot_schema=body.use_snapshot_schema is True,
         nan_above=dialect.orders_nan_above,
-        may_delete_files=selects_all and not is_incremental,
+        may_delete_files=selects_all_columns and not is_incremental,
         schema_id=metadata.current_schema_id if extensions.schema_id is None else extensions.schema_id,
         filter_json=bytes(body.filter),
         stats_fields=tuple(dict.fromkeys(stats_fields)),
@@ -124,7 +124,9 @@ def pin_request(
         sequence_numbers=extensions.sequence_numbers,
         may_rewrite_files=may_rewrite,
         functions=extensions.functions,
-        fresh=b"" if fresh is None or fresh.snapshot_id != snapshot_id else msgspec.json.encode(fresh),
+        fresh=b""
+        if fresh_snapshot is None or fresh_snapshot.snapshot_id != snapshot_id
+        else msgspec.json.encode(fresh_snapshot),
     )
 
 
@@ -135,23 +137,23 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
         (whether the request selects all columns of the table and no others, whether the request may belong to a
         statement that writes all rows of the files again)
     """
-    selected = frozenset(body.select or ())
-    if FILE_COLUMN in selected:
+    selected_columns = frozenset(body.select or ())
+    if FILE_COLUMN in selected_columns:
         # Both are checked, because the modes could change between the statement and its plan, and a query may
         # select the columns.
-        merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
+        has_merge_on_read = selected_columns >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
         )
-        return False, not merges_on_read
+        return False, not has_merge_on_read
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     own_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     schema = metadata.current_schema if own_schema is None else own_schema
     earlier_schemas = (metadata.current_schema, *find_schemas_while_head(metadata, snapshot, schema))
-    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *earlier_schemas))
-    return selects_all, selects_all
+    selects_all_columns = any(_has_all_columns(selected_columns, candidate) for candidate in (schema, *earlier_schemas))
+    return selects_all_columns, selects_all_columns
 
 
-def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
+def _has_all_columns(selected_columns: frozenset[str], schema: Schema) -> bool:
     """Return whether the selected columns include the full names of all columns of primitive types.
 
     Iceberg's Java library also selects the structs that contain them.
@@ -160,4 +162,4 @@ def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
         columns = schema.index.by_id.values()
     except BadRequest:  # The table has an irregular schema that an engine stored.
         return False
-    return all(column.name in selected for column in columns if is_primitive(column.type))
+    return all(column.name in selected_columns for column in columns if is_primitive(column.type))

@@ -112,11 +112,11 @@ def find_history(call: Call) -> QueryHistory | None:
     return history if history.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
-def count_statement(call: Call, read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
-    """Count a statement, if statements are counted. If `read` is None, do nothing."""
-    history = None if read is None else find_history(call)
-    if history is not None and read is not None:
-        samplers = history.add(read, _get_principal_name(call))
+def count_statement(call: Call, statement_read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
+    """Count a statement, if statements are counted. If `statement_read` is None, do nothing."""
+    history = None if statement_read is None else find_history(call)
+    if history is not None and statement_read is not None:
+        samplers = history.add(statement_read, _get_principal_name(call))
         if samplers is not None and sampler is not None:
             samplers.append(sampler)
 
@@ -151,11 +151,13 @@ def count_plan_statement(
     if entry is None or history is None or not use.counts:
         return None
     shape = build_shape(bound_scan, engine, select=select, use=use)
-    read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files, literals=hash(bound_scan.text))
-    samplers = history.add(read, _get_principal_name(call), plan_s)
+    statement_read = StatementRead(
+        entry.uuid, shape, scan_plan.considered, scan_plan.files, literals=hash(bound_scan.text)
+    )
+    samplers = history.add(statement_read, _get_principal_name(call), plan_s)
     if samplers is not None:
         samplers.append(make_sampler(call.components, bound_scan, scan_plan))
-    return read
+    return statement_read
 
 
 def build_shape(
@@ -177,15 +179,15 @@ def build_shape(
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
     # Names in SQL ignore case. Most names are exact, so the second dictionary is rarely needed.
-    reported = (
+    reported_columns = (
         *names,
         *use.grouping,
         *use.join_columns,
         *(aggregate.column for aggregate in use.aggregates if aggregate.column),
     )
-    if not by_name.keys() >= set(reported):
+    if not by_name.keys() >= set(reported_columns):
         by_name = {name.lower(): number for name, number in by_name.items()} | by_name
-        by_name |= {name: by_name[name.lower()] for name in reported if name.lower() in by_name}
+        by_name |= {name: by_name[name.lower()] for name in reported_columns if name.lower() in by_name}
     functions = {
         Aggregate(aggregate.function if aggregate.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
         for aggregate in use.aggregates
@@ -231,12 +233,12 @@ def read_reported_statement(
         return None
     schema = find_schema_of_report(metadata, report)
     by_name = schema.index.by_name
-    folded: dict[str, int] = {}
+    ids_by_lower_name: dict[str, int] = {}
 
     def find_column(name: str) -> int | None:
-        if name not in by_name and not folded:
-            folded.update({known_name.lower(): number for known_name, number in by_name.items()})
-        return by_name.get(name, folded.get(name.lower()))
+        if name not in by_name and not ids_by_lower_name:
+            ids_by_lower_name.update({known_name.lower(): number for known_name, number in by_name.items()})
+        return by_name.get(name, ids_by_lower_name.get(name.lower()))
 
     ids = report.get("projected-field-ids")
     by_id = schema.index.by_id

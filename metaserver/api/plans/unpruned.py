@@ -40,16 +40,16 @@ def find_unpruned_reasons(
         unrequested_reasons: The reasons why other joins were not requested.
         max_kept_fraction: The largest fraction of the files that a plan may keep so that engines use it.
     """
-    considered, kept_files = files
-    if kept_files < considered:
-        is_unused = kept_files > max_kept_fraction * considered
+    considered_files, kept_files = files
+    if kept_files < considered_files:
+        is_unused = kept_files > max_kept_fraction * considered_files
         return (
             (f"engines mostly use no plan that keeps more than {max_kept_fraction:.0%} of the files",)
             if is_unused
             else ()
         )
-    if considered <= 1:
-        return ("the table has one file" if considered else "the table has no files",)
+    if considered_files <= 1:
+        return ("the table has one file" if considered_files else "the table has no files",)
     reasons = []
     if has_condition:
         reasons.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
@@ -75,10 +75,10 @@ def _select_outermost(
     joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
 ) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
     """Yield each outermost join with its outcome."""
-    at = 0
+    index = 0
     for join in joins:
-        yield join, outcomes[at]
-        at += _count_outcomes(join)
+        yield join, outcomes[index]
+        index += _count_outcomes(join)
 
 
 def _count_outcomes(join: JoinSpec) -> int:

@@ -64,23 +64,25 @@ async def _find_settings(call: Call) -> Settings:
     Raises:
         NoSuchWarehouse: The server has no warehouse with this URI or name.
     """
-    requested = call.query.get("warehouse", "")
+    requested_warehouse = call.query.get("warehouse", "")
     settings, warehouse_uri = call.components.settings, call.components.catalog.warehouse.uri
-    if requested in ("", settings.prefix) or (requested == _COMPLIANCE_KIT and not settings.prefix):
+    if requested_warehouse in ("", settings.prefix) or (requested_warehouse == _COMPLIANCE_KIT and not settings.prefix):
         return settings
     try:
-        location = str(parse_location(requested))
+        location = str(parse_location(requested_warehouse))
     except BadRequest:
-        location = requested
+        location = requested_warehouse
     if location == warehouse_uri:
         return settings
     warehouses = call.components.warehouses
     if warehouses is not None:
-        warehouse = await warehouses.find(requested) or await warehouses.find_by_location(location)
+        warehouse = await warehouses.find(requested_warehouse) or await warehouses.find_by_location(location)
         if warehouse is not None:
             return warehouses.make_client_settings(warehouse)
     allowed_names = f"{settings.prefix!r} ({warehouse_uri})" if settings.prefix else warehouse_uri
-    raise NoSuchWarehouse(f"Warehouse {requested[:200]!r} does not exist; set {allowed_names}, or leave it out")
+    raise NoSuchWarehouse(
+        f"Warehouse {requested_warehouse[:200]!r} does not exist; set {allowed_names}, or leave it out"
+    )
 
 
 def add_components(app: web.Application) -> None:

@@ -168,7 +168,7 @@ class _EventPage:
         self._events: list[CatalogEvent] = []
         self._locations: dict[str, str | None] = {}
         """The metadata file of each entry after the instants that were read, by UUID."""
-        self._latest: tuple[str, dict[str, Any]] | None = None
+        self._latest_operation: tuple[str, dict[str, Any]] | None = None
         """The location and the content of the last file that was read. The next change of the entry starts from it."""
         self._rights: dict[Securable, bool] = {}
         """For each object that was checked, whether the caller may see it."""
@@ -223,12 +223,14 @@ class _EventPage:
             and instant.kind in (EntryKind.TABLE, EntryKind.VIEW)
             and _find_type(instant) is not None
         ]
-        live: dict[str, list[Securable]] = {}
+        securables_by_uuid: dict[str, list[Securable]] = {}
         uuids = list(dict.fromkeys(instant.uuid for instant in candidates))
         for start in range(0, len(uuids), FOUND_TABLES_MAX):
             for entry in await self._store.find_entries(uuids[start : start + FOUND_TABLES_MAX]):
-                live.setdefault(entry.uuid, []).append(Securable(entry.namespace, entry.kind.value, entry.name))
-        presents = [live.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
+                securables_by_uuid.setdefault(entry.uuid, []).append(
+                    Securable(entry.namespace, entry.kind.value, entry.name)
+                )
+        presents = [securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
         await self._check_rights(
             [
                 *itertools.chain.from_iterable(presents),
@@ -237,19 +239,19 @@ class _EventPage:
             ]
         )
         operations = {}
-        for instant, present in zip(candidates, presents, strict=True):
-            operation = self._make_operation(instant, present)
+        for instant, securables in zip(candidates, presents, strict=True):
+            operation = self._make_operation(instant, securables)
             if operation is not None:
                 operations[instant.position] = operation
         return operations
 
     async def _check_rights(self, securables: Sequence[Securable]) -> None:
         """Check all rights of a batch at once, because each check may query the database or an external service."""
-        unchecked = [securable for securable in dict.fromkeys(securables) if securable not in self._rights]
-        if not unchecked:
+        unchecked_securables = [securable for securable in dict.fromkeys(securables) if securable not in self._rights]
+        if not unchecked_securables:
             return
-        allowed = frozenset(await self._call.select(unchecked, lambda securable: securable))
-        self._rights.update((securable, securable in allowed) for securable in unchecked)
+        allowed_securables = frozenset(await self._call.select(unchecked_securables, lambda securable: securable))
+        self._rights.update((securable, securable in allowed_securables) for securable in unchecked_securables)
 
     def _make_operation(self, instant: Instant, presents: Sequence[Securable]) -> dict[str, Any] | None:
         """Return the operation of an instant as the caller may see it, or None.
@@ -259,7 +261,7 @@ class _EventPage:
         """
         operation_type = _find_type(instant)
         source = _find_source(instant)
-        if not all(self._rights[present] for present in presents):
+        if not all(self._rights[securable] for securable in presents):
             return None
         sees_source = self._rights[source]
         kind = instant.kind.value
@@ -345,9 +347,9 @@ class _EventPage:
 
     async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
         """Return the metadata in a file in the form of `loadTable` and `loadView`, without caching them."""
-        if self._latest is not None and self._latest[0] == location:
-            return self._latest[1]
-        self._latest = None
+        if self._latest_operation is not None and self._latest_operation[0] == location:
+            return self._latest_operation[1]
+        self._latest_operation = None
         documents = self._call.components.catalog.documents
         if kind is EntryKind.TABLE:
             table = await documents.peek(location)
@@ -356,7 +358,7 @@ class _EventPage:
             view = await documents.peek_view(location)
             size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_view(view)))
         self._document_bytes += size_bytes
-        self._latest = (location, document)
+        self._latest_operation = (location, document)
         return document
 
     async def _find_base(self, instant: Instant) -> str | None:

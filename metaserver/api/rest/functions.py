@@ -72,8 +72,8 @@ async def drop_function(call: Call) -> None:
     await call.components.catalog.functions.drop(call.caller, call.namespace, call.name)
 
 
-def _answer_with_function(loaded: LoadedFunction) -> web.Response:
+def _answer_with_function(loaded_function: LoadedFunction) -> web.Response:
     """Return the response with a function."""
-    location = encode_json(loaded.entry.metadata_location)
-    body = b'{"metadata":' + loaded.document + b',"metadata-location":' + location + b"}"
+    location = encode_json(loaded_function.entry.metadata_location)
+    body = b'{"metadata":' + loaded_function.document + b',"metadata-location":' + location + b"}"
     return web.Response(body=body, content_type="application/json")

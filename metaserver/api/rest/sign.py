@@ -20,13 +20,13 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
         location = await catalog.load_location(call.namespace, call.name)
     else:
         location = await catalog.find_staged_location(call.caller, stage, call.namespace, call.name)
-    signed, cache_control = await find_storage(location, "The table's location").sign(
+    signed_request, cache_control = await find_storage(location, "The table's location").sign(
         s3_request,
         parse_location(location),
         call.components.settings,
         writable=await call.may(call.securable, "updateTable"),
         now_ms=call.components.clock.now_ms(),
     )
-    response = make_json_answer(signed)
+    response = make_json_answer(signed_request)
     response.headers["Cache-Control"] = cache_control
     return response

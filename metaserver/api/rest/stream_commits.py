@@ -61,10 +61,10 @@ async def prepare_stream_table(
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # The commit refuses it.
             continue
-        fresh = await _find_fresh_parent(call, entry, metadata, snapshot)
-        if fresh is None and reads_fresh(call.headers):
+        fresh_snapshot = await _find_fresh_parent(call, entry, metadata, snapshot)
+        if fresh_snapshot is None and reads_fresh(call.headers):
             await _check_asserts_parent(call, entry, snapshot, requirements)
-        if fresh is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
+        if fresh_snapshot is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
@@ -74,10 +74,10 @@ async def prepare_stream_table(
                 f"run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
-        if fresh is None and _read_operation(snapshot) in ("delete", "overwrite"):
+        if fresh_snapshot is None and _read_operation(snapshot) in ("delete", "overwrite"):
             parent_id = snapshot.get("parent-snapshot-id")
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
-    return fresh
+    return fresh_snapshot
 
 
 async def check_not_based_on_fresh(

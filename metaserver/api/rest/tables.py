@@ -105,35 +105,35 @@ async def load_table(call: Call) -> web.Response:
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     if entry.flushed and reads_fresh(call.headers):
-        fresh = await load_fresh(call, entry)
-        if fresh.snapshot is not None:
+        fresh_table = await load_fresh(call, entry)
+        if fresh_table.snapshot is not None:
             plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
-            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, plan_snapshots=plans)
-        entry = fresh.loaded.entry or entry
+            return await answer_fresh_read(call, fresh_table.loaded, namespace, name, mode, plan_snapshots=plans)
+        entry = fresh_table.loaded.entry or entry
         location = entry.metadata_location
     elif AFTER_HEADER in call.headers:
         check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = answer_not_modified(
+        not_modified_answer = answer_not_modified(
             call, await compute_table_etag(call, location, namespace, name, mode, plan_snapshots)
         )
-        if unchanged is not None:
-            return unchanged
-    loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await make_table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
+        if not_modified_answer is not None:
+            return not_modified_answer
+    loaded_table = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
+    return await make_table_answer(call, loaded_table, namespace, name, mode, plan_snapshots=plan_snapshots)
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     """Return a plan table with its metadata."""
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
-    unchanged = answer_not_modified(
+    not_modified_answer = answer_not_modified(
         call, await compute_table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
     )
-    if unchanged is not None:
-        return unchanged
+    if not_modified_answer is not None:
+        return not_modified_answer
     return await make_plan_answer(call, await plans.load(call.namespace, call.name), mode)
 
 
@@ -216,7 +216,7 @@ async def unregister_table(call: Call) -> web.Response:
         call,
         lambda caller: call.components.catalog.tables.unregister(caller, call.namespace, call.name),
         lambda loaded: answer_unregistered(call, loaded),
-        replayed=LoadedTable,
+        answer_type=LoadedTable,
     )
 
 
@@ -226,10 +226,12 @@ async def load_credentials(call: Call) -> dict[str, Any]:
     name, catalog = call.name, call.components.catalog
     if is_plan_name(name):  # The files of the report belong to the table.
         name = (await catalog.plan_tables.find(call.namespace, name))[1].name
-    loaded = await catalog.tables.load(call.namespace, name)
+    loaded_table = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
-    assert loaded.entry is not None
-    _, credentials = await build_access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
+    assert loaded_table.entry is not None
+    _, credentials = await build_access_config(
+        call, loaded_table.entry.uuid, loaded_table.metadata, call.namespace, name, VENDED
+    )
     return {"storage-credentials": credentials}
 
 
@@ -249,16 +251,18 @@ async def report_metrics(call: Call, data: bytes) -> None:
     metadata = await catalog.documents.table(entry.metadata_location)
     # This code runs here because the cache belongs to the event loop.
     plans = catalog.column_usage.plans
-    planned = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
+    plan_and_age = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
 
     def read() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
         columns = (
-            None if find_column_usage(call) is None else read_scan_report(entry.uuid, metadata, report, planned, now_ms)
+            None
+            if find_column_usage(call) is None
+            else read_scan_report(entry.uuid, metadata, report, plan_and_age, now_ms)
         )
         statement = None
         if find_history(call) is not None:
-            statement = read_reported_statement(entry.uuid, metadata, report, is_planned=planned[0])
+            statement = read_reported_statement(entry.uuid, metadata, report, is_planned=plan_and_age[0])
         return columns, statement
 
     columns, statement = read() if len(data) <= _IN_LOOP_REPORT_BYTES_MAX else await call.run_in_turn(read)
@@ -269,10 +273,10 @@ async def report_metrics(call: Call, data: bytes) -> None:
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
     """Run `work`, which creates a table with this name, and answer with the table."""
 
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return await make_table_answer(call, loaded, call.namespace, name, compress=False)
+    async def answer(loaded_table: LoadedTable) -> web.Response:
+        return await make_table_answer(call, loaded_table, call.namespace, name, compress=False)
 
-    return await run_idempotent(call, work, answer, replayed=LoadedTable)
+    return await run_idempotent(call, work, answer, answer_type=LoadedTable)
 
 
 def add_components(app: web.Application) -> None:

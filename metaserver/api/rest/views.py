@@ -102,4 +102,4 @@ async def register_view(call: Call, body: _RegisterView) -> web.Response:
 
 
 async def _run_once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
-    return await run_idempotent(call, work, lambda loaded: make_view_answer(call, loaded), replayed=LoadedView)
+    return await run_idempotent(call, work, lambda loaded: make_view_answer(call, loaded), answer_type=LoadedView)

@@ -126,41 +126,41 @@ async def aggregate(call: Call, body: AggregateRequest) -> Answer:
     name = check_name(body.table, "table")
     await call.allow(Securable(namespace, TABLE, name))
     check_statements_run(call)
-    loaded = await call.components.catalog.tables.load(namespace, name)
-    answer = await _answer_from_cube(call, body, loaded)
+    loaded_table = await call.components.catalog.tables.load(namespace, name)
+    answer = await _answer_from_cube(call, body, loaded_table)
     if answer is not None:
         return answer
-    statement = write_query(body, loaded.metadata)
+    statement = write_query(body, loaded_table.metadata)
     return await answer_statement(call, StatementBody(statement, explain=body.explain, cubes=body.cubes))
 
 
-async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTable) -> web.Response | None:
+async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: LoadedTable) -> web.Response | None:
     """Return the answer from a cube without a statement, or None if the request has to run as a statement.
 
     Raises:
         BadRequest: The request is invalid.
     """
-    entry, snapshot_id = loaded.entry, loaded.metadata.current_snapshot_id
+    entry, snapshot_id = loaded_table.entry, loaded_table.metadata.current_snapshot_id
     if entry is None or snapshot_id is None or body.explain or body.having is not None or body.cubes not in (ON, EXACT):
         return None
     kind: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
     key = msgspec.json.encode((kind, body))
     answers = call.app[CUBE_ANSWERS]
-    answer = await answers.find(call.components, loaded, key)
+    answer = await answers.find(call.components, loaded_table, key)
     if answer is None:
-        parsed = _ParsedRequest.parse(body, loaded.metadata)
+        parsed_request = _ParsedRequest.parse(body, loaded_table.metadata)
         query = GroupQuery(
-            parsed.schema,
-            parsed.terms,
-            parsed.measures,
-            parsed.names,
+            parsed_request.schema,
+            parsed_request.terms,
+            parsed_request.measures,
+            parsed_request.names,
             where=body.where,
-            sort_keys=tuple(SortKey(parsed.names.index(key.by), key.descending) for key in body.order),
+            sort_keys=tuple(SortKey(parsed_request.names.index(key.by), key.descending) for key in body.order),
             limit=body.limit,
             floats=body.cubes == ON,
         )
-        chosen_id = snapshot_id if parsed.snapshot_id is None else parsed.snapshot_id
-        answer = await answers.compute_answer(call, loaded, query, chosen_id, key, kind)
+        chosen_id = snapshot_id if parsed_request.snapshot_id is None else parsed_request.snapshot_id
+        answer = await answers.compute_answer(call, loaded_table, query, chosen_id, key, kind)
     return None if answer is None else answers.respond(call, entry, answer, kind)
 
 
@@ -215,25 +215,27 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     Raises:
         BadRequest: The request is invalid.
     """
-    parsed = _ParsedRequest.parse(body, metadata)
-    columns = {field.id: field.name for field in parsed.schema.fields}
-    values = [_write_term(term, columns) for term in parsed.terms]
-    values += [_write_measure(measure, columns) for measure in parsed.measures]
-    outputs = (f"{value} AS {_quote_identifier(name)}" for value, name in zip(values, parsed.names, strict=True))
+    parsed_request = _ParsedRequest.parse(body, metadata)
+    columns = {field.id: field.name for field in parsed_request.schema.fields}
+    values = [_write_term(term, columns) for term in parsed_request.terms]
+    values += [_write_measure(measure, columns) for measure in parsed_request.measures]
+    outputs = (
+        f"{value} AS {_quote_identifier(name)}" for value, name in zip(values, parsed_request.names, strict=True)
+    )
     lines = [
         f"SELECT {', '.join(outputs)}",
         f"FROM {_quote_identifier('.'.join(body.namespace))}.{_quote_identifier(body.table)}",
     ]
-    if parsed.snapshot_id is not None:
-        lines.append(f"FOR VERSION AS OF {parsed.snapshot_id}")
+    if parsed_request.snapshot_id is not None:
+        lines.append(f"FOR VERSION AS OF {parsed_request.snapshot_id}")
     if body.where is not None:
         lines.append(f"WHERE ({body.where}\n)")
-    if parsed.terms:
-        lines.append(f"GROUP BY {', '.join(map(str, range(1, len(parsed.terms) + 1)))}")
+    if parsed_request.terms:
+        lines.append(f"GROUP BY {', '.join(map(str, range(1, len(parsed_request.terms) + 1)))}")
     if body.having is not None:
         lines.append(f"HAVING ({body.having}\n)")
     if body.order:
-        lines.append(f"ORDER BY {', '.join(_write_order(key, parsed.names) for key in body.order)}")
+        lines.append(f"ORDER BY {', '.join(_write_order(key, parsed_request.names) for key in body.order)}")
     if body.limit is not None:
         lines.append(f"LIMIT {body.limit}")
     return "\n".join(lines)

@@ -56,7 +56,7 @@ Format = Literal["json", "arrow"]
 
 ENGINE = "cube"
 _HISTORY_ENGINE = "seamark"
-_WHY = "the request follows from a cube that has all data files"
+_WHY = "a cube that has all data files answers the request"
 _CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
@@ -121,23 +121,23 @@ class CubeAnswers:
         self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
         self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
-    async def find(self, components: ServerComponents, loaded: LoadedTable, key: bytes) -> _EncodedAnswer | None:
+    async def find(self, components: ServerComponents, loaded_table: LoadedTable, key: bytes) -> _EncodedAnswer | None:
         """Return the answer to a request if it is in memory, or None.
 
         Args:
             components: The components of the server.
-            loaded: The table.
+            loaded_table: The table.
             key: The request and its format. The metadata file of the table decides the rest of the answer.
 
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
         """
-        if loaded.entry is None:
+        if loaded_table.entry is None:
             return None
-        answer = self._answers.get(_make_key(loaded.entry, key))
+        answer = self._answers.get(_make_key(loaded_table.entry, key))
         if answer is not None:
             # Another table may have claimed a location since the answer was computed.
-            await _plan_snapshot(components, loaded, answer.snapshot_id)
+            await _plan_snapshot(components, loaded_table, answer.snapshot_id)
         return answer
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
@@ -157,13 +157,13 @@ class CubeAnswers:
         return web.Response(body=body, content_type=content_type, headers=headers)
 
     async def compute_answer(
-        self, call: Call, loaded: LoadedTable, query: GroupQuery, snapshot_id: int, key: bytes, kind: Format
+        self, call: Call, loaded_table: LoadedTable, query: GroupQuery, snapshot_id: int, key: bytes, kind: Format
     ) -> _EncodedAnswer | None:
         """Compute the answer to a request from a cube, and keep it in memory.
 
         Args:
             call: The request, whose caller may read the table.
-            loaded: The table.
+            loaded_table: The table.
             query: The request over the schema of the snapshot.
             snapshot_id: The snapshot.
             key: The request and its format.
@@ -176,37 +176,37 @@ class CubeAnswers:
         Raises:
             TooManyRequests, RetryLater: See `FairSlots`.
         """
-        entry = loaded.entry
+        entry = loaded_table.entry
         if entry is None or entry.flushed or not entry.index_version:  # A stream table may have rows without a file.
             return None
-        cubes = self._list_cubes(entry, loaded.metadata)
+        cubes = self._list_cubes(entry, loaded_table.metadata)
         if not cubes:
             return None
         principal = call.principal.name
         async with self._slots.hold_slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
-                encoded = await self._compute_from_cubes(call, loaded, query, snapshot_id, cubes, kind)
+                encoded_answer = await self._compute_from_cubes(call, loaded_table, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
                 return None
-        if encoded is not None and len(encoded.body) <= _ANSWER_BYTES_MAX:
-            self._answers.put(_make_key(entry, key), encoded, len(encoded.body) + len(key))
-        return encoded
+        if encoded_answer is not None and len(encoded_answer.body) <= _ANSWER_BYTES_MAX:
+            self._answers.put(_make_key(entry, key), encoded_answer, len(encoded_answer.body) + len(key))
+        return encoded_answer
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
         """Return the enabled cubes of a table, ordered by their number of dimensions."""
         cubes = self._cubes.get(entry.metadata_location)
         if cubes is None:
-            defined = [
+            cube_definitions = [
                 definition for definition in read_definitions(metadata).enabled if KINDS[definition.kind].aggregates
             ]
-            cubes = tuple(sorted(defined, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
+            cubes = tuple(sorted(cube_definitions, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
             self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
         return cubes
 
     async def _compute_from_cubes(
         self,
         call: Call,
-        loaded: LoadedTable,
+        loaded_table: LoadedTable,
         query: GroupQuery,
         snapshot_id: int,
         cubes: Sequence[IndexDefinition],
@@ -218,7 +218,7 @@ class CubeAnswers:
             NotFromGroups: The condition is not a simple comparison, or a value does not fit its type.
             SegmentTooLarge: The groups exceed a limit.
         """
-        assert loaded.entry is not None
+        assert loaded_table.entry is not None
         characters = len(query.where or "")
         condition = await read_in_turn(call, characters, query.parse_condition)
         for cube in cubes:
@@ -226,10 +226,10 @@ class CubeAnswers:
                 answer = find_cube_answer(query, condition, cube)
             except NotFromGroups:
                 continue
-            files = await self._list_files(call.components, loaded, snapshot_id)
+            files = await self._list_files(call.components, loaded_table, snapshot_id)
             if files.ids is None or not len(files.ids):
                 return None
-            groups = await self._read_groups(call.components, loaded.entry, files, cube, answer)
+            groups = await self._read_groups(call.components, loaded_table.entry, files, cube, answer)
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
@@ -237,22 +237,24 @@ class CubeAnswers:
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
-            plan = _make_plan(self._placeholder, loaded, cube, answer, len(files.ids))
+            plan = _make_plan(self._placeholder, loaded_table, cube, answer, len(files.ids))
             encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
             body = encode() if _is_small(rows, rows.num_columns) else await asyncio.to_thread(encode)
-            read = StatementRead(loaded.entry.uuid, _make_shape(answer), len(files.ids), 0)
-            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, read)
+            statement_read = StatementRead(loaded_table.entry.uuid, _make_shape(answer), len(files.ids), 0)
+            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, statement_read)
         return None
 
-    async def _list_files(self, components: ServerComponents, loaded: LoadedTable, snapshot_id: int) -> _SnapshotFiles:
+    async def _list_files(
+        self, components: ServerComponents, loaded_table: LoadedTable, snapshot_id: int
+    ) -> _SnapshotFiles:
         """Return the data files of a snapshot.
 
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
         """
-        assert loaded.entry is not None
-        bound_scan, scan = await _plan_snapshot(components, loaded, snapshot_id)
-        key = (loaded.entry.uuid, *bound_scan.view_key)
+        assert loaded_table.entry is not None
+        bound_scan, scan = await _plan_snapshot(components, loaded_table, snapshot_id)
+        key = (loaded_table.entry.uuid, *bound_scan.view_key)
         files = self._snapshots.get(key)
         if files is None:
             files = _SnapshotFiles(key, await asyncio.to_thread(_identify_files, scan))
@@ -279,24 +281,24 @@ class CubeAnswers:
             return in_memory
         if not (await components.segments.find_covered(entry, cube, files.ids)).all():
             return None
-        merged = await components.segments.read(entry, cube, files.ids)
-        if not merged.covered.all():
+        segment = await components.segments.read(entry, cube, files.ids)
+        if not segment.covered.all():
             return None
-        reduced: pa.Table = await asyncio.to_thread(reduce_groups, merged.table, answer)
-        self._groups.put(key, reduced, int(reduced.nbytes))
-        return reduced
+        reduced_groups: pa.Table = await asyncio.to_thread(reduce_groups, segment.table, answer)
+        self._groups.put(key, reduced_groups, int(reduced_groups.nbytes))
+        return reduced_groups
 
 
 async def _plan_snapshot(
-    components: ServerComponents, loaded: LoadedTable, snapshot_id: int
+    components: ServerComponents, loaded_table: LoadedTable, snapshot_id: int
 ) -> tuple[BoundScan, ScanPlan]:
     """Plan a snapshot. The planner checks the locations of its files for each request, even for a cached plan.
 
     Raises:
         Forbidden: The snapshot names files in a location that another table claims.
     """
-    bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
-    return bound_scan, await components.planner.plan(bound_scan, loaded.entry)
+    bound_scan = BoundScan.bind(loaded_table.metadata, ScanRequest(snapshot_id=snapshot_id))
+    return bound_scan, await components.planner.plan(bound_scan, loaded_table.entry)
 
 
 def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
@@ -321,11 +323,11 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
 
 
 def _make_plan(
-    statement_id: str, loaded: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
+    statement_id: str, loaded_table: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
 ) -> StatementPlan:
     """Return the head of the answer."""
-    assert loaded.entry is not None
-    name = ".".join((*loaded.entry.namespace, loaded.entry.name))
+    assert loaded_table.entry is not None
+    name = ".".join((*loaded_table.entry.namespace, loaded_table.entry.name))
     table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
     return StatementPlan(statement_id, ENGINE, _WHY, (table,), CubeUse(cube.name, files, 0, None))
 

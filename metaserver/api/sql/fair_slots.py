@@ -38,12 +38,12 @@ class FairSlots:
     """
 
     def __init__(self, work_name: str, limit: int) -> None:
-        self._what = work_name
+        self._work_name = work_name
         self.limit = limit
         self.share = max(1, limit // 2)
-        self._kept_free = max(1, limit // _FREE_SLOTS_DIVISOR)
+        self._reserved_slots = max(1, limit // _FREE_SLOTS_DIVISOR)
         self.taken = 0
-        self._held: Counter[str] = Counter()
+        self._slots_by_holder: Counter[str] = Counter()
         self._waiting: list[_Waiting] = []
 
     @asynccontextmanager
@@ -68,10 +68,11 @@ class FairSlots:
             RetryLater: No slot became free within `wait_s`, or too many statements wait.
         """
         if holder is not None:
-            waiting = sum(entry.holder == holder for entry in self._waiting)
-            if self._held[holder] + waiting >= self.share:
+            waiting_count = sum(entry.holder == holder for entry in self._waiting)
+            if self._slots_by_holder[holder] + waiting_count >= self.share:
                 raise TooManyRequests(
-                    f"{holder[:100]} uses its whole share, {self.share:,} of the server's {self.limit:,} {self._what}; "
+                    f"{holder[:100]} uses its whole share, {self.share:,} of the server's {self.limit:,} "
+                    f"{self._work_name}; "
                     "wait for an answer before you send another statement"
                 )
         if self._may_start(holder):
@@ -95,29 +96,31 @@ class FairSlots:
 
     def _refuse_at_limit(self) -> RetryLater:
         """Return the error for a statement that gets no slot."""
-        return RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
+        return RetryLater(f"The server is at its limit of {self.limit:,} {self._work_name}; try again shortly")
 
     def _may_start(self, holder: str | None) -> bool:
         """Return whether a statement of the holder may start now."""
-        if holder is None or not self._held[holder]:
+        if holder is None or not self._slots_by_holder[holder]:
             return self.taken < self.limit
-        return self.taken < self.limit - self._kept_free
+        return self.taken < self.limit - self._reserved_slots
 
     def _grant_slot(self, holder: str | None) -> None:
         """Give a slot to the holder."""
         self.taken += 1
         if holder is not None:
-            self._held[holder] += 1
+            self._slots_by_holder[holder] += 1
 
     def _release_slot(self, holder: str | None) -> None:
         """Release a slot of the holder, and give it to the next waiting statement."""
         self.taken -= 1
         if holder is not None:
-            self._held[holder] -= 1
-            if not self._held[holder]:
-                del self._held[holder]
-        while ready := [entry for entry in self._waiting if self._may_start(entry.holder)]:
-            entry = min(ready, key=lambda each: 0 if each.holder is None else self._held[each.holder])
+            self._slots_by_holder[holder] -= 1
+            if not self._slots_by_holder[holder]:
+                del self._slots_by_holder[holder]
+        while startable_entries := [entry for entry in self._waiting if self._may_start(entry.holder)]:
+            entry = min(
+                startable_entries, key=lambda each: 0 if each.holder is None else self._slots_by_holder[each.holder]
+            )
             self._waiting.remove(entry)
             if not entry.granted.done():
                 self._grant_slot(entry.holder)
@@ -125,6 +128,6 @@ class FairSlots:
 
     def check_invariants(self) -> None:
         """Assert that the numbers of slots agree. Only tests call this method."""
-        assert 0 <= self._held.total() <= self.taken <= self.limit
-        assert all(0 <= held <= self.share for held in self._held.values())
+        assert 0 <= self._slots_by_holder.total() <= self.taken <= self.limit
+        assert all(0 <= held_slots <= self.share for held_slots in self._slots_by_holder.values())
         assert not any(self._may_start(entry.holder) for entry in self._waiting)

@@ -111,7 +111,7 @@ class RunningStatements:
             worker_module, memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s
         )
         self.is_on = settings.sql == "on" or (settings.sql == "loopback" and is_loopback(settings.host))
-        self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
+        self._cancel_events: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
     async def hold_slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
@@ -123,20 +123,20 @@ class RunningStatements:
             BadRequest: The id is in use, or the statement was cancelled while it waited.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
-        if key in self._cancelled:
+        if key in self._cancel_events:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        event = self._cancelled[key] = asyncio.Event()
+        event = self._cancel_events[key] = asyncio.Event()
         try:
             async with self.slots.hold_slot(holder, self._queue_s):
                 if event.is_set():
                     raise BadRequest("The statement was cancelled")
                 yield event
         finally:
-            del self._cancelled[key]
+            del self._cancel_events[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
         """Cancel a statement of the principal, and return whether it ran."""
-        event = self._cancelled.get((principal, statement_id))
+        event = self._cancel_events.get((principal, statement_id))
         if event is None:
             return False
         event.set()
@@ -179,16 +179,16 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
         SeamarkError: SQL is off, or the statement fails before its first rows.
     """
     check_statements_run(call)
-    running = call.app[RUNNING]
+    statements = call.app[RUNNING]
     request = _build_request(call, body)
-    async with running.hold_slot(call.principal.name, request.id) as cancelled:
-        worker = await running.workers.start()
+    async with statements.hold_slot(call.principal.name, request.id) as cancel_event:
+        worker = await statements.workers.start()
         # The token is issued last, so that its lifetime begins after the wait for a slot and the start of a process.
         authorized_request = msgspec.structs.replace(request, token=_issue_token(call))
         try:
             async with asyncio.timeout(request.time_s):
                 worker.ask(authorized_request)
-                return await _Exchange(call, worker, request.format, cancelled).answer()
+                return await _Exchange(call, worker, request.format, cancel_event).answer()
         except TimeoutError:
             raise BadRequest(
                 f"The statement ran longer than {request.time_s:g} s (sql_time_s) and was ended; read fewer rows"
@@ -272,8 +272,8 @@ def _build_request(call: Call, body: StatementBody) -> StatementRequest:
     """
     settings = call.components.settings
     statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
-    plain = statement_id.replace("-", "").replace("_", "")
-    if not (statement_id.isascii() and plain.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
+    id_letters = statement_id.replace("-", "").replace("_", "")
+    if not (statement_id.isascii() and id_letters.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
         raise BadRequest(f"id is {statement_id[:80]!r}; it must have 1 to {ID_CHARACTERS_MAX} letters, digits, - or _")
     if body.cubes not in CUBE_USES:
         raise BadRequest(f"cubes is {body.cubes[:80]!r}; it must be one of {', '.join(CUBE_USES)}")
@@ -328,11 +328,11 @@ def _find_own_certificates(call: Call, settings: Settings) -> str:
 class _Exchange:
     """Passes one statement and its answer between the client and the worker."""
 
-    def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancelled: asyncio.Event) -> None:
+    def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancel_event: asyncio.Event) -> None:
         self._call = call
         self._worker = worker
         self._type = ARROW if kind == "arrow" else "application/json"
-        self._cancelled = cancelled
+        self._cancel_events = cancel_event
         self._tables: tuple[Securable, ...] = ()
         self._checked_s = call.components.clock.monotonic()
 
@@ -382,19 +382,19 @@ class _Exchange:
             Forbidden: The caller has lost its right.
         """
         frame = asyncio.create_task(self._worker.frame())
-        cancelled = asyncio.create_task(self._cancelled.wait())
+        cancel_task = asyncio.create_task(self._cancel_events.wait())
         try:
             while True:
-                await asyncio.wait({frame, cancelled}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._cancelled.is_set():
+                await asyncio.wait({frame, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._cancel_events.is_set():
                     raise BadRequest("The statement was cancelled")
                 await self._check_caller()
                 if frame.done():
                     return frame.result()
         finally:
             frame.cancel()
-            cancelled.cancel()
-            await asyncio.gather(frame, cancelled, return_exceptions=True)
+            cancel_task.cancel()
+            await asyncio.gather(frame, cancel_task, return_exceptions=True)
 
     async def _check_caller(self) -> None:
         """Check that the client is connected and that the caller still has its rights."""

@@ -96,7 +96,10 @@ class StatementWorker:
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
             if length > FRAME_BYTES_MAX:
-                raise StorageError("The worker process of the statement sent a frame that is too long")
+                raise StorageError(
+                    f"The worker process of the statement sent a frame of {length:,} bytes; "
+                    f"the limit is {FRAME_BYTES_MAX:,}"
+                )
             content = await self._frames.readexactly(length)
         except asyncio.IncompleteReadError:
             raise BadRequest(

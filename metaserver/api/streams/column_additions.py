@@ -37,8 +37,10 @@ async def widen_target(call: Call, target: RowTarget, securable: Securable, colu
     await call.components.authorizer.require(call.principal, _OPERATION, securable)
     check_new_columns(columns, metadata)
     schema = _widen_schema(metadata, columns)
-    widened = msgspec.structs.replace(metadata, schemas=(*metadata.schemas, schema), current_schema_id=schema.schema_id)
-    return target._replace(loaded=LoadedTable(target.loaded.entry, widened))
+    wider_metadata = msgspec.structs.replace(
+        metadata, schemas=(*metadata.schemas, schema), current_schema_id=schema.schema_id
+    )
+    return target._replace(loaded=LoadedTable(target.loaded.entry, wider_metadata))
 
 
 async def add_columns(
@@ -75,12 +77,12 @@ async def add_columns(
             )
         except CommitConflict:
             pass  # Another request may have added the columns.
-        loaded = await call.components.catalog.tables.load(namespace, name)
-        if loaded.entry is None or loaded.entry.uuid != target.uuid:
+        loaded_table = await call.components.catalog.tables.load(namespace, name)
+        if loaded_table.entry is None or loaded_table.entry.uuid != target.uuid:
             raise RetryLater("The table was replaced by another table during the request; send the rows again")
-        metadata = loaded.metadata
+        metadata = loaded_table.metadata
         check_stream_table(metadata, format_path(namespace, name))
-        target = target._replace(loaded=LoadedTable(loaded.entry, metadata))
+        target = target._replace(loaded=LoadedTable(loaded_table.entry, metadata))
     raise RetryLater("Other commits changed the table while columns were added; send the rows again")
 
 
@@ -108,10 +110,10 @@ def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema
         Field(id=metadata.last_column_id + 1 + number, name=column, required=False, type=kind)
         for number, (column, kind) in enumerate(columns.items())
     ]
-    widened = msgspec.structs.replace(
+    wider_schema = msgspec.structs.replace(
         schema,
         fields=(*schema.fields, *fields),
         schema_id=max(table_schema.id for table_schema in metadata.schemas) + 1,
     )
-    assert isinstance(widened, Schema)
-    return widened
+    assert isinstance(wider_schema, Schema)
+    return wider_schema

@@ -9,15 +9,15 @@ from seamark.metaserver.store.model import TABLE
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, find_dead_letters, parse_dead_letter_table
 
 
-async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | None:
+async def load_dead_letters(call: Call, loaded_table: LoadedTable) -> DeadLetters | None:
     """Return the dead-letter table of a stream table to which the caller appends rows, or None.
 
     Raises:
         Forbidden: The caller may not append rows to the dead-letter table.
         BadRequest: The dead-letter table is missing, or its columns do not fit.
     """
-    place = parse_dead_letter_table(loaded.metadata.properties)
+    place = parse_dead_letter_table(loaded_table.metadata.properties)
     if place is None:
         return None
     await call.allow(Securable(place[0], TABLE, place[1]))
-    return await find_dead_letters(call.components.catalog, loaded)
+    return await find_dead_letters(call.components.catalog, loaded_table)

@@ -85,18 +85,18 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
     has_arrow = wants_arrow(call.headers)
     if len(body.keys) > KEYS_MAX:
         raise TooLarge(f"keys has {len(body.keys):,} keys; the limit is {KEYS_MAX:,}; send several requests")
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    entry, metadata = loaded.entry, loaded.metadata
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    entry, metadata = loaded_table.entry, loaded_table.metadata
     assert entry is not None
     fields = _select_fields(metadata, body.select)
-    read = partial(_read_keys, metadata, body.keys)
+    read_keys = partial(_read_keys, metadata, body.keys)
     value_count = sum(len(key) if isinstance(key, dict) else 1 for key in body.keys)
-    keys = read() if value_count <= _IN_LOOP_VALUES_MAX else await call.run_in_turn(read)
+    keys = read_keys() if value_count <= _IN_LOOP_VALUES_MAX else await call.run_in_turn(read_keys)
     if entry.flushed:
-        loaded = (await load_fresh(call, entry, metadata)).loaded
+        loaded_table = (await load_fresh(call, entry, metadata)).loaded
     else:
         check_required_rows(call.headers, entry, {})
-    answer = await _get_keyed_rows(call, loaded, keys, [field.name for field in fields])
+    answer = await _get_keyed_rows(call, loaded_table, keys, [field.name for field in fields])
     encode = partial(_encode_arrow if has_arrow else _encode_json, answer, fields)
     data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.run_in_turn(encode)
     content_type = ARROW_STREAM if has_arrow else "application/json"
@@ -104,13 +104,13 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 
 
 async def _get_keyed_rows(
-    call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
+    call: Call, loaded_table: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
 ) -> KeyedRowsAnswer:
     """Return the rows with the keys from the log and the files of the table."""
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
     principal = None if call.principal.name == ANONYMOUS.name else call.principal.name
-    return await call.components.streams.gets.get(loaded, keys, columns, principal)
+    return await call.components.streams.gets.get(loaded_table, keys, columns, principal)
 
 
 def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list[Field]:
@@ -125,7 +125,8 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
     if not names:
         raise BadRequest("select has no column; name a column, or omit select")
     if len(set(names)) < len(names):
-        raise BadRequest("select has a column twice; name each column once")
+        repeated_name = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"select has the column {repeated_name[:100]} twice; name each column once")
     if unknown := [name for name in names if name not in by_name]:
         raise BadRequest(
             f"select has the column {unknown[0][:100]!r}, which the table does not have; it has "
@@ -148,8 +149,8 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
     else:
         key = find_key_columns(metadata)
         if len(key) != 1:
-            described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
-            raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
+            key_text = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
+            raise BadRequest(f"keys[0] is not an object, and {key_text}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
     for number, key_object in enumerate(objects):
         if not isinstance(key_object, dict) or not key_object:

@@ -83,10 +83,10 @@ async def resume_stream(call: Call) -> PausedStream:
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         return {"action": "remove-properties", "removals": [PAUSED]} if PAUSED in metadata.properties else None
 
-    loaded = await _commit_until_settled(call, compute_update)
-    assert loaded.entry is not None
-    call.components.streams.pauses.forget(loaded.entry.uuid)
-    return PausedStream(read_pause(loaded.metadata))
+    loaded_table = await _commit_until_settled(call, compute_update)
+    assert loaded_table.entry is not None
+    call.components.streams.pauses.forget(loaded_table.entry.uuid)
+    return PausedStream(read_pause(loaded_table.metadata))
 
 
 @Route(
@@ -104,10 +104,10 @@ async def resume_stream(call: Call) -> PausedStream:
 ).takes(PauseStream)
 async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
     """Pause a stream table and flush its rows."""
-    loaded = await _pause_table(call, body)
-    assert loaded.entry is not None
-    rows = await call.components.streams.drain(loaded.entry.uuid) if loaded.entry.flushed else 0
-    return DrainedStream(read_pause(loaded.metadata), rows)
+    loaded_table = await _pause_table(call, body)
+    assert loaded_table.entry is not None
+    rows = await call.components.streams.drain(loaded_table.entry.uuid) if loaded_table.entry.flushed else 0
+    return DrainedStream(read_pause(loaded_table.metadata), rows)
 
 
 async def _pause_table(call: Call, body: PauseStream) -> LoadedTable:
@@ -121,10 +121,10 @@ async def _pause_table(call: Call, body: PauseStream) -> LoadedTable:
             return None
         return {"action": "set-properties", "updates": {PAUSED: reason}}
 
-    loaded = await _commit_until_settled(call, compute_update)
-    assert loaded.entry is not None
-    call.components.streams.pauses.record(loaded.entry.uuid, loaded.metadata)
-    return loaded
+    loaded_table = await _commit_until_settled(call, compute_update)
+    assert loaded_table.entry is not None
+    call.components.streams.pauses.record(loaded_table.entry.uuid, loaded_table.metadata)
+    return loaded_table
 
 
 async def _commit_until_settled(
@@ -145,7 +145,7 @@ async def _commit_until_settled(
         return [] if update is None else [update]
 
     for _ in range(_COMMITS_MAX):
-        loaded = await commit_updates(call, compute_updates, reads_schema=False)
-        if loaded is not None:
-            return loaded
+        loaded_table = await commit_updates(call, compute_updates, reads_schema=False)
+        if loaded_table is not None:
+            return loaded_table
     raise CommitConflict(f"Other commits changed {subject} during every attempt; try again")

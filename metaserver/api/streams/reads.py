@@ -94,18 +94,18 @@ class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
 async def load_stream_position(call: Call) -> StreamPosition:
     """Return the position at which a continuous read begins."""
     entry, table, log = await _load_readable_table(call)
-    at = call.query.get("at", "earliest")
-    if at == "earliest":
+    start = call.query.get("at", "earliest")
+    if start == "earliest":
         position = find_earliest_position(entry.uuid, table)
-    elif at == "latest":
+    elif start == "latest":
         position = find_latest_position(entry.uuid, table)
-    elif at.startswith("snapshot:"):
-        snapshot_id = _parse_whole(at, "snapshot") or None
+    elif start.startswith("snapshot:"):
+        snapshot_id = _parse_whole(start, "snapshot") or None
         position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, snapshot_id), table
         )
-    elif at.startswith("time:"):
-        time_ms = _parse_whole(at, "time")
+    elif start.startswith("time:"):
+        time_ms = _parse_whole(start, "time")
         position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
@@ -113,19 +113,19 @@ async def load_stream_position(call: Call) -> StreamPosition:
             offsets = {number: await log.find_offset(Shard(entry.uuid, number), time_ms) for number in table.shards}
             position = move_to_time(position, table.shards, offsets)
     else:
-        raise BadRequest(f"at is {at[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
+        raise BadRequest(f"at is {start[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
     return StreamPosition(position.encode())
 
 
-def _parse_whole(at: str, name: str) -> int:
-    """Return the whole number in `at`.
+def _parse_whole(start: str, name: str) -> int:
+    """Return the whole number in `start`.
 
     Raises:
         BadRequest: It is not a whole number.
     """
-    text = at.partition(":")[2]
+    text = start.partition(":")[2]
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise BadRequest(f"at is {at[:60]!r}; a whole number must follow {name}:")
+        raise BadRequest(f"at is {start[:60]!r}; a whole number must follow {name}:")
     return int(text)
 
 
@@ -213,8 +213,8 @@ async def read_rows(call: Call) -> Answer:
             if attempt + 1 == _TRIM_TRIES_MAX:
                 raise
             continue
-        about = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
-        decode = partial(_decode_rows, call, rows, table, about, has_kinds)
+        metadata = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
+        decode = partial(_decode_rows, call, rows, table, metadata, has_kinds)
         return _answer_with_stream(decode() if rows.size_bytes <= QUICK_BYTES else await call.run_in_turn(decode))
     raise AssertionError("the loop returns or raises")
 
@@ -227,13 +227,13 @@ async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[
             f"{format_path(call.namespace, call.name)} was replaced by another table; start again at earliest"
         )
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    flushed = entry.parse_flushed_offsets()
-    if not flushed:
+    flushed_offsets = entry.parse_flushed_offsets()
+    if not flushed_offsets:
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
     await log.catch_up()  # Another server may have acknowledged rows or issued the position.
-    shards = read_shard_states(log, entry.uuid, flushed)
-    return entry, ReadableTable(metadata, flushed, shards, hash_log(log.identity)), log
+    shards = read_shard_states(log, entry.uuid, flushed_offsets)
+    return entry, ReadableTable(metadata, flushed_offsets, shards, hash_log(log.identity)), log
 
 
 async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
@@ -277,12 +277,12 @@ async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mappi
     if log is not None:
         waits.append(asyncio.create_task(log.wait(marks, wait_s), name="wait for rows"))
     try:
-        done, _ = await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        done_tasks, _ = await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waits:
             task.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-    for task in done:
+    for task in done_tasks:
         task.result()  # The log may have failed.
 
 
@@ -290,11 +290,13 @@ def _describe_step(step: Files | End) -> dict[str, str]:
     """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
-    about = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
-    return about if step.is_scan else {**about, "start-snapshot-id": str(step.parent_id or 0)}
+    metadata = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
+    return metadata if step.is_scan else {**metadata, "start-snapshot-id": str(step.parent_id or 0)}
 
 
-def _decode_rows(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str, str], has_kinds: bool) -> bytes:
+def _decode_rows(
+    call: Call, rows: ReadRows, table: ReadableTable, metadata: Mapping[str, str], has_kinds: bool
+) -> bytes:
     """Return the answer with rows of the log.
 
     Raises:
@@ -311,7 +313,7 @@ def _decode_rows(call: Call, rows: ReadRows, table: ReadableTable, about: Mappin
         raise BadRequest(
             "The stream has updates or deletes; send changes=true, and read the kind of each row from _change_type"
         )
-    return _encode_batches(batches, about)
+    return _encode_batches(batches, metadata)
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
@@ -320,11 +322,11 @@ def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 
 
-def _encode_batches(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> bytes:
+def _encode_batches(batches: Sequence[pa.RecordBatch], metadata: Mapping[str, str]) -> bytes:
     """Return batches as an Arrow stream with metadata."""
     schema = batches[0].schema if batches else pa.schema([])
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema.with_metadata(dict(about))) as stream:
+    with pa.ipc.new_stream(sink, schema.with_metadata(dict(metadata))) as stream:
         if batches:
             stream.write_table(pa.Table.from_batches(batches).combine_chunks())
     return bytes(sink.getvalue())

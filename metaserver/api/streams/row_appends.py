@@ -115,13 +115,13 @@ async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTar
     entry = await call.app[POINTERS].load_entry(namespace, name)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, format_path(namespace, name))
-    loaded = LoadedTable(entry, metadata)
-    return RowTarget(loaded, await load_dead_letters(call, loaded))
+    loaded_table = LoadedTable(entry, metadata)
+    return RowTarget(loaded_table, await load_dead_letters(call, loaded_table))
 
 
 async def append_prepared(
     call: Call,
-    prepared: Sequence[tuple[RowTarget, PreparedRows]],
+    rows_by_target: Sequence[tuple[RowTarget, PreparedRows]],
     producer: tuple[str, int] | None,
     *,
     scope: str,
@@ -130,7 +130,7 @@ async def append_prepared(
 
     Args:
         call: The call.
-        prepared: The tables and their rows.
+        rows_by_target: The tables and their rows.
         producer: The name of the producer, and the number of the request.
         scope: The scope in which the name of the producer is unique. It is the UUID of a table, or a word for several
             tables.
@@ -139,35 +139,35 @@ async def append_prepared(
         BadRequest: The dead-letter table of a table is one of the tables.
         CommitUnknown: It is unknown whether the log has the rows.
     """
-    appends = [TableRows(target.loaded, rows.batches) for target, rows in prepared if rows.batches is not None]
+    appends = [TableRows(target.loaded, rows.batches) for target, rows in rows_by_target if rows.batches is not None]
     letters: dict[str, list[DeadLetter]] = {}
     tables: dict[str, DeadLetters] = {}
-    for target, rows in prepared:
+    for target, rows in rows_by_target:
         for row in rows.rejected:
             assert target.dead_letters is not None
             tables[target.dead_letters.uuid] = target.dead_letters
             letters.setdefault(target.dead_letters.uuid, []).append(DeadLetter(target.dead_letters.subject, row))
-    for uuid, rejected in letters.items():
-        if any(target.uuid == uuid for target, _ in prepared):
+    for uuid, rejected_rows in letters.items():
+        if any(target.uuid == uuid for target, _ in rows_by_target):
             raise BadRequest(
                 f"{tables[uuid].name} is the dead-letter table of another table; append its rows in another request"
             )
-        packed = pack_letters(
+        packed_letters = pack_letters(
             tables[uuid],
-            rejected,
+            rejected_rows,
             call.components.streams.row_files,
             now_ms=call.components.clock.now_ms(),
             producer=None if producer is None else producer[0],
         )
-        appends.append(TableRows(tables[uuid].loaded, packed))
-    acknowledged = Acknowledgement(())
+        appends.append(TableRows(tables[uuid].loaded, packed_letters))
+    acknowledgement = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
     if appends or key is not None:  # A request of a producer must be recorded even without rows.
-        acknowledged = await _append_to_log(call, appends, key)
+        acknowledgement = await _append_to_log(call, appends, key)
     last_sequence = None
-    if acknowledged.duplicate and key is not None:
+    if acknowledgement.duplicate and key is not None:
         last_sequence = await call.components.streams.find_last_sequence(key)
-    return [_describe_append(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
+    return [_describe_append(call, target, rows, acknowledgement, last_sequence) for target, rows in rows_by_target]
 
 
 async def append_joined(call: Call, target: RowTarget, preparation: RowPreparation, rows: JoinedRows) -> AppendedRows:
@@ -183,12 +183,12 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
         BadRequest: A row does not fit.
         CommitUnknown: It is unknown whether the log has the rows.
     """
-    joined = call.components.streams.joined_appends
+    joined_appends = call.components.streams.joined_appends
     try:
-        acknowledged = await joined.append(target.loaded, preparation, rows, call.body_bytes)
+        acknowledgement = await joined_appends.append(target.loaded, preparation, rows, call.body_bytes)
     except CommitUnknown as error:
         raise _make_unknown_error() from error
-    return _describe_append(call, target, PreparedRows(len(rows), None, []), acknowledged, None)
+    return _describe_append(call, target, PreparedRows(len(rows), None, []), acknowledgement, None)
 
 
 async def _append_to_log(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
@@ -215,12 +215,12 @@ def _make_unknown_error() -> CommitUnknown:
 
 
 def _describe_append(
-    call: Call, target: RowTarget, rows: PreparedRows, acknowledged: Acknowledgement, last_sequence: int | None
+    call: Call, target: RowTarget, rows: PreparedRows, acknowledgement: Acknowledgement, last_sequence: int | None
 ) -> AppendedRows:
     """Return the answer for one table of a request."""
     positions = [
         RowPosition(place.shard.number, place.offset, place.end)
-        for place in acknowledged.positions
+        for place in acknowledgement.positions
         if place.shard.stream == target.uuid
     ]
     ends = {position.shard: position.end for position in positions}
@@ -228,7 +228,7 @@ def _describe_append(
     if rows.row_count and not ends and table is not None:
         ends = dict(table.read_watermarks())  # The rows of an old duplicate are somewhere before these offsets.
     token = encode_token(target.uuid, ends) if ends else ""
-    return AppendedRows(rows.row_count, acknowledged.duplicate, positions, len(rows.rejected), token, last_sequence)
+    return AppendedRows(rows.row_count, acknowledgement.duplicate, positions, len(rows.rejected), token, last_sequence)
 
 
 def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:

@@ -110,25 +110,25 @@ async def _append_body(
 ) -> AppendedRows:
     """Append the rows of a body, and return the answer."""
     is_quick = len(body) <= QUICK_BYTES
-    read = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
-    decoded = read() if is_quick else await call.run_in_turn(read)
-    missing = decoded.missing
+    decode_body = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
+    decoded_body = decode_body() if is_quick else await call.run_in_turn(decode_body)
+    missing = decoded_body.missing
     make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
     if missing.types:
-        widened = await widen_target(call, target, call.securable, missing.types)
-        check_columns(decoded.row_count, widened.loaded.metadata)
-        check = partial(_prepare_rows, decoded, make_preparation(widened, call))
+        wider_target = await widen_target(call, target, call.securable, missing.types)
+        check_columns(decoded_body.row_count, wider_target.loaded.metadata)
+        check = partial(_prepare_rows, decoded_body, make_preparation(wider_target, call))
         if is_quick:
             check()
         else:
             await call.run_in_turn(check)
         target = await add_columns(call, target, call.namespace, call.name, missing.types)
     preparation = make_preparation(target, call)
-    if producer is None and is_quick and decoded.whole is not None and can_join(preparation, decoded.whole):
-        return await append_joined(call, target, preparation, decoded.whole)
-    prepare = partial(_prepare_rows, decoded, preparation)
-    prepared = prepare() if is_quick else await call.run_in_turn(prepare)
-    (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
+    if producer is None and is_quick and decoded_body.whole is not None and can_join(preparation, decoded_body.whole):
+        return await append_joined(call, target, preparation, decoded_body.whole)
+    prepare = partial(_prepare_rows, decoded_body, preparation)
+    prepared_rows = prepare() if is_quick else await call.run_in_turn(prepare)
+    (answer,) = await append_prepared(call, [(target, prepared_rows)], producer, scope=target.uuid)
     return answer
 
 
@@ -178,10 +178,11 @@ async def load_stream(call: Call) -> StreamStatus:
             f"{format_path(call.namespace, call.name)} has no stream, because no row was ever appended to it"
         )
     table = await call.components.streams.open(entry)
-    durable, flushed = await table.load_watermarks(), entry.parse_flushed_offsets()
+    durable, flushed_offsets = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     shards = [
-        ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
+        ShardStatus(number, flushed_offsets[number], max(flushed_offsets[number], mark))
+        for number, mark in sorted(durable.items())
     ]
     flushes = await report_flushes(call, entry)
     return make_stream_status(shards, table, read_pause(metadata), flushes)
@@ -195,14 +196,14 @@ async def report_flushes(call: Call, entry: Entry) -> FlushReport | None:
 
 
 def make_stream_status(
-    shards: list[ShardStatus], table: StreamTable | None, paused: str | None, flushes: FlushReport | None
+    shards: list[ShardStatus], table: StreamTable | None, pause_reason: str | None, flushes: FlushReport | None
 ) -> StreamStatus:
     """Return the state of a stream.
 
     Args:
         shards: Its shards.
         table: The open table, or None if none of its rows are in memory.
-        paused: The reason for its pause, or None if it accepts rows.
+        pause_reason: The reason for its pause, or None if it accepts rows.
         flushes: The state of its flushes, or None if the table is not open.
     """
     return StreamStatus(
@@ -211,7 +212,7 @@ def make_stream_status(
         waiting_bytes=0 if table is None else table.size_bytes,
         oldest_ms=None if table is None else table.oldest_ms,
         fresh_files=0 if table is None else len(table.list_fresh_files()),
-        paused=paused,
+        paused=pause_reason,
         flush_error=flushes.error if flushes is not None and flushes.failures else None,
     )
 
@@ -283,11 +284,11 @@ def _read_body(
     return _DecodedBody(None, rows, lines, find_missing_columns(rows, metadata, subject, is_envelope=is_envelope))
 
 
-def _prepare_rows(decoded: _DecodedBody, preparation: RowPreparation) -> PreparedRows:
+def _prepare_rows(decoded_body: _DecodedBody, preparation: RowPreparation) -> PreparedRows:
     """Return the rows of a body in the form in which the log stores them."""
-    if decoded.batches is not None:
-        return preparation.prepare_arrow(decoded.batches)
-    return preparation.prepare_json(decoded.rows, decoded.lines)
+    if decoded_body.batches is not None:
+        return preparation.prepare_arrow(decoded_body.batches)
+    return preparation.prepare_json(decoded_body.rows, decoded_body.lines)
 
 
 def _read_envelope(query: Mapping[str, str]) -> bool:

@@ -138,8 +138,8 @@ async def _append_to_named(
             )
     for request in requests:  # All rows fit now, so a refused request adds no columns.
         await request.add_columns()
-    prepared = [(request.target, request.prepared) for request in requests]
-    answers = await append_prepared(call, prepared, producer, scope=_ALL_TABLES)
+    rows_by_target = [(request.target, request.prepared) for request in requests]
+    answers = await append_prepared(call, rows_by_target, producer, scope=_ALL_TABLES)
     return AppendedToTables(answers)
 
 
@@ -151,7 +151,7 @@ class _TableRequest:
         self._namespace = namespace
         self._name = name
         self._text = text
-        self._decoded: list[Any] = []
+        self._decoded_rows: list[Any] = []
         self._missing = NO_COLUMNS
         self.target = target
         self.prepared = PreparedRows(0, None, [])
@@ -191,12 +191,14 @@ class _TableRequest:
     def _decode_rows(self) -> None:
         """Decode the rows."""
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
-        self._decoded = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
-        self._missing = find_missing_columns(self._decoded, metadata, format_path(self._namespace, self._name))
+        self._decoded_rows = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
+        self._missing = find_missing_columns(self._decoded_rows, metadata, format_path(self._namespace, self._name))
 
     def _prepare_for_table(self, target: RowTarget) -> None:
         """Prepare the decoded rows for a table."""
-        check_columns(len(self._decoded), target.loaded.metadata)
-        self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(self._decoded)
+        check_columns(len(self._decoded_rows), target.loaded.metadata)
+        self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(
+            self._decoded_rows
+        )
         if not self._missing.types:
-            self._decoded = []  # They take more memory than the prepared rows, and are not needed again.
+            self._decoded_rows = []  # They take more memory than the prepared rows, and are not needed again.

@@ -39,10 +39,10 @@ class StreamTopic(msgspec.Struct, frozen=True):
 )
 async def load_stream_topic(call: Call) -> StreamTopic:
     """Return the name of the input topic of a stream table."""
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    assert loaded.entry is not None
-    check_stream_table(loaded.metadata, format_path(call.namespace, call.name))
-    topic = call.components.streams.find_input_topic(loaded.entry.uuid)
+    loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded_table.entry is not None
+    check_stream_table(loaded_table.metadata, format_path(call.namespace, call.name))
+    topic = call.components.streams.find_input_topic(loaded_table.entry.uuid)
     if topic is None:
         raise BadRequest(
             "The log of this server is in files, so tables have no topics; keep the log in Kafka (setting "

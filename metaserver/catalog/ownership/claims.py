@@ -283,7 +283,10 @@ async def make_foreign_file_check(
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _make_keys(context, folders)
     foreign_locations = {
-        location for owner, lost in context.unclaimed.lost.items() if owner != uuid for location in lost
+        location
+        for owner, lost_locations in context.unclaimed.lost.items()
+        if owner != uuid
+        for location in lost_locations
     }
     claimed_locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_locations |= {
@@ -310,8 +313,8 @@ async def create_missing_claims(context: CatalogContext) -> int:
     entry's own location. `context.unclaimed` lists these entries.
     """
     state = context.unclaimed
-    state.tried_s, filled, unread, after_uuid = context.clock.monotonic(), 0, 0, ""
-    lost: dict[str, list[str]] = {}
+    state.tried_s, filled_count, unread, after_uuid = context.clock.monotonic(), 0, 0, ""
+    lost_locations: dict[str, list[str]] = {}
     while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after_uuid, _ENTRIES_PER_FILL)):
         after_uuid = entries[-1].uuid
         # All names of a UUID must be in one batch.
@@ -319,24 +322,26 @@ async def create_missing_claims(context: CatalogContext) -> int:
             entries = [entry for entry in entries if entry.uuid != after_uuid]
             after_uuid = entries[-1].uuid
         found_locations = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
-        located = list(zip(entries, found_locations, strict=True))
-        unknown = {entry.uuid for entry, locations in located if locations is None}
+        entries_with_locations = list(zip(entries, found_locations, strict=True))
+        unknown = {entry.uuid for entry, locations in entries_with_locations if locations is None}
         unread += len(unknown)
-        readable = [(entry, locations) for entry, locations in located if locations and entry.uuid not in unknown]
+        readable = [
+            (entry, locations) for entry, locations in entries_with_locations if locations and entry.uuid not in unknown
+        ]
         await context.store.transact(
             [await _claim_unchecked(context.warehouse, entry, locations) for entry, locations in readable]
         )
-        claimed = {entry.uuid for entry, _ in readable}
-        filled += len(claimed)
-        for entry, locations in located:
-            if locations is not None and entry.uuid not in claimed | unknown:
-                lost.setdefault(entry.uuid, []).extend(
+        claimed_uuids = {entry.uuid for entry, _ in readable}
+        filled_count += len(claimed_uuids)
+        for entry, locations in entries_with_locations:
+            if locations is not None and entry.uuid not in claimed_uuids | unknown:
+                lost_locations.setdefault(entry.uuid, []).extend(
                     await asyncio.to_thread(_list_possible_keys, context.warehouse, entry)
                 )
-    if (unread, lost.keys()) != (state.unread, state.lost.keys()):
-        _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
-    state.unread, state.lost = unread, lost
-    return filled
+    if (unread, lost_locations.keys()) != (state.unread, state.lost.keys()):
+        _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost_locations))
+    state.unread, state.lost = unread, lost_locations
+    return filled_count
 
 
 async def create_remaining_claims(context: CatalogContext) -> int:
@@ -357,12 +362,12 @@ async def check_unknown_locations(
     Raises:
         RetryLater: An entry with an unknown location may overlap the locations.
     """
-    state, checked = context.unclaimed, list(keys)
-    if not _may_be_taken(state, checked, uuid, include_inside=include_inside):
+    state, location_keys = context.unclaimed, list(keys)
+    if not _may_be_taken(state, location_keys, uuid, include_inside=include_inside):
         return
     if context.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
         await create_missing_claims(context)
-    if not _may_be_taken(state, checked, uuid, include_inside=include_inside):
+    if not _may_be_taken(state, location_keys, uuid, include_inside=include_inside):
         return
     if state.unread:
         raise RetryLater(
@@ -378,7 +383,7 @@ async def check_unknown_locations(
 def _may_be_taken(state: UnclaimedEntries, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
     if state.unread:
         return True
-    lost_owners = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
+    lost_owners = {other for owner, lost_locations in state.lost.items() if owner != uuid for other in lost_locations}
     return bool(lost_owners) and any(
         not lost_owners.isdisjoint(list_keys_above(key))
         or (include_inside and any(other.startswith(f"{key}/") for other in lost_owners))
@@ -413,13 +418,13 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
-    guessed = {
+    locations_by_key = {
         _make_key(context.warehouse, location): location for location in (_guess_folder(entry), entry.metadata_location)
     }
     for claimed_location in await context.store.claims(entry.uuid):
         if claimed_location.allowed:
             continue
-        location = claimed_location.spelled or guessed.get(claimed_location.location)
+        location = claimed_location.spelled or locations_by_key.get(claimed_location.location)
         if location is None:
             return True
         try:
@@ -470,7 +475,7 @@ def _make_key(warehouse: Warehouse, location: str) -> str:
 
 def list_keys_above(key: str) -> list[str]:
     """Return the key of a location, and the keys of the folders that contain it."""
-    keys, at = [key], len(key)
-    while (at := key.rfind("/", 0, at)) > 0:
-        keys.append(key[:at])
+    keys, end = [key], len(key)
+    while (end := key.rfind("/", 0, end)) > 0:
+        keys.append(key[:end])
     return keys

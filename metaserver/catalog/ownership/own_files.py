@@ -40,14 +40,14 @@ def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def make_allowed_locations(
-    context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
+    context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], old_properties: Mapping[str, str]
 ) -> list[AllowLocations]:
     """Return the operation that records the list of allowed locations, if the list changes.
 
     Raises:
         Forbidden: The caller may not write the whole catalog.
     """
-    if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
+    if properties.get(ALLOWED_LOCATIONS) == old_properties.get(ALLOWED_LOCATIONS):
         return []
     _check_may_allow(caller)
     return [await replace_allowed_locations(context, caller, uuid, properties)]
@@ -88,17 +88,17 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     The server does not read these paths for this table.
     """
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
-    foreign: set[str] = set()
+    foreign_paths: set[str] = set()
     paths = list(paths)
     # Starting a thread would take longer than grouping a few paths.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
-    for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
+    for key, paths_in_folder in (group() if is_quick else await asyncio.to_thread(group)).items():
         keys_above = set(list_keys_above(key))
         if locations.isdisjoint(keys_above):
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
-            foreign |= within if any(claim.location in keys_above for claim in claims) else set()
-    return foreign
+            foreign_paths |= paths_in_folder if any(claim.location in keys_above for claim in claims) else set()
+    return foreign_paths
 
 
 def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
@@ -106,11 +106,13 @@ def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, se
     names_by_folder: dict[str, set[str]] = {}
     for path in paths:
         names_by_folder.setdefault(path.rpartition("/")[0], set()).add(path)
-    keyed: dict[str, set[str]] = {}
-    for folder, within in names_by_folder.items():
+    paths_by_folder_key: dict[str, set[str]] = {}
+    for folder, paths_in_folder in names_by_folder.items():
         with contextlib.suppress(BadRequest):
-            keyed.setdefault(warehouse.make_key(parse_stored_location(folder)), set()).update(within)
-    return keyed
+            paths_by_folder_key.setdefault(warehouse.make_key(parse_stored_location(folder)), set()).update(
+                paths_in_folder
+            )
+    return paths_by_folder_key
 
 
 async def check_added(
@@ -160,18 +162,18 @@ async def check_added(
     own_locations = OwnLocations(warehouse, locations)
     reader = _Reader(context, own_locations, files)
     await asyncio.to_thread(own_locations.check, [*statistics_paths, *lists], "The file")
-    carried = await reader.list_manifests_before(base, commit.added_snapshots)
+    inherited_manifests = await reader.list_manifests_before(base, commit.added_snapshots)
     # Do not trust the manifest lists of earlier snapshots, which may have been overwritten.
-    for path in await find_foreign_paths(context, uuid, carried):
-        del carried[path]
+    for path in await find_foreign_paths(context, uuid, inherited_manifests):
+        del inherited_manifests[path]
     for location in lists:
-        manifests += [path for path in await reader.read_manifest_list(location) if path not in carried]
-    fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
-    await asyncio.to_thread(own_locations.check, fresh, "The manifest")
-    for manifest in fresh:
+        manifests += [path for path in await reader.read_manifest_list(location) if path not in inherited_manifests]
+    new_manifests = [path for path in dict.fromkeys(manifests) if path not in inherited_manifests]
+    await asyncio.to_thread(own_locations.check, new_manifests, "The manifest")
+    for manifest in new_manifests:
         outside_files = await reader.list_outside_files(manifest)
         if outside_files:
-            await _check_carried(reader, carried, outside_files)
+            await _check_carried(reader, inherited_manifests, outside_files)
 
 
 def _list_new_locations(
@@ -193,13 +195,13 @@ def _list_new_locations(
             yield name, path
 
 
-async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[str]) -> None:
+async def _check_carried(reader: _Reader, parent_manifests: Iterable[str], outside: set[str]) -> None:
     """Check that all of the files are in manifests of the parent snapshot.
 
     Raises:
         BadRequest: A file is not in these manifests.
     """
-    for manifest in before:
+    for manifest in parent_manifests:
         outside -= await reader.list_files(manifest)
         if not outside:
             return
@@ -222,8 +224,8 @@ class OwnLocations:
         self._holds = lru_cache(maxsize=4096)(self._is_folder_within)
 
     def holds(self, path: str) -> bool:
-        at = parse_location(path, "The file")
-        return self._holds(str(at).rpartition("/")[0]) or self._warehouse.make_key(at) in self._locations
+        location = parse_location(path, "The file")
+        return self._holds(str(location).rpartition("/")[0]) or self._warehouse.make_key(location) in self._locations
 
     def check(self, paths: Iterable[str], description: str) -> None:
         for path in paths:
@@ -237,10 +239,10 @@ class OwnLocations:
             # A location without a folder is the root of a bucket.
             return False
         while key not in self._locations:
-            shorter = key.rpartition("/")[0]
-            if shorter == key or not shorter:
+            parent_key = key.rpartition("/")[0]
+            if parent_key == key or not parent_key:
                 return False
-            key = shorter
+            key = parent_key
         return True
 
 
@@ -253,13 +255,13 @@ class _Reader:
         self._files = files
 
     async def list_manifests_before(
-        self, base: TableMetadata | None, added: Iterable[SnapshotInput]
+        self, base: TableMetadata | None, new_snapshots: Iterable[SnapshotInput]
     ) -> dict[str, None]:
         """Return the manifests of the current snapshot and of the parents of the new snapshots."""
         manifests: dict[str, None] = {}
         if base is None:
             return manifests
-        parent_ids = (snapshot.parent_snapshot_id for snapshot in added)
+        parent_ids = (snapshot.parent_snapshot_id for snapshot in new_snapshots)
         for snapshot_id in {base.current_snapshot_id, *parent_ids}:
             snapshot = None if snapshot_id is None else base.snapshot(snapshot_id)
             if snapshot is None:
@@ -328,10 +330,10 @@ def _list_paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
     Raises:
         Corrupt: The manifest is damaged. The message contains its location.
     """
-    decoded = decode_manifest(data, location)
-    heap = decoded.heap.tobytes()
-    paths = _decode_texts(decoded.texts["file_path"], heap)
-    return zip((path or "" for path in paths), _decode_texts(decoded.texts["referenced_data_file"], heap), strict=True)
+    manifest = decode_manifest(data, location)
+    heap = manifest.heap.tobytes()
+    paths = _decode_texts(manifest.texts["file_path"], heap)
+    return zip((path or "" for path in paths), _decode_texts(manifest.texts["referenced_data_file"], heap), strict=True)
 
 
 def _decode_texts(spans: Spans, heap: bytes) -> Iterator[str | None]:

@@ -24,10 +24,12 @@ _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as
 
 def determines_rights(key: str) -> bool:
     """Return whether the view property determines the user with whose rights the view runs."""
-    folded = fold_name(key)
-    if any(part in folded for part in _RUNS_AS):
+    folded_name = fold_name(key)
+    if any(part in folded_name for part in _RUNS_AS):
         return True
-    return folded.startswith(("trino.", "presto.")) and (OWNER in folded or folded.endswith(("created-by", ".user")))
+    return folded_name.startswith(("trino.", "presto.")) and (
+        OWNER in folded_name or folded_name.endswith(("created-by", ".user"))
+    )
 
 
 def borrows_rights(metadata: ViewMetadata) -> bool:
@@ -62,14 +64,14 @@ def compute_view_fingerprint(metadata: ViewMetadata, location: str) -> str:
 
 
 def keep_owner(
-    caller: Caller, properties: Mapping[str, str], before: Mapping[str, str], *, rewritten: bool
+    caller: Caller, properties: Mapping[str, str], old_properties: Mapping[str, str], *, rewritten: bool
 ) -> dict[str, str]:
     """Return the properties that a view gets when `properties` are requested.
 
     Args:
         caller: The principal that requests the properties.
         properties: The requested properties.
-        before: The current properties of the view.
+        old_properties: The current properties of the view.
         rewritten: Whether the text of the view changes.
 
     Raises:
@@ -82,7 +84,7 @@ def keep_owner(
         if determines_rights(key):
             if value == caller.principal_name:
                 continue
-            if value != before.get(key):
+            if value != old_properties.get(key):
                 raise Forbidden(
                     f"{caller.principal_name} may set {key[:100]!r} only to {caller.principal_name!r}: the view would "
                     "run with the rights of "
@@ -90,6 +92,6 @@ def keep_owner(
                 )
             if rewritten:
                 result[key] = caller.principal_name
-        elif key.strip().casefold() == OWNER and value != before.get(key):
+        elif key.strip().casefold() == OWNER and value != old_properties.get(key):
             result[key] = caller.principal_name
     return result

@@ -30,9 +30,9 @@ class PlanShares:
     def __init__(self, *, leases: int, size_bytes: int, grace_s: float) -> None:
         self._leases = Quota(max(1, leases // 2))
         self._bytes = Quota(max(1, size_bytes // 2))
-        self._bytes_of_all = Quota(size_bytes)
+        self._total_bytes = Quota(size_bytes)
         self._grace_s = grace_s
-        self._granted: dict[tuple[str, int], tuple[float, int]] = {}
+        self._granted_leases: dict[tuple[str, int], tuple[float, int]] = {}
         """The end of the lease and the bytes of the plan, by holder and plan number."""
         self._sweep_at = _SWEEP_MIN
 
@@ -43,12 +43,12 @@ class PlanShares:
             return "leases of one principal"
         if not self._bytes.has_room(holder, now_s):
             return "bytes of one principal"
-        return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
+        return None if self._total_bytes.has_room(_EVERYBODY, now_s) else "bytes"
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
         """Return the number of plans for which the principal has no lease yet."""
         holder = _find_holder(principal) or ""
-        return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
+        return sum(self._granted_leases.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
     def grant(self, principal: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
         """Add a lease of the plan, or extend it.
@@ -59,35 +59,35 @@ class PlanShares:
         holder = _find_holder(principal)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
-            self._bytes_of_all.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
+            self._total_bytes.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
             return
-        before_s, before = self._granted.get((holder, plan), (0.0, 0))
-        self._move(holder, plan, now_s, max(until_s, before_s), before + size)
+        before_s, size_before = self._granted_leases.get((holder, plan), (0.0, 0))
+        self._move(holder, plan, now_s, max(until_s, before_s), size_before + size)
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans. Their files stay for the grace period."""
         holder = _find_holder(principal)
         for plan in plans:
-            if holder is not None and (holder, plan) in self._granted:
-                self._move(holder, plan, now_s, now_s, self._granted[holder, plan][1])
+            if holder is not None and (holder, plan) in self._granted_leases:
+                self._move(holder, plan, now_s, now_s, self._granted_leases[holder, plan][1])
 
     def _move(self, holder: str, plan: int, now_s: float, until_s: float, size: int) -> None:
-        if len(self._granted) >= self._sweep_at:
-            self._granted = {key: kept for key, kept in self._granted.items() if kept[0] > now_s}
-            self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted))
-        former_share = self._granted.pop((holder, plan), None)
+        if len(self._granted_leases) >= self._sweep_at:
+            self._granted_leases = {key: grant for key, grant in self._granted_leases.items() if grant[0] > now_s}
+            self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted_leases))
+        former_share = self._granted_leases.pop((holder, plan), None)
         if former_share is not None:
             self._leases.take_back(holder, former_share[0])
-            for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
+            for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
                 quota.take_back(share_holder, former_share[0] + self._grace_s, former_share[1])
-        for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
+        for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
             quota.add(share_holder, now_s, until_s + self._grace_s, size)
         if until_s > now_s:
             self._leases.add(holder, now_s, until_s)
-            self._granted[holder, plan] = until_s, size
+            self._granted_leases[holder, plan] = until_s, size
 
     def check_invariants(self) -> None:
-        for quota in (self._leases, self._bytes, self._bytes_of_all):
+        for quota in (self._leases, self._bytes, self._total_bytes):
             quota.check_invariants()
 
 

@@ -117,7 +117,9 @@ def derive_snapshot_id(plan_id: str) -> int:
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
-def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot, *, is_fresh: bool = False) -> Snapshot:
+def make_plan_snapshot(
+    plan_id: str, metadata: TableMetadata, plan_snapshot: Snapshot, *, is_fresh: bool = False
+) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
     Its schema is the schema of the filter, because a later schema may use the same names for other columns. Its parent
@@ -129,15 +131,15 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot,
     this.
 
     Args:
-        planned: The planned snapshot, with its id and with the manifest list of the plan.
+        plan_snapshot: The planned snapshot, with its id and with the manifest list of the plan.
         is_fresh: Whether the planned snapshot is a fresh snapshot.
     """
     return msgspec.structs.replace(
-        planned,
+        plan_snapshot,
         snapshot_id=derive_snapshot_id(plan_id),
-        parent_snapshot_id=planned.parent_snapshot_id if is_fresh else planned.snapshot_id,
-        sequence_number=planned.sequence_number - 1 if is_fresh else planned.sequence_number,
-        timestamp_ms=planned.timestamp_ms - 1,
+        parent_snapshot_id=plan_snapshot.parent_snapshot_id if is_fresh else plan_snapshot.snapshot_id,
+        sequence_number=plan_snapshot.sequence_number - 1 if is_fresh else plan_snapshot.sequence_number,
+        timestamp_ms=plan_snapshot.timestamp_ms - 1,
         schema_id=metadata.current_schema_id,
     )
 
@@ -167,27 +169,27 @@ class PlanTables:
         The number of plans is limited because every reader can request plans, and each plan has files.
         """
         now_s = self._context.clock.monotonic()
-        exhausted = self._shares.find_exhausted_limit(principal, now_s)
-        if exhausted is None:
+        exhausted_limit = self._shares.find_exhausted_limit(principal, now_s)
+        if exhausted_limit is None:
             if now_s - self._counted_s >= _COUNTED_S:
                 self._counted_s = now_s
                 self._count = await self._context.store.plan_table_count(self._context.clock.now_ms())
-            exhausted = None if self._count < self._context.settings.plan_tables_limit else "leases"
-        if exhausted is None:
+            exhausted_limit = None if self._count < self._context.settings.plan_tables_limit else "leases"
+        if exhausted_limit is None:
             return True
-        self._refuse(exhausted, principal)
+        self._refuse(exhausted_limit, principal)
         return False
 
-    def _refuse(self, exhausted: str, principal: str) -> None:
-        self.refused[exhausted] += 1
+    def _refuse(self, exhausted_limit: str, principal: str) -> None:
+        self.refused[exhausted_limit] += 1
         now_s = self._context.clock.monotonic()
-        if now_s - self._logged_s.get(exhausted, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
-            self._logged_s[exhausted] = now_s
+        if now_s - self._logged_s.get(exhausted_limit, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
+            self._logged_s[exhausted_limit] = now_s
             _log.warning(
                 "plans are not made: statements read whole tables",
-                exhausted=exhausted,
+                exhausted=exhausted_limit,
                 who=principal,
-                refused=self.refused[exhausted],
+                refused=self.refused[exhausted_limit],
                 settings="plan_tables_limit, plan_tables_bytes",
             )
 
@@ -267,11 +269,11 @@ class PlanTables:
 
     def _may_lease(self, principal: str, plans: Sequence[int]) -> bool:
         now_s = self._context.clock.monotonic()
-        further = self._shares.count_new_leases(principal, plans, now_s)
-        exhausted = self._shares.find_exhausted_limit(principal, now_s, further) if further else None
-        if exhausted is not None:
-            self._refuse(exhausted, principal)
-        return exhausted is None
+        new_leases = self._shares.count_new_leases(principal, plans, now_s)
+        exhausted_limit = self._shares.find_exhausted_limit(principal, now_s, new_leases) if new_leases else None
+        if exhausted_limit is not None:
+            self._refuse(exhausted_limit, principal)
+        return exhausted_limit is None
 
     async def share(
         self, namespace: NamespacePath, name: str, lease_s: int, principal: str, audience: str | None = None
@@ -294,11 +296,11 @@ class PlanTables:
         if not self._may_lease(principal, [number]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
-        (renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
-        if renewed:
+        (is_renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
+        if is_renewed:
             now_s = self._context.clock.monotonic()
             self._shares.grant(principal, number, now_s, now_s + lease_s)
-        return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
+        return msgspec.structs.replace(plan, expires_ms=expires_ms) if is_renewed else None
 
     async def keep(
         self,
@@ -364,8 +366,8 @@ class PlanTables:
         Returns:
             The number of plans whose files were deleted.
         """
-        store, passed = self._context.store, await read_passed_time(self._context.store, self._context.clock)
-        before_ms = passed.find_time_ago(self._context.settings.plan_table_grace_s * 1000)
+        store, passed_time = self._context.store, await read_passed_time(self._context.store, self._context.clock)
+        before_ms = passed_time.find_time_ago(self._context.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _WITHDRAWN_PLANS_PER_BATCH)]))[
             0
         ] == _WITHDRAWN_PLANS_PER_BATCH:

@@ -106,8 +106,8 @@ class PlanViews:
                 # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
                 is_unchanged = plan.snapshot_or_fingerprint in (None, compute_view_fingerprint(metadata, plan.location))
                 if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
-                    located = msgspec.structs.replace(entry, metadata_location=plan.location)
-                    return plan, LoadedView(entry=located, metadata=metadata)
+                    located_entry = msgspec.structs.replace(entry, metadata_location=plan.location)
+                    return plan, LoadedView(entry=located_entry, metadata=metadata)
         raise NoSuchView(f"View does not exist: {format_path(namespace, name)}")
 
     async def create(
@@ -198,12 +198,14 @@ def _point_to_plans(
             f"The text of the plan view would have {len(text)} characters; the limit is {TEXT_CHARACTERS_MAX}"
         )
     summary = version.summary if reader is None else {**version.summary, _HOLDER: reader.holder.id}
-    stated = msgspec.structs.replace(version, representations=(Representation("sql", text, DIALECT),), summary=summary)
+    plan_version = msgspec.structs.replace(
+        version, representations=(Representation("sql", text, DIALECT),), summary=summary
+    )
     schema = metadata.schema(version.schema_id)
     return msgspec.structs.replace(
         metadata,
         schemas=() if schema is None else (schema,),
-        versions=(stated,),
+        versions=(plan_version,),
         version_log=(ViewLogEntry(version.timestamp_ms, version.version_id),),
     )
 
@@ -223,14 +225,14 @@ def _make_reader_condition(user: str) -> str:
     A plan view runs with its owner's rights, but in any view, Trino's `current_user` is the user of the
     statement.
     """
-    quoted = user.replace("'", "''")
-    return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
+    quoted_user = user.replace("'", "''")
+    return f"IF(current_user = '{quoted_user}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
 def _replace_references(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
-    pieces, at = [], 0
+    pieces, position = [], 0
     for reference in sorted(references, key=lambda reference: reference.start):
-        match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
+        match = _REFERENCE.match(text, reference.start) if reference.start >= position else None
         if match is None or match.end() != reference.end or not _names_table(match, reference, default):
             table = format_path(reference.namespace, reference.name)
             raise BadRequest(
@@ -241,12 +243,12 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
         else:
             replacement = f"{match[1]}{_quote_identifier(str(reference.plan))}"
         pieces += [
-            text[at : reference.start],
+            text[position : reference.start],
             replacement,
             f" AS {_quote_identifier(_unquote_identifier(match[2]))}" if reference.alias else "",
         ]
-        at = reference.end
-    return "".join([*pieces, text[at:]])
+        position = reference.end
+    return "".join([*pieces, text[position:]])
 
 
 def _names_table(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:

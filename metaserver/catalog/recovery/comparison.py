@@ -139,12 +139,12 @@ class _Comparer:
             check_own_folder(newest, self._context.warehouse)
             assert newest.metadata is not None
             now_ms = self._context.clock.now_ms()
-            advanced = msgspec.structs.replace(entry, metadata_location=newest.location)
+            new_entry = msgspec.structs.replace(entry, metadata_location=newest.location)
             operations: list[Operation] = [
-                await make_claim(self._context, self._caller, newest.metadata, advanced),
+                await make_claim(self._context, self._caller, newest.metadata, new_entry),
                 build_swap(entry, newest.location, now_ms),
                 self._context.make_instant(
-                    self._caller, advanced, "register", requested_ms=now_ms, summary={"advanced": "true"}
+                    self._caller, new_entry, "register", requested_ms=now_ms, summary={"advanced": "true"}
                 ),
             ]
             await self._context.transact(operations)

@@ -111,13 +111,15 @@ class FileReader:
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
-        self._large = asyncio.Lock()
+        self._large_file_lock = asyncio.Lock()
 
     async def read_folders(self, folders: Mapping[str, Sequence[ObjectInfo]]) -> AsyncIterator[NewestFiles]:
         """Yield the newest files of each folder. Several folders are read at the same time."""
         pending = list(folders.values())
-        for at in range(0, len(pending), _CONCURRENT_FOLDERS_MAX):
-            for result in await asyncio.gather(*map(self.read_folder, pending[at : at + _CONCURRENT_FOLDERS_MAX])):
+        for start in range(0, len(pending), _CONCURRENT_FOLDERS_MAX):
+            for result in await asyncio.gather(
+                *map(self.read_folder, pending[start : start + _CONCURRENT_FOLDERS_MAX])
+            ):
                 yield result
 
     async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
@@ -161,9 +163,9 @@ class FileReader:
             )
         usable: list[FoundFile] = []
         for file in newest.values():
-            damaged = [location for number, location in unreadable if number >= file.number]
-            if damaged:
-                reason = f"A later file cannot be used: {damaged[0]}. Restore that file, or choose this file"
+            damaged_locations = [location for number, location in unreadable if number >= file.number]
+            if damaged_locations:
+                reason = f"A later file cannot be used: {damaged_locations[0]}. Restore that file, or choose this file"
                 findings.append(Finding(file.location, reason))
                 uncertain.append(file)
             else:
@@ -180,7 +182,7 @@ class FileReader:
         """
         if info.size_bytes <= _LARGE_FILE_BYTES:
             return await self._read(info)
-        async with self._large:
+        async with self._large_file_lock:
             return await self._read(info)
 
     async def _read(self, info: ObjectInfo) -> FoundFile:
@@ -236,7 +238,7 @@ def _make_unreadable(location: str) -> FoundFile:
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 
 
-def _may_be_newer(file: FoundFile, chosen: FoundFile) -> bool:
+def _may_be_newer(file: FoundFile, chosen_file: FoundFile) -> bool:
     """Return whether `file` may be newer than the chosen file, which does not list it.
 
     A file with a lower number is older, unless its time is later: after an older file is registered, commits continue
@@ -244,4 +246,4 @@ def _may_be_newer(file: FoundFile, chosen: FoundFile) -> bool:
     """
     if file.kind is EntryKind.FUNCTION:
         return False
-    return file.number == chosen.number or file.updated_ms > chosen.updated_ms
+    return file.number == chosen_file.number or file.updated_ms > chosen_file.updated_ms

@@ -51,9 +51,9 @@ def find_name_of_location(warehouse: Warehouse, location: str, uuid: str) -> Fou
     Raises:
         BadRequest: The location is directly in the warehouse, or contains no valid name.
     """
-    parsed = warehouse.parse(location)
-    root = next(root for root in warehouse.roots if root.holds(parsed) and root != parsed)
-    *levels, folder = parsed.path.removeprefix(root.path).strip("/").split("/")
+    parsed_location = warehouse.parse(location)
+    root = next(root for root in warehouse.roots if root.holds(parsed_location) and root != parsed_location)
+    *levels, folder = parsed_location.path.removeprefix(root.path).strip("/").split("/")
     if not levels:
         raise BadRequest(f"The location {location!r} has no folder of a namespace")
     namespace = check_namespace(tuple(levels))

@@ -66,10 +66,10 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
     index_files: int = 0
 
 
-def make_result(registered: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
+def make_result(registrations: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
     """Return the result, sorted by name and location."""
     return Rebuilt(
-        tuple(sorted(registered, key=lambda each: (each.name, each.kind))),
+        tuple(sorted(registrations, key=lambda each: (each.name, each.kind))),
         tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
         registered_before,
     )
@@ -87,26 +87,26 @@ class Rebuild:
         # Register the files that the operator has chosen last. Such a file may name folders outside its location, and
         # they must not take the location of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
-        registered: list[Registered] = []
+        registrations: list[Registered] = []
         findings: list[Finding] = []
         namespaces: set[NamespacePath] = set()
-        for at in range(0, len(candidates), _CONCURRENT_REGISTRATIONS_MAX):
-            batch = candidates[at : at + _CONCURRENT_REGISTRATIONS_MAX]
+        for start in range(0, len(candidates), _CONCURRENT_REGISTRATIONS_MAX):
+            batch = candidates[start : start + _CONCURRENT_REGISTRATIONS_MAX]
             for candidate in batch:
                 await self._create_namespaces(candidate.name.namespace, namespaces)
             for result in await asyncio.gather(*map(self._register, batch)):
                 if isinstance(result, Finding):
                     findings.append(result)
                 else:
-                    registered.append(result)
-        return make_result(registered, findings, 0)
+                    registrations.append(result)
+        return make_result(registrations, findings, 0)
 
-    async def _create_namespaces(self, path: NamespacePath, created: set[NamespacePath]) -> None:
+    async def _create_namespaces(self, path: NamespacePath, created_paths: set[NamespacePath]) -> None:
         for depth in range(1, len(path) + 1):
-            if path[:depth] not in created:
+            if path[:depth] not in created_paths:
                 with suppress(AlreadyExists):
                     await self._context.store.transact([CreateNamespace(path=path[:depth], properties={})])
-                created.add(path[:depth])
+                created_paths.add(path[:depth])
 
     async def _register(self, candidate: Candidate) -> Registered | Finding:
         """Register a candidate, or return the reason why it cannot be registered."""
@@ -125,7 +125,7 @@ class Rebuild:
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, requested_ms, file.kind)
         fingerprint = None
         if file.metadata is None:
-            claimed = msgspec.structs.replace(
+            claim = msgspec.structs.replace(
                 await claim_folder(context, entry, file.table_location, fresh=False),
                 namespace=name.namespace,
                 name=name.name,
@@ -133,14 +133,14 @@ class Rebuild:
             )
         else:
             context.warehouse.check(file.metadata.location, "The location in the file")
-            claimed = await make_claim(context, self._caller, file.metadata, entry, may_restore=True)
+            claim = await make_claim(context, self._caller, file.metadata, entry, may_restore=True)
         if isinstance(file.metadata, ViewMetadata):
             fingerprint = compute_view_fingerprint(file.metadata, file.location)
         summary = {"rebuilt": "true"}
         instant = context.make_instant(
             self._caller, entry, "register", requested_ms=requested_ms, fingerprint=fingerprint, summary=summary
         )
-        return [claimed, CreateEntry(entry=entry), instant]
+        return [claim, CreateEntry(entry=entry), instant]
 
     async def keep_locations(self, files: Sequence[FoundFile]) -> None:
         """Claim the locations of tables, views and functions that are not registered.
@@ -148,8 +148,8 @@ class Rebuild:
         These locations were claimed before the loss. Without a claim, other tables could name the files there. The
         claim belongs to a retained entry (`seamark retained`), and ends when the entry is registered.
         """
-        for at in range(0, len(files), _CONCURRENT_REGISTRATIONS_MAX):
-            await asyncio.gather(*map(self._keep_location, files[at : at + _CONCURRENT_REGISTRATIONS_MAX]))
+        for start in range(0, len(files), _CONCURRENT_REGISTRATIONS_MAX):
+            await asyncio.gather(*map(self._keep_location, files[start : start + _CONCURRENT_REGISTRATIONS_MAX]))
 
     async def _keep_location(self, file: FoundFile) -> None:
         context, location = self._context, file.folder.removesuffix("/metadata")
@@ -161,7 +161,7 @@ class Rebuild:
             name = FoundName((), location.rpartition("/")[2])
         now_ms = context.clock.now_ms()
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, now_ms, file.kind)
-        retained = DroppedEntry(
+        retained_entry = DroppedEntry(
             make_retained_id(file.uuid),
             entry,
             purge=False,
@@ -173,16 +173,16 @@ class Rebuild:
         # The root of the warehouse cannot be claimed.
         with suppress(BadRequest):
             key = context.warehouse.make_key(context.warehouse.parse(location))
-            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
-            await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
+            claim = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
+            await context.store.transact([claim, ReleaseLocations(uuid=file.uuid, retained=retained_entry)])
 
 
 async def find_taken_uuids(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs for which the database has, or had, an entry."""
     known_uuids: set[str] = set()
     pending = list(uuids)
-    for at in range(0, len(pending), _CONCURRENT_REGISTRATIONS_MAX):
-        batch = pending[at : at + _CONCURRENT_REGISTRATIONS_MAX]
+    for start in range(0, len(pending), _CONCURRENT_REGISTRATIONS_MAX):
+        batch = pending[start : start + _CONCURRENT_REGISTRATIONS_MAX]
         answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
         known_uuids |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
     return known_uuids

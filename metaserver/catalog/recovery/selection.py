@@ -168,19 +168,19 @@ def _find_shared_locations(
     """
     keys = [warehouse.make_key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
-    around: list[int] = []
+    outer_indexes: list[int] = []
     # A slash sorts before every other character of a key, so all keys inside a folder follow the key of the folder.
     for number in sorted(range(len(keys)), key=lambda number: keys[number].replace("/", "\x00")):
-        while around and not f"{keys[number]}/".startswith(f"{keys[around[-1]]}/"):
-            around.pop()
-        for outer in around:
+        while outer_indexes and not f"{keys[number]}/".startswith(f"{keys[outer_indexes[-1]]}/"):
+            outer_indexes.pop()
+        for outer in outer_indexes:
             for loser, other in _find_losers(candidates, keys, outer, number):
                 reasons.setdefault(
                     loser,
                     f"Its location overlaps that of another table, view or function: "
                     f"{candidates[other].file.location}. Choose one of them",
                 )
-        around.append(number)
+        outer_indexes.append(number)
     return reasons
 
 

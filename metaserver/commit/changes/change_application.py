@@ -76,7 +76,7 @@ class LocationChecks:
         self._planner = planner
         self._metadata = metadata
         self._uuid = uuid
-        self._accepted: set[str] = set()
+        self._checked_folders: set[str] = set()
 
     async def __call__(self, paths: Iterable[str]) -> None:
         """Check that no path is in a location that another table claims.
@@ -84,10 +84,10 @@ class LocationChecks:
         Raises:
             Forbidden: A path is in the location of another table.
         """
-        fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._accepted}
+        fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._checked_folders}
         if fresh:
             await self._planner.check_paths(self._metadata, self._uuid, list(fresh.values()))
-            self._accepted |= fresh.keys()
+            self._checked_folders |= fresh.keys()
 
 
 class ChangeApplication:
@@ -116,13 +116,13 @@ class ChangeApplication:
         self._shape: TableShape | None = None
         self._change: Change | None = None
         self._counts = NOTHING
-        self._fresh: frozenset[Remove] = frozenset()
+        self._fresh_files: frozenset[Remove] = frozenset()
         self._added_row: tuple[StoredManifest, ...] = ()
         self._writer: SnapshotWriter | None = None
-        self._removing: ManifestFilter | None = None
-        self._merging: ManifestMerge | None = None
+        self._manifest_filter: ManifestFilter | None = None
+        self._manifest_merge: ManifestMerge | None = None
         self._filter: RemovalFilter | None = None
-        self._needed: frozenset[str] = frozenset()
+        self._needed_paths: frozenset[str] = frozenset()
         self._removal: str | None = None
         """The note of the last removal of orphan files after which the added files were found in storage."""
 
@@ -134,7 +134,7 @@ class ChangeApplication:
     @property
     def unneeded(self) -> list[str]:
         """The stored files that the snapshot of the last attempt does not refer to."""
-        return [path for path in self.written if path not in self._needed]
+        return [path for path in self.written if path not in self._needed_paths]
 
     async def settle(self) -> None:
         """Wait until the files of the change are stored.
@@ -146,8 +146,8 @@ class ChangeApplication:
 
     def end(self) -> None:
         """Release the memory of the change's files. Call this after the last attempt."""
-        change, fresh = self._change, self._fresh
-        self._change, self._fresh = None, frozenset()
+        change, fresh = self._change, self._fresh_files
+        self._change, self._fresh_files = None, frozenset()
         if change is not None:
             free_later(change.data, change.deletes, fresh)
 
@@ -175,7 +175,7 @@ class ChangeApplication:
             await self._create_writers(metadata)
         assert self._writer is not None
         self._added_row = await write_added(self._writer, change, metadata)
-        self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
+        self._change, self._counts, self._fresh_files, self._shape = change, counts, fresh, shape
         await self._check_stored(await read_removal_note(self._context, self._uuid))
 
     async def _check_stored(self, note: str | None) -> None:
@@ -230,8 +230,8 @@ class ChangeApplication:
 
     async def _create_writers(self, metadata: TableMetadata) -> None:
         self._writer = await open_writer(self._context, self._manifests, self._uuid, metadata, is_deferred=True)
-        self._removing = ManifestFilter(self._writer, self._manifests)
-        self._merging = ManifestMerge(self._writer, self._manifests)
+        self._manifest_filter = ManifestFilter(self._writer, self._manifests)
+        self._manifest_merge = ManifestMerge(self._writer, self._manifests)
 
     async def _make_path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
         """Return a function that checks the location of a file.
@@ -271,8 +271,8 @@ class ChangeApplication:
         change, writer = self._change, self._writer
         assert change is not None
         assert writer is not None
-        assert self._merging is not None
-        assert self._removing is not None
+        assert self._manifest_merge is not None
+        assert self._manifest_filter is not None
         parent = find_head(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
         manifests = self._manifests.with_checks(check_paths, DECODED_BYTES_MAX)
@@ -307,7 +307,7 @@ class ChangeApplication:
         if undo is not None and undo.manifests:
             removed = RewrittenManifests(undo.manifests, ())
         else:
-            removed = await self._removing.remove(parent_manifests, to_remove, metadata, sequence_number)
+            removed = await self._manifest_filter.remove(parent_manifests, to_remove, metadata, sequence_number)
         request = self.request
         produced = await produce_snapshot(
             writer,
@@ -318,10 +318,10 @@ class ChangeApplication:
             metadata,
             parent,
             # A merge could remove the old manifests that the undo restores.
-            merging=None if undo is not None and undo.manifests else self._merging,
+            merge=None if undo is not None and undo.manifests else self._manifest_merge,
             now_ms=self._context.clock.now_ms(),
         )
-        self._needed = produced.needed if self._filter is None else produced.needed | self._filter.written
+        self._needed_paths = produced.needed if self._filter is None else produced.needed | self._filter.written
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
@@ -346,10 +346,10 @@ class ChangeApplication:
         check_path = await self._make_path_check(metadata)
         restored = undo.restored_files
         await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
-        stored: list[StoredManifest] = []
+        stored_manifests: list[StoredManifest] = []
         for spec_id, content, entries in await run_by_count(len(restored), undo.groups):
-            stored += await self._writer.write_manifests(entries, metadata, spec_id, content)
-        return tuple(stored)
+            stored_manifests += await self._writer.write_manifests(entries, metadata, spec_id, content)
+        return tuple(stored_manifests)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """Check that no added file is already live, according to cached manifests.
@@ -362,7 +362,7 @@ class ChangeApplication:
         """
         if not listed:
             return
-        fresh = self._fresh
+        fresh = self._fresh_files
         paths = await run_by_count(len(fresh), lambda: [key.file_path for key in fresh])
         for manifest in await self._manifests.find_cached_listing(listed, paths):
             entries = await self._manifests.read_entries(manifest, metadata)

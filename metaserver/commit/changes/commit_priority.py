@@ -66,17 +66,17 @@ class CommitPriority:
         self._after = after
         self._longest_s = longest_s
         self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
-        self._granted: dict[str, _Priority] = {}
+        self._priorities: dict[str, _Priority] = {}
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
         """Count a collision of a change. If no change has priority, grant it to the change that has waited longest."""
         key = (table, change)
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = _Waiting(now_s)
-        waiting.collisions += 1
-        waiting.took_s, waiting.last_s = now_s - waiting.last_s, now_s
+        waiting_request = self._waiting.get(key)
+        if waiting_request is None:
+            waiting_request = self._waiting[key] = _Waiting(now_s)
+        waiting_request.collisions += 1
+        waiting_request.took_s, waiting_request.last_s = now_s - waiting_request.last_s, now_s
         self._waiting.move_to_end(key)
         while len(self._waiting) > _CHANGES_MAX or self._get_oldest_s() < now_s - _FORGET_S:
             self._waiting.popitem(last=False)
@@ -85,19 +85,19 @@ class CommitPriority:
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
         """Forget the collisions and the priority of a change that has committed or will not be repeated."""
         self._waiting.pop((table, change), None)
-        granted = self._granted.get(table)
+        granted = self._priorities.get(table)
         if granted is not None and granted.change == change:
-            del self._granted[table]
+            del self._priorities[table]
             self._grant(table, now_s)
 
     def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
         """Return the change that has priority and its remaining seconds, or None if no change has priority."""
-        granted = self._granted.get(table)
+        granted = self._priorities.get(table)
         if granted is None:
             return None
         if now_s < granted.end_s:
             return granted.change, granted.end_s - now_s
-        del self._granted[table]
+        del self._priorities[table]
         self._waiting.pop((table, granted.change), None)
         self._pauses[table] = now_s + _PAUSE_FACTOR * granted.length_s
         while len(self._pauses) > _CHANGES_MAX:
@@ -120,4 +120,4 @@ class CommitPriority:
         if waiting:
             _, change, longest = min(waiting, key=lambda candidate: candidate[0])
             length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * longest.took_s)
-            self._granted[table] = _Priority(change, now_s + length_s, length_s)
+            self._priorities[table] = _Priority(change, now_s + length_s, length_s)

@@ -86,7 +86,7 @@ class Commits:
         self._metrics = metrics
         self._queues: dict[tuple[NamespacePath, str], ChangeQueue] = {}
         settings = self._context.settings
-        self._look_back = settings.commit_history_limit
+        self._history_limit = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
         """The maximum time in seconds for which a change waits for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
@@ -135,26 +135,26 @@ class Commits:
             IdempotencyTaken: Another request has used the idempotency key.
         """
         try:
-            loaded = await self._tables.load(namespace, name)
+            loaded_table = await self._tables.load(namespace, name)
         except NotFound:
             await self._check_not_done(request, request.table_uuid, namespace, name)
             raise
-        entry = loaded.entry
+        entry = loaded_table.entry
         assert entry is not None
         application = ChangeApplication(self._context, self._manifests, self._planner, caller, request, entry.uuid)
         pending = PendingChange(caller, entry.uuid, application, self._context.clock.now_ms())
         ended = True
         try:
             await self._check_table(pending, entry)
-            last = await self._load_last_commit(pending, entry, loaded.metadata)
+            last = await self._load_last_commit(pending, entry, loaded_table.metadata)
             if last is not None and _is_repeat(pending, last):
-                return self._build_repeated_result(pending, last, entry, loaded.metadata)
+                return self._build_repeated_result(pending, last, entry, loaded_table.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            find_head(request.branch, loaded.metadata)  # Refuse an unknown branch before writing any file.
-            pending.index_files = await index_files(entry, loaded.metadata)
-            await application.prepare(loaded.metadata)
-            await application.preload(loaded.metadata)
+            find_head(request.branch, loaded_table.metadata)  # Refuse an unknown branch before writing any file.
+            pending.index_files = await index_files(entry, loaded_table.metadata)
+            await application.prepare(loaded_table.metadata)
+            await application.preload(loaded_table.metadata)
             result = await self._queue_and_wait(namespace, name, pending)
         except CommitUnknown:
             raise  # Keep the files of the change, because they may be live.
@@ -342,7 +342,7 @@ class Commits:
                 attempt.metadata,
                 events=events,
                 operations=operations,
-                stored=attempt.settle,
+                check_stored=attempt.settle,
                 is_checked=True,
             )
         except CommitUnknown as error:
@@ -421,7 +421,7 @@ class Commits:
             Collision: Another flush has moved an offset.
         """
         offsets = entry.parse_flushed_offsets()
-        if any(offsets.get(moved.shard) != moved.start for moved in ranges):
+        if any(offsets.get(flushed_range.shard) != flushed_range.start for flushed_range in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
@@ -453,7 +453,7 @@ class Commits:
         producer = pending.request.producer
         if producer is None:
             return None
-        return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._look_back)
+        return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._history_limit)
 
     def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
@@ -461,7 +461,7 @@ class Commits:
         """Return the first response to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
-        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._look_back)
+        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._history_limit)
         committed = structs.replace(make_committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 

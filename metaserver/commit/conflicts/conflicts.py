@@ -71,16 +71,16 @@ class ConflictCheck:
         files: CheckedFiles,
         manifests: Manifests,
         metadata: TableMetadata,
-        listed: Sequence[ManifestFile],
+        manifest_files: Sequence[ManifestFile],
         change: Change,
         to_remove: FilesToRemove,
     ) -> None:
         self._files = files
         self._manifests = manifests
         self._metadata = metadata
-        self._listed = drop_dead_manifests(listed)
+        self._manifest_files = drop_dead_manifests(manifest_files)
         self._change = change
-        self._found = to_remove
+        self._files_to_remove = to_remove
         self._partitions = PartitionOverlap(metadata)
         self._targets: tuple[ReadScope, Targets] | None = None
 
@@ -131,7 +131,7 @@ class ConflictCheck:
         Returns:
             The view with the entry ids of the live data files, and the first path without a live data file, or None.
         """
-        data = [manifest for manifest in self._listed if manifest.content == DATA]
+        data = [manifest for manifest in self._manifest_files if manifest.content == DATA]
         listing = await self._manifests.find_listing_manifests(data, paths)
         view = TableView(listing, await self._manifests.read_blocks(listing))
         rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
@@ -140,7 +140,7 @@ class ConflictCheck:
     async def _check_vectors(self) -> None:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
         vectors = await run_by_count(len(self._change.deletes), self._list_vectors)
-        for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
+        for _, entries in await find_referring_entries(self._manifests, self._manifest_files, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
             if twin is not None:
                 raise Collision(
@@ -163,7 +163,7 @@ class ConflictCheck:
                 for entry in entries
                 if entry.file.is_deletion_vector
                 and entry.file.referenced_data_file in paths
-                and make_file_key(entry.file) not in self._found.removed
+                and make_file_key(entry.file) not in self._files_to_remove.removed
             ),
             None,
         )
@@ -206,7 +206,7 @@ class ConflictCheck:
         deleted, but not rows that other commits have rewritten.
         """
         change = self._change
-        removed = await run_by_count(len(self._found.files), self._list_removed_by_name)
+        removed = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, removed, vectors=True)
         writing = deletes if change.data else history.select_writing_deletes(deletes)
         if change.scope is not None and change.scope.bound is not None:
@@ -223,7 +223,11 @@ class ConflictCheck:
     def _list_removed_by_name(self) -> set[str]:
         """Return the paths of the removed data files that the request names explicitly."""
         by_name = set(self._change.request.remove)
-        return {file.file_path for file in self._found.files if file.content == DATA and make_file_key(file) in by_name}
+        return {
+            file.file_path
+            for file in self._files_to_remove.files
+            if file.content == DATA and make_file_key(file) in by_name
+        }
 
     def _list_unnamed_deletes(self) -> list[ContentFile]:
         return [file for file in self._change.positional if file.referenced_data_file is None]
@@ -258,8 +262,8 @@ class ConflictCheck:
         fresh = set(deletes.selection.list_positions().tolist())
         return [
             (row, delete)
-            for row, applying in zip(rows.tolist(), index.find_deletes(rows), strict=True)
-            for delete in sorted(fresh.intersection(applying))
+            for row, deletes_by_file in zip(rows.tolist(), index.find_deletes(rows), strict=True)
+            for delete in sorted(fresh.intersection(deletes_by_file))
             if vectors or _is_position_delete_file(joined, delete)
         ]
 
@@ -310,17 +314,17 @@ class ConflictCheck:
         the added files would remain, for example after a change of the bucket count. Files of compactions are checked
         as well.
         """
-        keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
-        if not keyed:
+        keyed_rows = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
+        if not keyed_rows:
             return
-        specs = {file.spec_id for file in keyed}
+        specs = {file.spec_id for file in keyed_rows}
         files = await history.find_added(deletes=False, replaced=True)
         selection = files.selection.copy()
         for number in np.flatnonzero(selection.state).tolist():
             block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = ReadScope(partitions=await run_by_count(len(keyed), partial(list_partitions, keyed)))
+        scope = ReadScope(partitions=await run_by_count(len(keyed_rows), partial(list_partitions, keyed_rows)))
         description = "wrote rows with a partition spec that none of the equality deletes has"
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
@@ -359,10 +363,10 @@ class ConflictCheck:
         Raises:
             Collision: A file may contain or delete rows of the scope.
         """
-        read = partial(self._select_in_scope, files, scope, stats=stats)
+        select_in_scope = partial(self._select_in_scope, files, scope, stats=stats)
         # A thread evaluates the filter, because it may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
-        rows = read() if is_short else await asyncio.to_thread(read)
+        rows = select_in_scope() if is_short else await asyncio.to_thread(select_in_scope)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
             rows = (await exclude(self._files, _select_entries(files, rows), scope.bound)).selection.list_entry_ids()
@@ -414,10 +418,10 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
 
 def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
     """Return the entry ids of the data files at these paths, and the first path that is not in the view, or None."""
-    searched = {path.encode() for path in paths}
-    missing, rows = set(searched), list[int]()
+    searched_hashes = {path.encode() for path in paths}
+    missing, rows = set(searched_hashes), list[int]()
     for number, block in enumerate(view.blocks):
-        matches = find_rows_by_path(block, searched)
+        matches = find_rows_by_path(block, searched_hashes)
         missing.difference_update(matches)
         rows += [(number << ENTRY_BITS) | row for row in matches.values()]
     first_missing = min(missing).decode() if missing else None
@@ -427,8 +431,8 @@ def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str |
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
     """Return the first of the sorted paths that is within the bounds of a position delete file, or None."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
-    at = 0 if low is None else bisect_left(paths, low)
-    return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
+    position = 0 if low is None else bisect_left(paths, low)
+    return paths[position] if position < len(paths) and (high is None or paths[position] <= high) else None
 
 
 def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:

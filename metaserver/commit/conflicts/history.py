@@ -155,8 +155,8 @@ class History:
 
     async def _list_own_manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
-        listed = await self._manifests.read_list(snapshot)
-        return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
+        manifest_files = await self._manifests.read_list(snapshot)
+        return [manifest for manifest in manifest_files if manifest.added_snapshot_id == snapshot.snapshot_id]
 
 
 def _read_operation(snapshot: Snapshot) -> str:

@@ -198,10 +198,12 @@ async def find_first_match(
         return pairs[0]
     deletes = list_delete_files_at(view, row_sets[1])
     files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, row_sets[0])}
-    keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
-    sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
+    keyed_rows = [delete for delete in deletes.values() if delete.content == EQUALITY]
+    sizes = {file.path: file.size_bytes for file in files.values()} | {
+        file.path: file.size_bytes for file in keyed_rows
+    }
     if (
-        len(keyed) < len(deletes)
+        len(keyed_rows) < len(deletes)
         or len(sizes) > FILES_MAX
         or sum(sizes.values()) > BYTES_MAX
         or min(sizes.values()) < 0
@@ -220,14 +222,14 @@ async def find_first_match(
     bodies = dict(zip(sizes, await asyncio.gather(*map(read, sizes)), strict=True))
 
     def matches(row: int, delete: int) -> bool:
-        file, deleted = files[row], deletes[delete]
-        data, keys, columns = bodies[file.path], bodies[deleted.path], find_key_columns(metadata, deleted)
+        file, deleted_count = files[row], deletes[delete]
+        data, keys, columns = bodies[file.path], bodies[deleted_count.path], find_key_columns(metadata, deleted_count)
         if data is None or keys is None or isinstance(columns, Unreadable):
             return True
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decode_delete_content(keys, deleted_count, columns, limit_bytes=DECODED_BYTES_MAX)
             stored_columns = _read_columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [stored_columns[column_id] for column_id, _ in columns]
             hashes = hash_halves(
@@ -244,8 +246,8 @@ async def find_first_match(
 
 
 def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
-    ordered = sorted(rows)
-    return list(zip(ordered, view.find_positions(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    sorted_rows = sorted(rows)
+    return list(zip(sorted_rows, view.find_positions(np.array(sorted_rows, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:
@@ -298,7 +300,7 @@ def _read_columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.Ch
         Unreadable: The file cannot be read.
     """
     try:
-        opened = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))
-        return opened.read_plain_columns(find_columns(opened.schema, ids))
+        open_file = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))
+        return open_file.read_plain_columns(find_columns(open_file.schema, ids))
     except (pa.ArrowException, AmbiguousColumn, OSError, KeyError, ValueError) as error:
         raise Unreadable(path, str(error)) from None

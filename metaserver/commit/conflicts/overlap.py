@@ -191,14 +191,14 @@ def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
     """Return whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
-    transformed = _apply_transform(other.transform, exact.kind, exact.value)
-    if transformed is None or transformed == other.value:
+    transform_result = _apply_transform(other.transform, exact.kind, exact.value)
+    if transform_result is None or transform_result == other.value:
         return False
-    stored = find_stored_as_int(other.transform, exact.kind)
-    if stored is not None and (transformed, other.value) == (stored.exact, stored.wrapped):
+    int_form = find_stored_as_int(other.transform, exact.kind)
+    if int_form is not None and (transform_result, other.value) == (int_form.exact, int_form.wrapped):
         return False
-    rounded = is_rounded(other.transform, exact.kind) and int(transformed) < 0
-    return not (rounded and other.value == int(transformed) + 1)
+    may_be_rounded = is_rounded(other.transform, exact.kind) and int(transform_result) < 0
+    return not (may_be_rounded and other.value == int(transform_result) + 1)
 
 
 def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:

@@ -54,13 +54,15 @@ async def find_replaced_files(
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
         return await asyncio.to_thread(_select_files_in_scope, view, metadata, scope)
-    matching = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
-    paths = await asyncio.to_thread(_list_paths, matching.view, matching.entry_ids)
+    matching_plan = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
+    paths = await asyncio.to_thread(_list_paths, matching_plan.view, matching_plan.entry_ids)
     if scope.bound != TRUE:
         opposite = await asyncio.to_thread(negate_bound_expression, scope.bound, metadata)
-        unmatched = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
-        partly = await asyncio.to_thread(lambda: paths & _list_paths(unmatched.view, unmatched.entry_ids))
-        if partly and not (matching.complete and unmatched.complete):
+        opposite_plan = await planner.bind_and_plan(
+            metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id)
+        )
+        partly = await asyncio.to_thread(lambda: paths & _list_paths(opposite_plan.view, opposite_plan.entry_ids))
+        if partly and not (matching_plan.complete and opposite_plan.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
             raise BadRequest(
@@ -80,7 +82,7 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])
     groups = group_by_partition(find_files_at(view, rows))
-    removed = []
+    scope_flags = []
     for number, partition in enumerate(groups.partitions):
         is_inside = targets.contain(partition)
         if not is_inside and targets.overlap(partition):
@@ -89,8 +91,8 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
                 f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
                 "written partitions. Rewrite the file with the current partition spec first"
             )
-        removed.append(is_inside)
-    return {Remove(path) for path in _list_paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
+        scope_flags.append(is_inside)
+    return {Remove(path) for path in _list_paths(view, rows[np.array(scope_flags, dtype=np.bool_)[groups.numbers]])}
 
 
 def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> Expression:
@@ -113,7 +115,7 @@ def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> 
 
 def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
     opposite = OPPOSITE[predicate.op]
-    negated = Bound(
+    negation = Bound(
         opposite,
         predicate.column_id,
         predicate.name,
@@ -123,8 +125,8 @@ def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
         predicate.values,
     )
     if predicate.op in (Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN):
-        return negated
-    terms: list[Expression] = [negated]
+        return negation
+    terms: list[Expression] = [negation]
     if predicate.result in FLOATS:
         terms.append(_bind_again(predicate, Op.IS_NAN, metadata))
     if opposite not in NULL_MATCHES and predicate.op not in NULL_MATCHES:

@@ -28,7 +28,7 @@ _DELETE_FILES_MAX = 10_000
 
 
 async def check_row_counts(
-    manifests: Manifests, listed: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
+    manifests: Manifests, manifest_files: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
 ) -> None:
     """Check that the added data files of a `replace` can have the same rows as the removed data files.
 
@@ -39,7 +39,7 @@ async def check_row_counts(
 
     Args:
         manifests: Reads the manifests.
-        listed: The manifests of the head.
+        manifest_files: The manifests of the head.
         change: The change.
         to_remove: The files that the change removes.
 
@@ -49,23 +49,25 @@ async def check_row_counts(
     if change.operation != REPLACE:
         return
     count = len(to_remove.files) + len(change.data) + len(change.deletes)
-    counted = await run_by_count(count, partial(_count_rows, change, to_remove))
-    if counted is None:
+    counts = await run_by_count(count, partial(_count_rows, change, to_remove))
+    if counts is None:
         return
-    before, after, dead, is_exact = counted
-    if after - dead > before and is_exact:
+    removed_rows, added_rows, deleted_rows, is_exact = counts
+    if added_rows - deleted_rows > removed_rows and is_exact:
         raise BadRequest(
-            f"operation is replace, but the added data files have {after:,} rows, of which {dead:,} are deleted, and "
-            f"the removed data files have {before:,} (record-count). A replacement must have the same rows. Set "
+            f"operation is replace, but the added data files have {added_rows:,} rows, of which {deleted_rows:,} are "
+            "deleted, and "
+            f"the removed data files have {removed_rows:,} (record-count). A replacement must have the same rows. Set "
             "operation to overwrite, or omit it"
         )
-    if after >= before:
+    if added_rows >= removed_rows:
         return
-    deleted = await _count_deleted_rows(manifests, listed, to_remove)
-    if deleted is not None and after < before - deleted:
+    deleted_count = await _count_deleted_rows(manifests, manifest_files, to_remove)
+    if deleted_count is not None and added_rows < removed_rows - deleted_count:
         raise BadRequest(
-            f"operation is replace, but the added data files have {after:,} rows, and the removed data files have "
-            f"{before:,} (record-count), of which at most {deleted:,} are deleted. A replacement must have the same "
+            f"operation is replace, but the added data files have {added_rows:,} rows, and the removed data files have "
+            f"{removed_rows:,} (record-count), of which at most {deleted_count:,} are deleted. A replacement must "
+            "have the same "
             "rows. Set operation to overwrite, or omit it"
         )
 
@@ -83,18 +85,20 @@ class _Counts(NamedTuple):
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
     """Return the row counts of the change, or None if one of them is unknown."""
-    removed = [file.record_count for file in to_remove.files if file.content == DATA]
-    if removed and min(removed) < 0:
+    removed_counts = [file.record_count for file in to_remove.files if file.content == DATA]
+    if removed_counts and min(removed_counts) < 0:
         return None
-    after, dead = (sum(file.record_count for file in files) for files in (change.data, change.deletes))
-    return _Counts(sum(removed), after, dead, all(file.content != EQUALITY_DELETES for file in change.deletes))
+    added_rows, deleted_rows = (sum(file.record_count for file in files) for files in (change.data, change.deletes))
+    return _Counts(
+        sum(removed_counts), added_rows, deleted_rows, all(file.content != EQUALITY_DELETES for file in change.deletes)
+    )
 
 
 async def _count_deleted_rows(
-    manifests: Manifests, listed: Sequence[ManifestFile], to_remove: FilesToRemove
+    manifests: Manifests, manifest_files: Sequence[ManifestFile], to_remove: FilesToRemove
 ) -> int | None:
     """Return the maximum number of rows that deletes remove from the removed data files, or None if it is unknown."""
-    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(manifest_files) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None
@@ -105,16 +109,16 @@ async def _count_deleted_rows(
 
 
 def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
-    searched = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
-    deleted = 0
+    data_paths = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
+    deleted_count = 0
     for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)
         if (block.read_longs("content") == EQUALITY_DELETES).any():
             return None
         records = block.read_longs("record_count")
-        referenced = read_strings(block.find_text_column("referenced_data_file"), rows)
-        applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
+        referenced_paths = read_strings(block.find_text_column("referenced_data_file"), rows)
+        applies = np.array([name is None or name in data_paths for name in referenced_paths], dtype=np.bool_)
         if (records[applies] < 0).any():
             return None
-        deleted += int(records[applies].sum())
-    return deleted
+        deleted_count += int(records[applies].sum())
+    return deleted_count

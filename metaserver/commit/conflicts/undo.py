@@ -74,19 +74,19 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
     def compare() -> tuple[set[Remove], set[Remove]]:
         return at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
 
-    added, removed = await run_by_count(count, compare)
-    if not added and not removed:
+    added_entries, removed_entries_of_snapshot = await run_by_count(count, compare)
+    if not added_entries and not removed_entries_of_snapshot:
         return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
-    before, now = await _compare_live_entries(manifests, metadata, undone, head)
+    entries_before, entries_now = await _compare_live_entries(manifests, metadata, undone, head)
 
     def check() -> Undo:
-        removed_entries = [before[key] for key in before.keys() - now.keys()]
-        new_entries = [now[key] for key in now.keys() - before.keys()]
-        _check_removed(removed_entries, added, {key.file_path for key in removed})
-        _check_new(new_entries, {key.file_path for key in added}, removed)
-        return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
+        removed_entries = [entries_before[key] for key in entries_before.keys() - entries_now.keys()]
+        new_entries = [entries_now[key] for key in entries_now.keys() - entries_before.keys()]
+        _check_removed(removed_entries, added_entries, {key.file_path for key in removed_entries_of_snapshot})
+        _check_new(new_entries, {key.file_path for key in added_entries}, removed_entries_of_snapshot)
+        return Undo(frozenset(added_entries), tuple(at_parent[key] for key in removed_entries_of_snapshot))
 
-    return await run_by_count(count + len(before) + len(now), check)
+    return await run_by_count(count + len(entries_before) + len(entries_now), check)
 
 
 def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
@@ -124,28 +124,36 @@ async def _restore_manifests(
     Args:
         snapshots: The parent of the undone snapshot, the undone snapshot, and the head.
     """
-    before, undone, now = [drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots]
-    paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
+    parent_manifests, undone_manifests, head_manifests = [
+        drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots
+    ]
+    paths = [
+        {manifest.manifest_path for manifest in manifest_files}
+        for manifest_files in (parent_manifests, undone_manifests, head_manifests)
+    ]
     new, old = paths[1] - paths[0], paths[0] - paths[1]
     if not new and not old:
         raise BadRequest(f"Snapshot {snapshots[1].snapshot_id} changed no files and no manifests; nothing to undo")
     if not new <= paths[2]:
         missing = min(new - paths[2])
         raise Collision("undo", f"A later commit replaced {missing}, which the snapshot had written")
-    restored = [manifest for manifest in before if manifest.manifest_path in old]
+    restored_manifests = [manifest for manifest in parent_manifests if manifest.manifest_path in old]
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
-        manifest.content == 0 and manifest.first_row_id is None for manifest in restored
+        manifest.content == 0 and manifest.first_row_id is None for manifest in restored_manifests
     ):
         raise BadRequest("The table was upgraded after the manifests were written, and rows would get other row ids")
-    return (*restored, *(manifest for manifest in now if manifest.manifest_path not in new))
+    return (*restored_manifests, *(manifest for manifest in head_manifests if manifest.manifest_path not in new))
 
 
 async def _compare_live_entries(
-    manifests: Manifests, metadata: TableMetadata, older: Snapshot, other: Snapshot
+    manifests: Manifests, metadata: TableMetadata, older_snapshot: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
     """Return for each of two snapshots the live entries of the manifests that only this snapshot lists."""
-    lists = drop_dead_manifests(await manifests.read_list(older)), drop_dead_manifests(await manifests.read_list(other))
-    paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
+    lists = (
+        drop_dead_manifests(await manifests.read_list(older_snapshot)),
+        drop_dead_manifests(await manifests.read_list(other)),
+    )
+    paths = [{manifest.manifest_path for manifest in manifest_files} for manifest_files in lists]
     return (
         await _read_entries(
             manifests, metadata, [manifest for manifest in lists[0] if manifest.manifest_path not in paths[1]]
@@ -156,9 +164,11 @@ async def _compare_live_entries(
     )
 
 
-async def _read_entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
+async def _read_entries(
+    manifests: Manifests, metadata: TableMetadata, manifest_files: Sequence[ManifestFile]
+) -> _Entries:
     entries_by_key: _Entries = {}
-    for manifest in listed:
+    for manifest in manifest_files:
         entries = await manifests.read_entries(manifest, metadata)
         await run_by_count(len(entries), partial(_add_entries, entries, entries_by_key))
     return entries_by_key
@@ -168,23 +178,25 @@ def _add_entries(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> 
     entries_by_key.update((make_file_key(entry.file), entry) for entry in entries)
 
 
-def _check_removed(removed_entries: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
+def _check_removed(
+    removed_entries: Sequence[ManifestEntry], added_files: Iterable[Remove], restored_paths: set[str]
+) -> None:
     """Check that later commits have not removed files that the snapshot added, or deletes of restored files."""
-    keys = set(added)
+    keys = set(added_files)
     for entry in removed_entries:
         file = entry.file
         if make_file_key(file) in keys:
             raise Collision(
                 "undo", f"A later commit replaced or deleted {file.file_path}, which the snapshot had added"
             )
-        applies = file.referenced_data_file is None or file.referenced_data_file in restored
+        applies = file.referenced_data_file is None or file.referenced_data_file in restored_paths
         if file.content != DATA and applies:
             raise Collision("undo", f"A later commit removed {file.file_path}, whose deletes the old files may need")
 
 
-def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[Remove]) -> None:
+def _check_new(new: Sequence[ManifestEntry], added_paths: set[str], removed_files: Iterable[Remove]) -> None:
     """Check that later commits have added no files that prevent the undo."""
-    keys, paths = set(removed), sorted(path.encode() for path in added)
+    keys, paths = set(removed_files), sorted(path.encode() for path in added_paths)
     for entry in new:
         file = entry.file
         if make_file_key(file) in keys:

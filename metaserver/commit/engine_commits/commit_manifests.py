@@ -69,9 +69,9 @@ class CommitManifests:
     manifests to the same locations.
     """
 
-    def __init__(self, context: CatalogContext, published: Manifests) -> None:
+    def __init__(self, context: CatalogContext, published_manifests: Manifests) -> None:
         self._context = context
-        self._published = published
+        self._published = published_manifests
         self._allowed_folders: dict[str, set[str]] = {}
 
     @cached_property
@@ -105,12 +105,12 @@ class CommitManifests:
     async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
         allowed_folders = self._allowed_folders.setdefault(uuid, set())
         by_folder = {path.rpartition("/")[0]: path for path in paths}
-        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed_folders}
-        if not unchecked:
+        unchecked_folders = {folder: path for folder, path in by_folder.items() if folder not in allowed_folders}
+        if not unchecked_folders:
             return
-        if await find_foreign_paths(self._context, uuid, unchecked.values()):
+        if await find_foreign_paths(self._context, uuid, unchecked_folders.values()):
             raise Forbidden("A manifest or manifest list is in the location of another table")
-        allowed_folders.update(unchecked)
+        allowed_folders.update(unchecked_folders)
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:

@@ -110,7 +110,7 @@ class EngineCommits:
         requirements: list[dict[str, Any]],
         updates: list[dict[str, Any]],
         *,
-        fresh: Snapshot | None = None,
+        fresh_snapshot: Snapshot | None = None,
     ) -> LoadedTable:
         """Commit updates of one table. See `commit`. The caller has checked the name of the table.
 
@@ -120,25 +120,25 @@ class EngineCommits:
             name: The name of the table.
             requirements: The requirements of the commit.
             updates: The updates.
-            fresh: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is moved onto
-                the head, without the fresh files of the stream. Any other commit is refused.
+            fresh_snapshot: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is
+                moved onto the head, without the fresh files of the stream. Any other commit is refused.
         """
         change = TableChange(namespace, name, requirements, updates)
-        return (await self.commit(caller, [change], is_single=True, fresh=fresh))[0]
+        return (await self.commit(caller, [change], is_single=True, fresh_snapshot=fresh_snapshot))[0]
 
     async def commit_transaction(
-        self, caller: Caller, changes: Sequence[TableChange], *, fresh: Snapshot | None = None
+        self, caller: Caller, changes: Sequence[TableChange], *, fresh_snapshot: Snapshot | None = None
     ) -> None:
         """Commit updates of several tables in one transaction of the store. See `commit`.
 
         Args:
-            fresh: See `commit_table`. It must be None for several tables.
+            fresh_snapshot: See `commit_table`. It must be None for several tables.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False, fresh=fresh)
+        await self.commit(caller, changes, is_single=False, fresh_snapshot=fresh_snapshot)
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
@@ -150,17 +150,17 @@ class EngineCommits:
         """
         uuids = {uuid.lower() for uuid in _list_required_uuids(read_requirements(requirements))}
         try:
-            loaded = await self._tables.load(namespace, name)
+            loaded_table = await self._tables.load(namespace, name)
         except NotFound:
             pass
         else:
-            assert loaded.entry is not None
-            if uuids <= {loaded.entry.uuid.lower()}:
-                return loaded
+            assert loaded_table.entry is not None
+            if uuids <= {loaded_table.entry.uuid.lower()}:
+                return loaded_table
         raise make_pointer_moved(namespace, name)
 
     async def commit(
-        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh: Snapshot | None = None
+        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh_snapshot: Snapshot | None = None
     ) -> list[LoadedTable]:
         """Commit all changes or none.
 
@@ -168,7 +168,7 @@ class EngineCommits:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
             is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
-            fresh: See `commit_table`.
+            fresh_snapshot: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -181,21 +181,23 @@ class EngineCommits:
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
-            repeated = next(name for name, following in itertools.pairwise(names) if name == following)
-            raise BadRequest(f"The transaction has two changes for {format_path(*repeated)}; merge them")
+            repeated_name = next(name for name, next_name in itertools.pairwise(names) if name == next_name)
+            raise BadRequest(f"The transaction has two changes for {format_path(*repeated_name)}; merge them")
         context = self._context
         parse = partial(_parse_changes, changes)
         tables, identity = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
-        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh)
-        waiting = [each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)]
-        if not waiting or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
+        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot)
+        waiting_tables = [
+            each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)
+        ]
+        if not waiting_tables or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
         self._preloading_commits += 1
         try:
-            for table in waiting:
+            for table in waiting_tables:
                 await self._preload(commit, table)
             return await self._commit_locked(commit, names)
         finally:
@@ -214,9 +216,9 @@ class EngineCommits:
                 for table in tables:
                     await self._record_refusal(caller, table)
                 raise
-        for table, loaded in zip(tables, outcome, strict=True):
+        for table, loaded_table in zip(tables, outcome, strict=True):
             if table.added_snapshots:
-                self._end_priority(caller, table, loaded)
+                self._end_priority(caller, table, loaded_table)
         return outcome
 
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
@@ -239,11 +241,13 @@ class EngineCommits:
         retries, conflicts = self._context.settings.commit_retries, 0
         while True:
             try:
-                prepared = [await self._prepare(commit, table) for table in commit.tables]
+                prepared_commits = [await self._prepare(commit, table) for table in commit.tables]
                 try:
-                    return await self.publisher.publish_all(prepared, self._build_record(commit, prepared))
+                    return await self.publisher.publish_all(
+                        prepared_commits, self._build_record(commit, prepared_commits)
+                    )
                 except LostRace:
-                    if not await races.record_loss({each.uuid for each in prepared}):
+                    if not await races.record_loss({each.uuid for each in prepared_commits}):
                         raise
                 except CommitConflict:
                     conflicts += 1
@@ -264,29 +268,29 @@ class EngineCommits:
             if entry is not None:
                 priority.record_refusal(table.namespace, table.name, entry.uuid, _identify_writer(caller, table))
 
-    def _end_priority(self, caller: Caller, table: TableCommit, loaded: LoadedTable) -> None:
+    def _end_priority(self, caller: Caller, table: TableCommit, loaded_table: LoadedTable) -> None:
         priority = self.publisher.engine_priority
-        if priority is not None and loaded.entry is not None:
-            priority.end_priority(table.namespace, table.name, loaded.entry.uuid, _identify_writer(caller, table))
+        if priority is not None and loaded_table.entry is not None:
+            priority.end_priority(table.namespace, table.name, loaded_table.entry.uuid, _identify_writer(caller, table))
 
-    def _build_record(self, commit: _Commit, prepared: Sequence[PreparedCommit]) -> list[Operation]:
+    def _build_record(self, commit: _Commit, prepared_commits: Sequence[PreparedCommit]) -> list[Operation]:
         """Return the operation that records the response under the request's idempotency key.
 
         The list is empty if the request has no key.
         """
         if not commit.is_single:
             return self._context.remember(commit.caller, status=204)
-        location = prepared[0].location
+        location = prepared_commits[0].location
         if not location:  # Nothing has changed.
-            assert prepared[0].entry is not None
-            location = prepared[0].entry.metadata_location
+            assert prepared_commits[0].entry is not None
+            location = prepared_commits[0].entry.metadata_location
         return self._context.remember(commit.caller, status=200, metadata_location=location)
 
     async def _prepare(self, commit: _Commit, table: TableCommit) -> PreparedCommit:
         """Apply the updates of one table to its current metadata, and prepare the publication."""
         context, caller, full_name = self._context, commit.caller, (table.namespace, table.name)
         entry, base = await self._load_base(table)
-        rebased: RevisedUpdates | None = None
+        rebased_updates: RevisedUpdates | None = None
         updates = table.updates
         try:
             if commit.fresh is not None:
@@ -298,28 +302,30 @@ class EngineCommits:
         except CommitConflict:
             if entry is not None and base is not None:
                 await check_added(context, caller, entry.uuid, base, base, table, commit.manifests.files)
-            rebased = await self._rebase(commit, table, entry, base)
-            if rebased is None:
+            rebased_updates = await self._rebase(commit, table, entry, base)
+            if rebased_updates is None:
                 raise
-            updates = rebased.updates
+            updates = rebased_updates.updates
             metadata = await self._apply(commit, base, updates)
         if base is None:
             await self._check_new_uuid(metadata)
         events = [_describe_commit(commit, updates)]
-        files = rebased.files if rebased else ()
-        prepared = await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
-        if rebased is None and (table.added_snapshots or table.statistics_paths):
-            await check_added(context, caller, prepared.uuid, base, metadata, table, commit.manifests.files)
+        files = rebased_updates.files if rebased_updates else ()
+        prepared_commit = await self.publisher.prepare(
+            caller, full_name, entry, base, metadata, events=events, files=files
+        )
+        if rebased_updates is None and (table.added_snapshots or table.statistics_paths):
+            await check_added(context, caller, prepared_commit.uuid, base, metadata, table, commit.manifests.files)
         if metadata is base or not table.added_snapshots:
-            return prepared
+            return prepared_commit
         if base is not None:
             await check_snapshots_stored(
-                context, *commit.manifests.unchecked, prepared.uuid, base, table.added_snapshots
+                context, *commit.manifests.unchecked, prepared_commit.uuid, base, table.added_snapshots
             )
-        corrected = await self._correct(commit, entry, base, metadata, updates, rebased)
-        if corrected is None:
-            return prepared
-        metadata, files = await self._apply(commit, base, corrected.updates), corrected.files
+        corrected_updates = await self._correct(commit, entry, base, metadata, updates, rebased_updates)
+        if corrected_updates is None:
+            return prepared_commit
+        metadata, files = await self._apply(commit, base, corrected_updates.updates), corrected_updates.files
         return await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
 
     async def _load_base(self, table: TableCommit) -> tuple[Entry | None, TableMetadata | None]:
@@ -354,12 +360,15 @@ class EngineCommits:
         base: TableMetadata | None,
         metadata: TableMetadata,
         updates: Sequence[Update],
-        rebased: RevisedUpdates | None,
+        rebased_updates: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
         """Return the updates with corrected manifests, or None if no manifest of the engine would harm readers."""
-        of = metadata if base is None else base
-        uuid, folder = get_uuid(entry, of), check_metadata_folder(self._context, of.location, of.properties)
-        return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
+        table_metadata = metadata if base is None else base
+        uuid, folder = (
+            get_uuid(entry, table_metadata),
+            check_metadata_folder(self._context, table_metadata.location, table_metadata.properties),
+        )
+        return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased_updates)
 
     async def _apply(
         self,
@@ -397,7 +406,7 @@ class EngineCommits:
             base,
             snapshot_commit,
             is_single=is_single,
-            fresh=commit.fresh,
+            fresh_snapshot=commit.fresh,
         )
 
     async def _raise_if_committed(self, commit: _Commit) -> None:
@@ -460,7 +469,10 @@ def compute_fingerprint(changes: Sequence[TableChange]) -> str:
     updates = [[_lower_action(update) for update in change.updates] for change in changes]
     content: Any = updates[0]
     if len(changes) > 1:
-        content = [(change.namespace, change.name, lowered) for change, lowered in zip(changes, updates, strict=True)]
+        content = [
+            (change.namespace, change.name, lower_updates)
+            for change, lower_updates in zip(changes, updates, strict=True)
+        ]
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
@@ -470,12 +482,12 @@ def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_commit(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
     """Return the event that the timeline records for the updates of one table."""
-    added = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
+    snapshot_updates = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
     return CommitEvent(
         caller=commit.caller,
         requested_ms=commit.requested_ms,
-        snapshot_id=added[-1].snapshot_id if added else None,
-        summary=(added[-1].summary or {}) if added else {},
+        snapshot_id=snapshot_updates[-1].snapshot_id if snapshot_updates else None,
+        summary=(snapshot_updates[-1].summary or {}) if snapshot_updates else {},
         updates=tuple(update.action for update in updates),
         fingerprint=commit.fingerprint,
     )

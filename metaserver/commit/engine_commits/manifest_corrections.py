@@ -80,10 +80,11 @@ class ManifestCorrections:
         for update in updates:
             if isinstance(update, AddSnapshot) and update.snapshot.manifest_list is not None:
                 with contextlib.suppress(SeamarkError, ValueError):
-                    listed = await own_manifests.read_list_at(update.snapshot.manifest_list)
-                    added = _select_new(listed, update.snapshot.snapshot_id)
+                    manifest_files = await own_manifests.read_list_at(update.snapshot.manifest_list)
+                    new_manifests = _select_new(manifest_files, update.snapshot.snapshot_id)
                     await gather(
-                        [partial(own_manifests.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX
+                        [partial(own_manifests.read_encoded, manifest) for manifest in new_manifests],
+                        MANIFESTS_CONCURRENT_MAX,
                     )
 
     async def correct(
@@ -94,7 +95,7 @@ class ManifestCorrections:
         base: TableMetadata | None,
         metadata: TableMetadata,
         updates: Sequence[Update],
-        rebased: RevisedUpdates | None,
+        rebased_updates: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
         """Return the updates with corrected snapshots, and the files to write before the commit.
 
@@ -105,7 +106,7 @@ class ManifestCorrections:
             base: The table's metadata before the updates, or None for a new table.
             metadata: The table's metadata after the updates.
             updates: The updates of the commit, after a rebase.
-            rebased: The result of the rebase, or None if there was no rebase.
+            rebased_updates: The result of the rebase, or None if there was no rebase.
 
         Returns:
             The updates and files. None if no snapshot needs a correction, or a file cannot be read.
@@ -113,12 +114,12 @@ class ManifestCorrections:
         Raises:
             BadRequest: A data file has an impossible partition value.
         """
-        revised: list[Update] = []
-        files = dict(rebased.files if rebased else ())
-        listed = rebased.listed if rebased else None
+        revised_updates: list[Update] = []
+        files = dict(rebased_updates.files if rebased_updates else ())
+        listed = rebased_updates.listed if rebased_updates else None
         is_changed = False
         for update in updates:
-            revised.append(update)
+            revised_updates.append(update)
             snapshot = metadata.snapshot(update.snapshot.snapshot_id) if isinstance(update, AddSnapshot) else None
             if snapshot is None or (base is not None and base.snapshot(snapshot.snapshot_id) is not None):
                 continue
@@ -126,14 +127,14 @@ class ManifestCorrections:
             correction = _Correction(self._clock, manifests.with_checks(uuid, _MEMORY_BYTES), folder, metadata)
             if base is not None:
                 parent = base.snapshot(snapshot.parent_snapshot_id or 0)
-                written = await correction.keep_shared_puffins(snapshot, parent, listed)
-                snapshot = _replace_list(snapshot, files, written)
+                correction_files = await correction.keep_shared_puffins(snapshot, parent, listed)
+                snapshot = _replace_list(snapshot, files, correction_files)
             snapshot = _replace_list(snapshot, files, await correction.correct_metrics(snapshot))
             if snapshot.manifest_list != update.snapshot.manifest_list:
                 is_changed = True
-                corrected = structs.replace(update.snapshot, manifest_list=snapshot.manifest_list)
-                revised[-1] = AddSnapshot(corrected)
-        return RevisedUpdates(tuple(revised), tuple(files.items())) if is_changed else None
+                corrected_snapshot = structs.replace(update.snapshot, manifest_list=snapshot.manifest_list)
+                revised_updates[-1] = AddSnapshot(corrected_snapshot)
+        return RevisedUpdates(tuple(revised_updates), tuple(files.items())) if is_changed else None
 
 
 class _Correction:
@@ -142,19 +143,19 @@ class _Correction:
     def __init__(self, clock: Clock, manifests: ManifestReaders, folder: str, metadata: TableMetadata) -> None:
         self._clock = clock
         self._published = manifests.published
-        self._own = manifests.own
+        self._own_manifests = manifests.own
         self._folder = folder
         self._metadata = metadata
 
     async def keep_shared_puffins(
-        self, snapshot: Snapshot, parent: Snapshot | None, listed: Sequence[ManifestFile] | None
+        self, snapshot: Snapshot, parent: Snapshot | None, manifest_files: Sequence[ManifestFile] | None
     ) -> Files:
         """Remove DELETED marks of deletion vectors whose Puffin file has other live vectors.
 
         Args:
             snapshot: The new snapshot.
             parent: The parent of the snapshot, or None if the table does not have it.
-            listed: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
+            manifest_files: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
 
         Returns:
             The files to write. The list is empty if the snapshot needs no correction. It is also empty if the snapshot
@@ -165,31 +166,31 @@ class _Correction:
         if snapshot.build_summary_map().get("operation") == APPEND:
             return []
         try:
-            listed = await self._own.read_list(snapshot) if listed is None else listed
-            removals = await self._read_removals(snapshot, listed)
-            removed = {
+            manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
+            removals = await self._read_removals(snapshot, manifest_files)
+            removed_keys = {
                 make_file_key(entry.file)
                 for entries in removals.values()
                 for entry in entries
                 if entry.file.is_deletion_vector and entry.snapshot_id == snapshot.snapshot_id
             }
-            if not removed:
+            if not removed_keys:
                 return []
-            published = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
-            old_manifests = [manifest for manifest in listed if manifest.manifest_path in published]
-            new_manifests = [manifest for manifest in listed if manifest.manifest_path not in published]
-            in_use = await find_used_puffins(self._published, old_manifests, removed, self._metadata, {})
-            in_use |= await find_used_puffins(self._own, new_manifests, removed, self._metadata, {})
-            return await self._write_without_marks(snapshot, listed, removals, in_use)
+            published_paths = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
+            old_manifests = [manifest for manifest in manifest_files if manifest.manifest_path in published_paths]
+            new_manifests = [manifest for manifest in manifest_files if manifest.manifest_path not in published_paths]
+            in_use = await find_used_puffins(self._published, old_manifests, removed_keys, self._metadata, {})
+            in_use |= await find_used_puffins(self._own_manifests, new_manifests, removed_keys, self._metadata, {})
+            return await self._write_without_marks(snapshot, manifest_files, removals, in_use)
         except SeamarkError:
             return []
 
     async def _read_removals(
-        self, snapshot: Snapshot, listed: Iterable[ManifestFile]
+        self, snapshot: Snapshot, manifest_files: Iterable[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
         """Return the entries with the status DELETED in each new delete manifest, by the path of the manifest."""
         removals: dict[str, list[ManifestEntry]] = {}
-        for manifest in listed:
+        for manifest in manifest_files:
             if (
                 manifest.content != DATA
                 and manifest.added_snapshot_id == snapshot.snapshot_id
@@ -197,13 +198,13 @@ class _Correction:
                 and manifest.key_metadata is None
                 and can_be_written(self._metadata, manifest.partition_spec_id)
             ):
-                removals[manifest.manifest_path] = await self._own.read_removals(manifest, self._metadata)
+                removals[manifest.manifest_path] = await self._own_manifests.read_removals(manifest, self._metadata)
         return removals
 
     async def _write_without_marks(
         self,
         snapshot: Snapshot,
-        listed: Sequence[ManifestFile],
+        manifest_files: Sequence[ManifestFile],
         removals: dict[str, list[ManifestEntry]],
         in_use: Collection[str],
     ) -> Files:
@@ -215,20 +216,25 @@ class _Correction:
         """
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
-        for manifest in listed:
+        for manifest in manifest_files:
             marks = removals.get(manifest.manifest_path, [])
             remaining = [entry for entry in marks if entry.file.file_path not in in_use]
             if len(remaining) == len(marks):
                 manifests.append(manifest)
                 continue
-            unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
-            entries = [_inherit_numbers(entry) for entry in await self._own.read_entries(unnumbered, self._metadata)]
+            manifest_without_number = structs.replace(manifest, sequence_number=_UNASSIGNED)
+            entries = [
+                _inherit_numbers(entry)
+                for entry in await self._own_manifests.read_entries(manifest_without_number, self._metadata)
+            ]
             entries += remaining
             if not entries:
                 continue
-            stored = await writer.write_manifest(entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST)
-            manifests.append(stored.describe(snapshot.snapshot_id, manifest.sequence_number))
-        if len(manifests) == len(listed) and not files.files:
+            stored_manifest = await writer.write_manifest(
+                entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST
+            )
+            manifests.append(stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number))
+        if len(manifests) == len(manifest_files) and not files.files:
             return []
         await self._write_list(writer, snapshot, manifests)
         return files.files
@@ -245,10 +251,16 @@ class _Correction:
         if snapshot.manifest_list is None:
             return []
         try:
-            listed = await self._own.read_list(snapshot)
+            manifest_files = await self._own_manifests.read_list(snapshot)
             type_of = DeclaredTypes(self._metadata)
-            wrong = await self._find_wrong_metrics(_select_new(listed, snapshot.snapshot_id), type_of)
-            return await self._write_corrected(snapshot, listed, wrong, type_of) if wrong else []
+            paths_to_correct = await self._find_wrong_metrics(
+                _select_new(manifest_files, snapshot.snapshot_id), type_of
+            )
+            return (
+                await self._write_corrected(snapshot, manifest_files, paths_to_correct, type_of)
+                if paths_to_correct
+                else []
+            )
         except _ImpossibleValue as error:
             raise BadRequest(str(error)) from None
         except (SeamarkError, ValueError):
@@ -256,76 +268,78 @@ class _Correction:
             # file.
             return []
 
-    async def _find_wrong_metrics(self, added: Iterable[ManifestFile], type_of: TypeOf) -> set[str]:
+    async def _find_wrong_metrics(self, new_manifests: Iterable[ManifestFile], type_of: TypeOf) -> set[str]:
         """Return the paths of the manifests whose metrics need a correction. `type_of` returns the type of a column."""
-        wrong: set[str] = set()
+        paths_to_correct: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
-            decoded = await self._own.decode(manifest)
-            search = partial(_needs_correction, decoded, manifest, self._metadata, type_of)
-            if search() if len(decoded.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
-                wrong.add(manifest.manifest_path)
+            manifest_rows = await self._own_manifests.decode(manifest)
+            search = partial(_needs_correction, manifest_rows, manifest, self._metadata, type_of)
+            if search() if len(manifest_rows.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
+                paths_to_correct.add(manifest.manifest_path)
 
-        await gather([partial(check, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
-        return wrong
+        await gather([partial(check, manifest) for manifest in new_manifests], MANIFESTS_CONCURRENT_MAX)
+        return paths_to_correct
 
     async def _write_corrected(
-        self, snapshot: Snapshot, listed: Sequence[ManifestFile], wrong: set[str], type_of: TypeOf
+        self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile], paths_to_correct: set[str], type_of: TypeOf
     ) -> Files:
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
-        for manifest in listed:
-            if manifest.manifest_path not in wrong:
+        for manifest in manifest_files:
+            if manifest.manifest_path not in paths_to_correct:
                 manifests.append(manifest)
                 continue
-            entries = await self._read_all_entries(self._own, manifest)
+            entries = await self._read_all_entries(self._own_manifests, manifest)
             entries = [
                 _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
             ]
-            stored = await writer.write_manifest(entries, self._metadata, manifest.partition_spec_id, manifest.content)
-            described = stored.describe(snapshot.snapshot_id, manifest.sequence_number)
-            manifests.append(structs.replace(described, first_row_id=manifest.first_row_id))
+            stored_manifest = await writer.write_manifest(
+                entries, self._metadata, manifest.partition_spec_id, manifest.content
+            )
+            new_manifest = stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number)
+            manifests.append(structs.replace(new_manifest, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
         return files.files
 
     async def _read_all_entries(self, source: Manifests, manifest: ManifestFile) -> list[ManifestEntry]:
         """Return the live and the deleted entries of a manifest, without filling in inherited sequence numbers."""
-        unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
-        live = await source.read_entries(unnumbered, self._metadata)
-        return [*live, *await source.read_removals(unnumbered, self._metadata)]
+        manifest_without_number = structs.replace(manifest, sequence_number=_UNASSIGNED)
+        live_entries = await source.read_entries(manifest_without_number, self._metadata)
+        return [*live_entries, *await source.read_removals(manifest_without_number, self._metadata)]
 
     def _open_writer(self, snapshot: Snapshot) -> tuple[HeldFiles, SnapshotWriter]:
         files = HeldFiles()
-        return files, SnapshotWriter(files, self._clock, self._own, self._folder, snapshot.snapshot_id)
+        return files, SnapshotWriter(files, self._clock, self._own_manifests, self._folder, snapshot.snapshot_id)
 
     async def _write_list(self, writer: SnapshotWriter, snapshot: Snapshot, manifests: list[ManifestFile]) -> None:
         parent_id, sequence_number = snapshot.parent_snapshot_id, snapshot.sequence_number
         await writer.write_manifest_list(tuple(manifests), self._metadata, parent_id, sequence_number)
 
 
-def _replace_list(snapshot: Snapshot, files: dict[str, bytes], written: Files) -> Snapshot:
+def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files) -> Snapshot:
     """Return the snapshot with the new manifest list, and add the written files to `files`, the files of the commit."""
-    if not written:
+    if not list_files:
         return snapshot
     files.pop(snapshot.manifest_list or "", None)
-    files.update(written)
-    return structs.replace(snapshot, manifest_list=written[-1][0])
+    files.update(list_files)
+    return structs.replace(snapshot, manifest_list=list_files[-1][0])
 
 
-def _select_new(listed: Iterable[ManifestFile], snapshot_id: int) -> list[ManifestFile]:
+def _select_new(manifest_files: Iterable[ManifestFile], snapshot_id: int) -> list[ManifestFile]:
     """Return the manifests that the snapshot adds.
 
     Their number and size are limited, because the commit waits while the server reads them.
     """
-    selected, size_bytes = list[ManifestFile](), 0
-    for manifest in listed:
+    new_manifests, size_bytes = list[ManifestFile](), 0
+    for manifest in manifest_files:
         if manifest.added_snapshot_id != snapshot_id or manifest.key_metadata is not None:
             continue
         size_bytes += manifest.manifest_length
-        if size_bytes > _CHECKED_BYTES_MAX or len(selected) == _CHECKED_MANIFESTS_MAX:
+        if size_bytes > _CHECKED_BYTES_MAX or len(new_manifests) == _CHECKED_MANIFESTS_MAX:
             break
-        selected.append(manifest)
-    return selected
+        new_manifests.append(manifest)
+    return new_manifests
 
 
 class _ImpossibleValue(Exception):
@@ -333,7 +347,7 @@ class _ImpossibleValue(Exception):
 
 
 def _needs_correction(
-    decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
+    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
 ) -> bool:
     """Return whether a manifest has wrong metrics and can be rewritten without changing row ids.
 
@@ -341,32 +355,32 @@ def _needs_correction(
         _ImpossibleValue: An added file has an impossible partition value.
     """
     if manifest.content == DATA_MANIFEST:
-        _check_truncated(decoded, metadata)
-    if not has_unusable_metrics(decoded, type_of) or not can_be_written(metadata, manifest.partition_spec_id):
+        _check_truncated(manifest_rows, metadata)
+    if not has_unusable_metrics(manifest_rows, type_of) or not can_be_written(metadata, manifest.partition_spec_id):
         return False
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True
-    added = decoded.longs["status"] == ADDED
+    is_added = manifest_rows.longs["status"] == ADDED
     # Row ids stay the same only if added files inherit their row ids, and existing files have explicit row ids.
-    return bool(((decoded.longs["first_row_id"] == MISSING) == added).all())
+    return bool(((manifest_rows.longs["first_row_id"] == MISSING) == is_added).all())
 
 
-def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
+def _check_truncated(manifest: DecodedManifest, metadata: TableMetadata) -> None:
     """Check that the `truncate` values of added files are not longer than the width of the transform.
 
     Raises:
         _ImpossibleValue: A value is too long.
     """
-    spec = metadata.spec(int(decoded.metadata.get("partition-spec-id") or 0))
+    spec = metadata.spec(int(manifest.metadata.get("partition-spec-id") or 0))
     transforms = {} if spec is None else {field.field_id: field.transform for field in spec.fields}
-    added = decoded.longs["status"] == ADDED
-    for values in decoded.partition:
+    is_added = manifest.longs["status"] == ADDED
+    for values in manifest.partition:
         transform = transforms.get(values.field_id, "")
         if values.spans is None or values.logical == "decimal" or get_transform_name(transform) != "truncate":
             continue
         width, starts, lengths = get_transform_width(transform), values.spans.starts, values.spans.lengths
-        for row in np.flatnonzero(added & (lengths > width)).tolist():
-            value = decoded.heap[starts[row] : starts[row] + lengths[row]].tobytes()
+        for row in np.flatnonzero(is_added & (lengths > width)).tolist():
+            value = manifest.heap[starts[row] : starts[row] + lengths[row]].tobytes()
             size = len(value.decode(errors="replace")) if values.type == "string" else len(value)
             if size > width:
                 excerpt = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]

@@ -109,14 +109,18 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
     the requirement on the branch.
     """
     by_action = {update.action: update for update in table.updates}
-    added, moved = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
-    if len(table.updates) != 2 or not isinstance(added, AddSnapshot) or not isinstance(moved, SetSnapshotRef):
+    snapshot_update, ref_update = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
+    if (
+        len(table.updates) != 2
+        or not isinstance(snapshot_update, AddSnapshot)
+        or not isinstance(ref_update, SetSnapshotRef)
+    ):
         return None
-    snapshot = added.snapshot
+    snapshot = snapshot_update.snapshot
     on_branch: list[AssertRefSnapshotId] = []
     other_requirements: list[Requirement] = []
     for requirement in table.requirements:
-        if isinstance(requirement, AssertRefSnapshotId) and requirement.ref == moved.ref_name:
+        if isinstance(requirement, AssertRefSnapshotId) and requirement.ref == ref_update.ref_name:
             on_branch.append(requirement)
         else:
             other_requirements.append(requirement)
@@ -124,12 +128,12 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
         check_requirements(base, other_requirements)
     except CommitConflict:
         return None
-    if len(on_branch) != 1 or moved.type.lower() != "branch" or moved.snapshot_id != snapshot.snapshot_id:
+    if len(on_branch) != 1 or ref_update.type.lower() != "branch" or ref_update.snapshot_id != snapshot.snapshot_id:
         return None
     expected_id = on_branch[0].snapshot_id
     if expected_id is not None and expected_id != snapshot.parent_snapshot_id:
         return None
-    return SnapshotCommit(snapshot, moved.ref_name)
+    return SnapshotCommit(snapshot, ref_update.ref_name)
 
 
 class CannotRebase(Exception):
@@ -149,7 +153,7 @@ async def rebase_snapshot(
     commit: SnapshotCommit,
     *,
     is_single: bool,
-    fresh: Snapshot | None = None,
+    fresh_snapshot: Snapshot | None = None,
 ) -> RevisedUpdates | None:
     """Move a snapshot onto the head of its branch.
 
@@ -161,30 +165,30 @@ async def rebase_snapshot(
         base: The table's current metadata.
         commit: The snapshot, which is based on an older head.
         is_single: Whether the request commits only one table.
-        fresh: The fresh snapshot of a stream on which the snapshot is based, or None if its parent is a snapshot of the
-            table.
+        fresh_snapshot: The fresh snapshot of a stream on which the snapshot is based, or None if its parent is a
+            snapshot of the table.
 
     Returns:
         The updates with the moved snapshot, or None if the snapshot cannot be rebased.
     """
     try:
-        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh)
-        if fresh is not None:
+        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh_snapshot)
+        if fresh_snapshot is not None:
             # An append has no conflicts. Its parent lists the fresh files of the stream, so they do not count as added.
             return await work.move_onto_head() if commit.is_append and commit.branch == MAIN else None
-        overtaking = work.list_overtaking()
+        newer_snapshots = work.list_overtaking()
         is_enabled = is_single and can_rebase_appends(base)
-        only_replaced = overtaking is not None and all(map(is_replace, overtaking))
-        if commit.is_append and (is_enabled or only_replaced):
+        are_all_replacements = newer_snapshots is not None and all(map(is_replace, newer_snapshots))
+        if commit.is_append and (is_enabled or are_all_replacements):
             with contextlib.suppress(CannotRebase):
                 return await work.move_onto_head()
-        if not only_replaced or not overtaking:
+        if not are_all_replacements or not newer_snapshots:
             return None
-        recorded = await _read_recorded_updates(context, uuid, overtaking)
-        if recorded == {MANIFESTS_REWRITTEN}:
+        recorded_updates = await _read_recorded_updates(context, uuid, newer_snapshots)
+        if recorded_updates == {MANIFESTS_REWRITTEN}:
             return await work.move_over_rewrites()
-        if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
-            return await work.undo_replacements(overtaking)
+        if recorded_updates <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
+            return await work.undo_replacements(newer_snapshots)
     except (CannotRebase, SeamarkError):
         # If the storage is unavailable, refuse the commit: clients retry after a refusal, but may give up after other
         # errors.
@@ -248,7 +252,7 @@ class _Rebase:
         folder: str,
         base: TableMetadata,
         commit: SnapshotCommit,
-        fresh: Snapshot | None,
+        fresh_snapshot: Snapshot | None,
     ) -> None:
         """Check the form of the snapshot and of the branch.
 
@@ -259,14 +263,14 @@ class _Rebase:
         ref = base.refs.get(commit.branch)
         head = base.snapshot(ref.snapshot_id) if ref is not None and ref.is_branch else None
         if ref is None or head is None:
-            raise CannotRebase("the branch does not exist")
+            raise CannotRebase(f"the branch {commit.branch} does not exist")
         if base.format_version < 2 or not snapshot.sequence_number:
             raise CannotRebase("the table or the client's snapshot has no sequence numbers")
         if base.snapshot(snapshot.snapshot_id) is not None:
-            raise CannotRebase("the table has a snapshot with this id")
+            raise CannotRebase(f"the table already has a snapshot with the id {snapshot.snapshot_id}")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
-            raise CannotRebase("the schema of the snapshot does not exist")
-        self._base, self._commit, self._fresh = base, commit, fresh
+            raise CannotRebase(f"the schema {snapshot.schema_id} of the snapshot does not exist")
+        self._base, self._commit, self._fresh_snapshot = base, commit, fresh_snapshot
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -279,22 +283,22 @@ class _Rebase:
         """Move an append onto the head. The result lists the client's new manifests and the manifests of the head."""
         lists = await self._read_lists()
         self._check_added(lists)
-        own, merged = await self._select_own_manifests(lists)
-        unmerged = [manifest for path, manifest in lists.head.items() if path not in merged]
-        return await self._write_list([*own, *unmerged], len(unmerged))
+        own_manifests, merged_paths = await self._select_own_manifests(lists)
+        unmerged_manifests = [manifest for path, manifest in lists.head.items() if path not in merged_paths]
+        return await self._write_list([*own_manifests, *unmerged_manifests], len(unmerged_manifests))
 
     def list_overtaking(self) -> list[Snapshot] | None:
         """Return the snapshots between the client's parent and the head, the newest first.
 
         The result is None if the parent is not in the history of the head.
         """
-        overtaking: list[Snapshot] = []
+        newer_snapshots: list[Snapshot] = []
         snapshot: Snapshot | None = self._head
         while snapshot is not None and snapshot.snapshot_id != self._commit.snapshot.parent_snapshot_id:
-            overtaking.append(snapshot)
+            newer_snapshots.append(snapshot)
             parent_id = snapshot.parent_snapshot_id
             snapshot = None if parent_id is None else self._base.snapshot(parent_id)
-        return None if snapshot is None else overtaking
+        return None if snapshot is None else newer_snapshots
 
     async def move_over_rewrites(self) -> RevisedUpdates:
         """Move the snapshot over snapshots that only rewrite manifests.
@@ -305,20 +309,20 @@ class _Rebase:
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
-        dropped = {manifest.manifest_path for manifest in lists.dropped}
-        touched = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
-        untouched = [
+        dropped_paths = {manifest.manifest_path for manifest in lists.dropped}
+        touched_kinds = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
+        untouched_manifests = [
             manifest
             for path, manifest in lists.head.items()
-            if path not in dropped and (path in lists.parent or _get_kind(manifest) not in touched)
+            if path not in dropped_paths and (path in lists.parent or _get_kind(manifest) not in touched_kinds)
         ]
-        untouched += [
+        untouched_manifests += [
             manifest
             for path, manifest in lists.parent.items()
-            if path in lists.own and path not in lists.head and _get_kind(manifest) in touched
+            if path in lists.own and path not in lists.head and _get_kind(manifest) in touched_kinds
         ]
-        added = [self._renumber(manifest) for manifest in lists.added]
-        return await self._write_list([*added, *untouched], len(untouched))
+        renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
+        return await self._write_list([*renumbered_manifests, *untouched_manifests], len(untouched_manifests))
 
     async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
         """Undo snapshots that only replace files by files with the same rows.
@@ -333,10 +337,12 @@ class _Rebase:
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
-        inherited = [manifest for path, manifest in lists.parent.items() if path in lists.own]
-        added = [self._renumber(manifest) for manifest in lists.added]
+        inherited_manifests = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return await self._write_list([*added, *inherited], len(inherited), parent, undone)
+        return await self._write_list(
+            [*renumbered_manifests, *inherited_manifests], len(inherited_manifests), parent, undone
+        )
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Check that the client's new manifests can get new numbers.
@@ -381,28 +387,30 @@ class _Rebase:
         next_row_id = self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
-        listed = tuple(manifests)
-        location = await self._writer.write_manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
+        manifest_files = tuple(manifests)
+        location = await self._writer.write_manifest_list(
+            manifest_files, self._base, parent.snapshot_id, self._sequence_number
+        )
         summary = self._commit.snapshot.summary or {}
         summary = rebase_summary(summary, parent.build_summary_map(), others_count)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
         updates = self._build_updates(parent, location, summary, next_row_id - self._base.next_row_id)
-        return RevisedUpdates(updates, tuple(self._files.files), listed)
+        return RevisedUpdates(updates, tuple(self._files.files), manifest_files)
 
     async def _read_lists(self) -> _Lists:
         snapshot = self._commit.snapshot
-        parent = self._fresh
+        parent = self._fresh_snapshot
         if parent is None and snapshot.parent_snapshot_id is not None:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:
                 raise CannotRebase("the parent of the client's snapshot has expired")
-        published = self._manifests.published
+        published_file = self._manifests.published
         snapshot_manifests = await _read_list(self._manifests.own, snapshot)
-        head_manifests = await _read_list(published, self._head)
+        head_manifests = await _read_list(published_file, self._head)
         parent_manifests: dict[str, ManifestFile] = {}
         if parent is not None:
-            parent_manifests = head_manifests if parent is self._head else await _read_list(published, parent)
+            parent_manifests = head_manifests if parent is self._head else await _read_list(published_file, parent)
         return _Lists(parent_manifests, snapshot_manifests, head_manifests)
 
     def _check_added(self, lists: _Lists) -> None:
@@ -430,8 +438,9 @@ class _Rebase:
         if any(manifest.content != 0 for manifest in lists.dropped):
             raise CannotRebase("delete manifests were merged")
         count = (snapshot.summary or {}).get("added-data-files", "0")
-        if count != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
-            raise CannotRebase("the summary and the manifest list state different numbers of files")
+        listed_count = sum(manifest.added_files_count or 0 for manifest in lists.added)
+        if count != str(listed_count):
+            raise CannotRebase(f"the summary states {count} added data files, and the manifest list {listed_count}")
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
@@ -443,40 +452,51 @@ class _Rebase:
         Raises:
             CannotRebase: The manifests contain more than the client's added files and unchanged merged entries.
         """
-        snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
-        entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
+        snapshot_id, added_manifests, dropped_manifests = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
+        entries = await self._read(
+            self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added_manifests]
+        )
         for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
-        are_listed = all(manifest.manifest_path in lists.head for manifest in dropped)
-        former_manifests = [lists.head[each.manifest_path] for each in dropped] if are_listed else dropped
-        merged = await self._read(self._manifests.published, former_manifests)
-        existing = [entry for each in entries for entry in each if entry.status == EXISTING]
-        if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
+        are_listed = all(manifest.manifest_path in lists.head for manifest in dropped_manifests)
+        former_manifests = (
+            [lists.head[each.manifest_path] for each in dropped_manifests] if are_listed else dropped_manifests
+        )
+        merged_entries = await self._read(self._manifests.published, former_manifests)
+        existing_entries = [entry for each in entries for entry in each if entry.status == EXISTING]
+        if _count_identities(existing_entries) != _count_identities(entry for each in merged_entries for entry in each):
             raise CannotRebase("the merged entries differ from the entries of the parent")
-        keeps_merge = are_listed and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
-        own: list[ManifestFile] = []
-        for manifest, listed in zip(added, entries, strict=True):
+        keeps_merge = are_listed and _map_row_ids(existing_entries) == _map_row_ids(
+            entry for each in merged_entries for entry in each
+        )
+        own_manifests: list[ManifestFile] = []
+        for manifest, manifest_entries in zip(added_manifests, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
-                own.append(self._renumber(manifest))
+                own_manifests.append(self._renumber(manifest))
             elif manifest.added_files_count:
-                written_entries = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                written_entries = [
+                    _mark_added(entry, snapshot_id) for entry in manifest_entries if entry.status == ADDED
+                ]
                 spec_id = manifest.partition_spec_id
-                stored = await self._writer.write_manifest(written_entries, self._base, spec_id, DATA_MANIFEST)
-                own.append(stored.describe(snapshot_id, self._sequence_number))
-        return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
+                stored_manifest = await self._writer.write_manifest(written_entries, self._base, spec_id, DATA_MANIFEST)
+                own_manifests.append(stored_manifest.describe(snapshot_id, self._sequence_number))
+        return own_manifests, {manifest.manifest_path for manifest in dropped_manifests} if keeps_merge else set()
 
     async def _read(self, source: Manifests, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
-        if sum(manifest.manifest_length for manifest in manifests) > _MANIFESTS_LIMIT_BYTES:
-            raise CannotRebase("the manifests to check are too large")
-        decoded = []
+        size_bytes = sum(manifest.manifest_length for manifest in manifests)
+        if size_bytes > _MANIFESTS_LIMIT_BYTES:
+            raise CannotRebase(
+                f"the manifests to check have {size_bytes:,} bytes; the limit is {_MANIFESTS_LIMIT_BYTES:,}"
+            )
+        entry_lists = []
         for manifest in manifests:
             entries = await source.read_entries(manifest, self._base)
             if len(entries) != (manifest.added_files_count or 0) + (manifest.existing_files_count or 0):
                 raise CannotRebase(f"{manifest.manifest_path} does not have the content that its list states")
-            decoded.append(entries)
-        return decoded
+            entry_lists.append(entries)
+        return entry_lists
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
         """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit."""
@@ -494,7 +514,7 @@ class _Rebase:
         snapshot = self._commit.snapshot
         # After a rollback of the branch, the last entry of the snapshot log is later than the head.
         logged_ms = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
-        rebased = structs.replace(
+        rebased_snapshot = structs.replace(
             snapshot,
             parent_snapshot_id=parent.snapshot_id,
             sequence_number=self._sequence_number,
@@ -503,18 +523,20 @@ class _Rebase:
             summary=summary,
         )
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
-            rebased = structs.replace(rebased, first_row_id=self._base.next_row_id, added_rows=added_rows)
+            rebased_snapshot = structs.replace(
+                rebased_snapshot, first_row_id=self._base.next_row_id, added_rows=added_rows
+            )
         # Keep the current retention of the branch. The client has sent the retention that it read earlier.
         ref = structs.replace(self._ref, snapshot_id=snapshot.snapshot_id)
-        return AddSnapshot(rebased), SetSnapshotRef.to_ref(self._commit.branch, ref)
+        return AddSnapshot(rebased_snapshot), SetSnapshotRef.to_ref(self._commit.branch, ref)
 
 
 async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
     if snapshot.manifest_list is None or snapshot.key_id is not None:
         raise CannotRebase("a snapshot has no manifest list")
-    listed = await manifests.read_list_at(snapshot.manifest_list)
-    by_path = {manifest.manifest_path: manifest for manifest in listed}
-    if len(by_path) != len(listed):
+    manifest_files = await manifests.read_list_at(snapshot.manifest_list)
+    by_path = {manifest.manifest_path: manifest for manifest in manifest_files}
+    if len(by_path) != len(manifest_files):
         raise CannotRebase("a manifest list names a manifest twice")
     return by_path
 
@@ -559,13 +581,13 @@ def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifest
 
     A total that the head does not have is removed.
     """
-    rebased = dict(summary)
-    for total, (added, removed) in _TOTALS.items():
-        rebased.pop(total, None)
-        terms = [head.get(total), summary.get(added, "0"), summary.get(removed, "0")]
+    rebased_summary = dict(summary)
+    for total, (added_field, removed_field) in _TOTALS.items():
+        rebased_summary.pop(total, None)
+        terms = [head.get(total), summary.get(added_field, "0"), summary.get(removed_field, "0")]
         if all(term is not None and _NUMBER.fullmatch(term) for term in terms):
-            before, more, fewer = (int(str(term)) for term in terms)
-            rebased[total] = str(before + more - fewer)
-    if _KEPT in rebased:
-        rebased[_KEPT] = str(manifests_kept)
-    return rebased
+            head_total, added_count, removed_count = (int(str(term)) for term in terms)
+            rebased_summary[total] = str(head_total + added_count - removed_count)
+    if _KEPT in rebased_summary:
+        rebased_summary[_KEPT] = str(manifests_kept)
+    return rebased_summary

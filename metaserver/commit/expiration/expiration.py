@@ -160,8 +160,8 @@ class Expiration:
             report = _make_report(removal)
             if instant is None:
                 return report
-            failed = await self._delete(instant, removal.unused)
-            return msgspec.structs.replace(report, files_failed=failed)
+            failed_count = await self._delete(instant, removal.unused)
+            return msgspec.structs.replace(report, files_failed=failed_count)
         raise AssertionError("the loop returns or raises")
 
     async def _attempt(
@@ -223,58 +223,68 @@ class Expiration:
                 f"use its "
                 "files"
             )
-        passed = await read_passed_time(context.store, context.clock)
-        now_ms = passed.now_ms
+        passed_time = await read_passed_time(context.store, context.clock)
+        now_ms = passed_time.now_ms
         policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
             with_policies(former_metadata, policies),
             now_ms,
             older_than_ms=request.older_than_ms,
             retain_last=request.retain_last,
-            passed=passed,
+            passed_time=passed_time,
         )
         in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed)
+        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed_time)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
             chosen_snapshots = Expired(expired.refs, expired.snapshot_ids[:count])
             new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
-                unused = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
+                unused_files = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
             except TooManyEntries:
                 count //= 2
                 continue
             return _Removal(
-                entry, former_metadata, new_metadata, chosen_snapshots, len(expired.snapshot_ids) - count, unused
+                entry,
+                former_metadata,
+                new_metadata,
+                chosen_snapshots,
+                len(expired.snapshot_ids) - count,
+                unused_files,
             )
 
-    def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
-        updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
-        if expired.snapshot_ids:
-            updates.append(RemoveSnapshots(tuple(expired.snapshot_ids)))
+    def _remove_expired(self, base: TableMetadata, removal: Expired) -> TableMetadata:
+        updates: list[Update] = [RemoveSnapshotRef(name) for name in removal.refs]
+        if removal.snapshot_ids:
+            updates.append(RemoveSnapshots(tuple(removal.snapshot_ids)))
         if not updates:
             return base
         clock = self._context.clock
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
     async def _find_unused_files(
-        self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
+        self,
+        uuid: str,
+        old_metadata: TableMetadata,
+        after: TableMetadata,
+        *,
+        repeated_ids: Collection[int] | None = None,
     ) -> UnusedFiles:
         """Return the files of the table that become unused, or no files if other names share them.
 
         The method neither reads nor returns files of other tables.
 
         Args:
-            repeated: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
+            repeated_ids: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
         """
-        if before is after or not is_collectable(after) or await self._is_shared(uuid):
+        if old_metadata is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
         may_delete = await make_deletable_check(self._context, uuid, after)
 
-        check = partial(self._planner.check_paths, before, uuid)
+        check = partial(self._planner.check_paths, old_metadata, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
-        return await find_unused(manifests, before, after, may_delete, repeated=repeated)
+        return await find_unused(manifests, old_metadata, after, may_delete, repeated_ids=repeated_ids)
 
     async def _is_shared(self, uuid: str) -> bool:
         """Return whether several names of live or dropped tables refer to the table, and share its files."""
@@ -288,14 +298,14 @@ class Expiration:
         """Publish the removal. The caller holds the lock of the table's commits."""
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()
-        removed = list(removal.expired.snapshot_ids)
-        summary = {_REMOVED: len(removed), _IDS: removed, METADATA_BEFORE: entry.metadata_location}
+        removed_ids = list(removal.expired.snapshot_ids)
+        summary = {_REMOVED: len(removed_ids), _IDS: removed_ids, METADATA_BEFORE: entry.metadata_location}
         record = context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
-        if not (await context.store.list_planned_snapshots(entry.uuid, context.clock.now_ms())).isdisjoint(removed):
+        if not (await context.store.list_planned_snapshots(entry.uuid, context.clock.now_ms())).isdisjoint(removed_ids):
             raise CommitConflict("A plan was created on a snapshot that was about to expire; try again")
         await self._publisher.publish(
             caller,
@@ -311,10 +321,10 @@ class Expiration:
         metadata_before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._load_current(instant)
         metadata_after = await self._context.documents.table(entry.metadata_location)
-        unused = await self._find_unused_files(
-            instant.uuid, metadata_before, metadata_after, repeated=set(instant.summary.get(_IDS, ()))
+        unused_files = await self._find_unused_files(
+            instant.uuid, metadata_before, metadata_after, repeated_ids=set(instant.summary.get(_IDS, ()))
         )
-        await self._delete(instant, unused)
+        await self._delete(instant, unused_files)
 
     async def _load_current(self, instant: Instant) -> Entry:
         """Return the current entry of the table.
@@ -328,33 +338,37 @@ class Expiration:
             raise NotFound(f"{format_path(instant.namespace, instant.name)} was dropped or renamed")
         return entry
 
-    async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
+    async def _delete(self, instant: Instant, unused_files: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
         If a file cannot be deleted, the files that refer to it are kept, and the instant remains in flight.
         Housekeeping repeats the deletion for one day.
         """
-        failed = deleted = 0
+        failed_count = deleted_count = 0
 
         async def delete(location: str) -> None:
-            nonlocal failed, deleted
+            nonlocal failed_count, deleted_count
             try:
                 await self._context.objects.delete(location)
-                deleted += 1
+                deleted_count += 1
             except SeamarkError as error:
-                failed += 1
+                failed_count += 1
                 _log.warning("unused file not deleted", location=location, reason=error.message)
 
-        for files in (unused.content_files, unused.manifests, unused.list_files):
+        for files in (unused_files.content_files, unused_files.manifests, unused_files.list_files):
             if await self._is_shared(instant.uuid):  # The table was registered again after the commit.
                 break
             await gather([partial(delete, location) for location in files], _DELETES_CONCURRENT_MAX)
-            if failed:
+            if failed_count:
                 break
-        if not failed or self._is_given_up(instant):
-            summary = {"deleted-files": deleted, "failed-files": failed, "size-in-bytes": unused.size_bytes}
+        if not failed_count or self._is_given_up(instant):
+            summary = {
+                "deleted-files": deleted_count,
+                "failed-files": failed_count,
+                "size-in-bytes": unused_files.size_bytes,
+            }
             await self._end(instant, summary)
-        return failed
+        return failed_count
 
     async def _end(self, instant: Instant, summary: dict[str, Any]) -> None:
         move = MoveInstant(
@@ -371,13 +385,13 @@ class Expiration:
 
 
 def _make_report(removal: _Removal) -> ExpirationReport:
-    unused = removal.unused
+    unused_files = removal.unused
     return ExpirationReport(
         snapshots=len(removal.expired.snapshot_ids),
         refs=removal.expired.refs,
         snapshots_left=removal.left,
-        content_files=len(unused.content_files),
-        manifests=len(unused.manifests),
-        other_files=len(unused.list_files),
-        size_in_bytes=unused.size_bytes,
+        content_files=len(unused_files.content_files),
+        manifests=len(unused_files.manifests),
+        other_files=len(unused_files.list_files),
+        size_in_bytes=unused_files.size_bytes,
     )

@@ -173,28 +173,28 @@ class OrphanRemoval:
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
-            passed = await read_passed_time(self._context.store, self._context.clock)
+            passed_time = await read_passed_time(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
-            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
+            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed_time)
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed_names.add(entry, metadata)
             listing = await self._find(entry, metadata, needed_names, older_than_ms)
             # For the time before the clock was first read, the newest file is the only proof that time has passed. The
             # clock may have jumped.
-            confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
-            confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
+            confirmed_ms = older_than_ms - max(0, passed_time.since_ms - listing.newest_ms)
+            confirmed_orphans = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
-            if confirmed or uploads:
+            if confirmed_orphans or uploads:
                 for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
                     await read_storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
-            report = _make_report(confirmed, listing.listed, is_complete=listing.is_complete)
-            report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
+            report = _make_report(confirmed_orphans, listing.listed, is_complete=listing.is_complete)
+            report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed_orphans))
             if request.dry_run:
                 return msgspec.structs.replace(report, uploads=len(uploads))
             report = msgspec.structs.replace(report, uploads=await self._context.objects.abort_uploads(uploads))
-            if not confirmed and not report.uploads:
+            if not confirmed_orphans and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed_names, confirmed, report, passed.now_ms)
+            return await self._remove(caller, entry, needed_names, confirmed_orphans, report, passed_time.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         context = self._context
@@ -210,15 +210,16 @@ class OrphanRemoval:
             raise BadRequest(f"Cannot remove orphan files of {format_path(namespace, name)}: {reason}")
         return entry, metadata
 
-    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
+    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed_time: PassedTime) -> int:
         if request.older_than_ms is None:
-            return passed.find_time_ago(read_minimum_age_ms(metadata))
-        if request.older_than_ms > passed.now_ms - AGE_MIN_MS:
+            return passed_time.find_time_ago(read_minimum_age_ms(metadata))
+        if request.older_than_ms > passed_time.now_ms - AGE_MIN_MS:
             raise BadRequest(
-                f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
+                f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed_time.now_ms}): "
+                "files that "
                 "a writer is about to commit would be removed; choose an earlier time"
             )
-        return min(request.older_than_ms, passed.find_time_ago(AGE_MIN_MS))
+        return min(request.older_than_ms, passed_time.find_time_ago(AGE_MIN_MS))
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
@@ -249,15 +250,15 @@ class OrphanRemoval:
             return [info for info in batch if is_orphan(folder, info)]
 
         orphan_files: list[ObjectInfo] = []
-        listed = newest_ms = 0
+        listed_count = newest_ms = 0
         for folder in folders:
             async for batch in _batch_objects(self._context.objects.list(folder)):
-                listed += len(batch)
+                listed_count += len(batch)
                 newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
                 orphan_files += await asyncio.to_thread(orphans, folder, batch)
                 if len(orphan_files) > FILES_MAX:
-                    return _Listing(orphan_files[:FILES_MAX], listed, newest_ms, is_complete=False)
-        return _Listing(orphan_files, listed, newest_ms, is_complete=True)
+                    return _Listing(orphan_files[:FILES_MAX], listed_count, newest_ms, is_complete=False)
+        return _Listing(orphan_files, listed_count, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
         """Return the unfinished uploads of files of the table that began before a time.
@@ -294,8 +295,8 @@ class OrphanRemoval:
         report: OrphanReport,
         requested_ms: int,
     ) -> OrphanReport:
-        deleted: list[ObjectInfo] = []
-        failed = 0
+        deleted_objects: list[ObjectInfo] = []
+        failed_count = 0
 
         async def delete(info: ObjectInfo) -> bool:
             try:
@@ -319,21 +320,21 @@ class OrphanRemoval:
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
                 # Write the note again after the deletion, for a commit that checked a file before it was deleted.
                 await note_removal(self._context, entry.uuid)
-            deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
-            failed += outcomes.count(False)
+            deleted_objects += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
+            failed_count += outcomes.count(False)
         deletion = msgspec.structs.replace(
-            _make_report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
+            _make_report(deleted_objects, report.listed, is_complete=not report.files_left), uploads=report.uploads
         )
         summary: dict[str, Any] = {
             "deleted-files": deletion.files,
-            "failed-files": failed,
+            "failed-files": failed_count,
             "size-in-bytes": deletion.size_in_bytes,
             **({"aborted-uploads": deletion.uploads} if deletion.uploads else {}),
         }
         await self._context.transact(
             [self._context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
-        return msgspec.structs.replace(deletion, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
+        return msgspec.structs.replace(deletion, files_failed=failed_count, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the names of the files that other commits have added since the listing.
@@ -360,19 +361,19 @@ class _NeededNames:
         self._manifests = manifests
         self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """The sorted hashes of the names from the first call of `add`."""
-        self._later: set[int] = set()
+        self._later_snapshots: set[int] = set()
         self._read: set[str] = set()
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
         name_hash = _hash_name(location)
-        if name_hash in self._later:
+        if name_hash in self._later_snapshots:
             return True
         position = int(self._first.searchsorted(name_hash))
         return position < len(self._first) and int(self._first[position]) == name_hash
 
     def add_name(self, location: str) -> None:
-        self._later.add(_hash_name(location))
+        self._later_snapshots.add(_hash_name(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Add the names of the table's files. Manifests that an earlier call has read are skipped.
@@ -385,11 +386,11 @@ class _NeededNames:
         manifests: dict[str, ManifestFile] = {}
         for snapshot in metadata.snapshots:
             if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
-                listed = await self._manifests.read_list(snapshot)
+                manifest_files = await self._manifests.read_list(snapshot)
                 lists.add(snapshot.manifest_list or "")
                 manifests.update(
                     (manifest.manifest_path, manifest)
-                    for manifest in listed
+                    for manifest in manifest_files
                     if manifest.manifest_path not in self._read
                 )
                 if len(manifests) > MANIFESTS_MAX:
@@ -397,13 +398,13 @@ class _NeededNames:
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
         metadata_files += [file.metadata_file for file in metadata.metadata_log]
         hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *list_statistics_files(metadata)])]
-        count = len(self._first) + len(self._later)
+        count = len(self._first) + len(self._later_snapshots)
         async for paths in list_content_files(self._manifests, list(manifests.values())):
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
         if len(self._first):
-            self._later.update(*(part.tolist() for part in hashes))
+            self._later_snapshots.update(*(part.tolist() for part in hashes))
         else:
             self._first = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
         self._read.update(lists, manifests)
@@ -450,11 +451,11 @@ async def _batch_objects(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list
         yield batch
 
 
-def _make_report(files: list[ObjectInfo], listed: int, *, is_complete: bool) -> OrphanReport:
+def _make_report(files: list[ObjectInfo], listed_count: int, *, is_complete: bool) -> OrphanReport:
     return OrphanReport(
         files=len(files),
         size_in_bytes=sum(info.size_bytes for info in files),
         files_left=not is_complete,
-        listed=listed,
+        listed=listed_count,
         locations=tuple(info.location for info in files[:LOCATIONS_MAX]),
     )

@@ -53,12 +53,12 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         *,
         older_than_ms: int | None = None,
         retain_last: int | None = None,
-        passed: PassedTime | None = None,
+        passed_time: PassedTime | None = None,
     ) -> ExpirationPolicy:
         """Return the policy. If an argument is None, its value comes from the table's properties.
 
         Args:
-            passed: The passed time in which ages are measured. If it is None, the clock is used.
+            passed_time: The passed time in which ages are measured. If it is None, the clock is used.
 
         Raises:
             BadRequest: A value is invalid.
@@ -66,7 +66,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         properties = metadata.properties
         if older_than_ms is None:
             age_ms = parse_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
-            older_than_ms = (passed or PassedTime(now_ms, now_ms)).find_time_ago(age_ms)
+            older_than_ms = (passed_time or PassedTime(now_ms, now_ms)).find_time_ago(age_ms)
         if retain_last is None:
             retain_last = parse_int(properties, MIN_SNAPSHOTS, 1)
         if retain_last < 1:
@@ -86,34 +86,34 @@ def find_expired(
     policy: ExpirationPolicy,
     now_ms: int,
     in_use: Collection[int] = (),
-    passed: PassedTime | None = None,
+    passed_time: PassedTime | None = None,
 ) -> Expired:
     """Return the snapshots and references that the policy removes.
 
     Args:
         in_use: The ids of snapshots that never expire, such as recently undone snapshots.
-        passed: The passed time in which ages are measured. If it is None, the clock is used.
+        passed_time: The passed time in which ages are measured. If it is None, the clock is used.
     """
-    passed = passed or PassedTime(now_ms, now_ms)
+    passed_time = passed_time or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
-    ended: list[str] = []
+    ended_refs: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
-        if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed.find_time_ago(max_age_ms)):
-            ended.append(name)
+        if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed_time.find_time_ago(max_age_ms)):
+            ended_refs.append(name)
         elif ref.is_branch:
             branches.append(ref)
         else:
             kept_ids.add(ref.snapshot_id)
-    referenced = _find_ancestors(metadata, branches)
-    kept_ids |= _find_retained(metadata, branches, policy, passed)
+    referenced_ids = _find_ancestors(metadata, branches)
+    kept_ids |= _find_retained(metadata, branches, policy, passed_time)
     replaced_ms = _find_replacement_times(metadata)
     kept_ids |= {
         snapshot.snapshot_id
         for snapshot in metadata.snapshots
-        if snapshot.snapshot_id not in referenced
+        if snapshot.snapshot_id not in referenced_ids
         and replaced_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms) >= policy.older_than_ms
     }
     old = sorted(
@@ -121,7 +121,7 @@ def find_expired(
         for snapshot in metadata.snapshots
         if snapshot.snapshot_id not in kept_ids
     )
-    return Expired(tuple(ended), tuple(id_ for _, id_ in old))
+    return Expired(tuple(ended_refs), tuple(id_ for _, id_ in old))
 
 
 def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
@@ -136,7 +136,7 @@ def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) ->
 
 
 def _find_retained(
-    metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
+    metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed_time: PassedTime
 ) -> set[int]:
     """Return the ids of the snapshots that a branch keeps, because they are young or among its newest.
 
@@ -146,7 +146,7 @@ def _find_retained(
     terms = set[tuple[int, int, int]]()
     for ref in branches:
         age_ms, min_snapshots = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
-        older_than_ms = policy.older_than_ms if age_ms is None else passed.find_time_ago(age_ms)
+        older_than_ms = policy.older_than_ms if age_ms is None else passed_time.find_time_ago(age_ms)
         terms.add((older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id))
     kept_ids: set[int] = set()
     young: set[int] = set()
@@ -195,6 +195,6 @@ def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}
-    for entry, following in pairwise(log):
-        times_ms[entry.snapshot_id] = max(following.timestamp_ms, times_ms.get(entry.snapshot_id, 0))
+    for entry, next_entry in pairwise(log):
+        times_ms[entry.snapshot_id] = max(next_entry.timestamp_ms, times_ms.get(entry.snapshot_id, 0))
     return times_ms

@@ -59,46 +59,50 @@ class TooManyEntries(Exception):
 
 async def find_unused(
     manifests: Manifests,
-    before: TableMetadata,
+    old_metadata: TableMetadata,
     after: TableMetadata,
-    allowed: Callable[[str], bool],
+    may_delete: Callable[[str], bool],
     *,
-    repeated: Collection[int] | None = None,
+    repeated_ids: Collection[int] | None = None,
 ) -> UnusedFiles:
-    """Return the files that `before` needs and `after` does not need.
+    """Return the files that `old_metadata` needs and `after` does not need.
 
     Args:
-        allowed: Returns whether the file at a location may be deleted.
-        repeated: The removed snapshots of an earlier attempt, or None in the first attempt. The earlier attempt may
+        may_delete: Returns whether the file at a location may be deleted.
+        repeated_ids: The removed snapshots of an earlier attempt, or None in the first attempt. The earlier attempt may
             have deleted some of their files, so missing files are not an error.
 
     Raises:
         Corrupt: A file of `after` cannot be read.
-        TooManyEntries: There are too many entries, and `repeated` is None.
+        TooManyEntries: There are too many entries, and `repeated_ids` is None.
         BadRequest: The table exceeds the limits.
     """
     remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
-    removed = [
+    removed_snapshots = [
         snapshot
-        for snapshot in before.snapshots
-        if snapshot.snapshot_id not in remaining and (repeated is None or snapshot.snapshot_id in repeated)
+        for snapshot in old_metadata.snapshots
+        if snapshot.snapshot_id not in remaining and (repeated_ids is None or snapshot.snapshot_id in repeated_ids)
     ]
-    is_repeat = repeated is not None
-    live = await _read_manifests(manifests, after.snapshots)
-    removed_manifests = await _read_manifests(manifests, removed, skip_missing=is_repeat)
-    unused = {key: manifest for key, manifest in removed_manifests.items() if key not in live}
-    if not is_repeat and len(removed) > 1 and sum(map(_count_entries, unused.values())) > ENTRIES_MAX:
+    is_repeat = repeated_ids is not None
+    live_manifests = await _read_manifests(manifests, after.snapshots)
+    removed_manifests = await _read_manifests(manifests, removed_snapshots, skip_missing=is_repeat)
+    manifests_to_delete = {key: manifest for key, manifest in removed_manifests.items() if key not in live_manifests}
+    if (
+        not is_repeat
+        and len(removed_snapshots) > 1
+        and sum(map(_count_entries, manifests_to_delete.values())) > ENTRIES_MAX
+    ):
         raise TooManyEntries
     unused_files: dict[str, tuple[str, int]] = {}
-    async for files in list_content_files(manifests, list(unused.values()), skip_missing=is_repeat):
+    async for files in list_content_files(manifests, list(manifests_to_delete.values()), skip_missing=is_repeat):
         unused_files.update(files)
         if len(unused_files) > FILES_MAX:
             raise _make_too_large_error(f"{FILES_MAX:,} files that only one snapshot needs")
-    compared = list(live.values()) if unused_files else []
-    if sum(map(_count_entries, compared)) > _COMPARED_MAX:
-        spelled = [spelling for path, _ in unused_files.values() for spelling in list_spellings(path)]
-        compared = await manifests.find_listing_manifests(compared, spelled)
-    async for files in list_content_files(manifests, compared):
+    compared_manifests = list(live_manifests.values()) if unused_files else []
+    if sum(map(_count_entries, compared_manifests)) > _COMPARED_MAX:
+        spellings = [spelling for path, _ in unused_files.values() for spelling in list_spellings(path)]
+        compared_manifests = await manifests.find_listing_manifests(compared_manifests, spellings)
+    async for files in list_content_files(manifests, compared_manifests):
         for key in files:
             unused_files.pop(key, None)
     paths_in_use = {
@@ -106,18 +110,18 @@ async def find_unused(
     }
     unused_paths = [
         path
-        for path in (*_list_manifest_lists(removed), *list_statistics_files(before))
+        for path in (*_list_manifest_lists(removed_snapshots), *list_statistics_files(old_metadata))
         if normalize_location(path) not in paths_in_use
     ]
 
     def choose() -> UnusedFiles:
-        content = [(path, size) for path, size in unused_files.values() if allowed(path)]
-        unused_manifests = [manifest for manifest in unused.values() if allowed(manifest.manifest_path)]
+        content = [(path, size) for path, size in unused_files.values() if may_delete(path)]
+        unused_manifests = [manifest for manifest in manifests_to_delete.values() if may_delete(manifest.manifest_path)]
         size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in unused_manifests)
         return UnusedFiles(
             tuple(path for path, _ in content),
             tuple(manifest.manifest_path for manifest in unused_manifests),
-            tuple(path for path in dict.fromkeys(unused_paths) if allowed(path)),
+            tuple(path for path in dict.fromkeys(unused_paths) if may_delete(path)),
             size_bytes,
         )
 
@@ -145,12 +149,12 @@ async def _read_manifests(
     manifests_by_path: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         try:
-            listed = await manifests.read_list(snapshot)
+            manifest_files = await manifests.read_list(snapshot)
         except Corrupt:
             if not skip_missing:
                 raise
             continue
-        manifests_by_path.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
+        manifests_by_path.update((normalize_location(manifest.manifest_path), manifest) for manifest in manifest_files)
         if len(manifests_by_path) > MANIFESTS_MAX:
             raise _make_too_large_error(f"{MANIFESTS_MAX:,} manifests")
     return manifests_by_path
@@ -161,7 +165,7 @@ def _make_too_large_error(description: str) -> BadRequest:
 
 
 async def list_content_files(
-    manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
+    manifests: Manifests, manifest_files: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
     """Yield the locations and sizes of the live files of a few manifests at a time, by plain location.
 
@@ -172,8 +176,8 @@ async def list_content_files(
         Corrupt: A manifest cannot be read.
     """
     manifests_per_read = 1 if skip_missing else _MANIFESTS_PER_READ
-    for start in range(0, len(listed), manifests_per_read):
-        part = listed[start : start + manifests_per_read]
+    for start in range(0, len(manifest_files), manifests_per_read):
+        part = manifest_files[start : start + manifests_per_read]
         try:
             blocks = await manifests.read_blocks(part)
         except Corrupt:
@@ -183,9 +187,9 @@ async def list_content_files(
         yield await asyncio.to_thread(_estimate_sizes, part, blocks)
 
 
-def _estimate_sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
+def _estimate_sizes(manifest_files: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
     sizes_by_path: dict[str, tuple[str, int]] = {}
-    for manifest, block in zip(listed, blocks, strict=True):
+    for manifest, block in zip(manifest_files, blocks, strict=True):
         files = find_files_by_prefix(TableView((manifest,), (block,)))
         paths, sizes = files.read_texts("file_path").list_values(), files.read_longs("file_size_in_bytes").tolist()
         for path, size in zip(paths, sizes, strict=True):

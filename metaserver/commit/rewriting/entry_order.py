@@ -39,30 +39,30 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
 
 
 def divide_entries(
-    entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]
+    entries: Sequence[ManifestEntry], entries_max: int, bound: Callable[[ContentFile], Key]
 ) -> list[list[Any]]:
     """Divide the entries among new manifests.
 
     Args:
         entries: The entries of the old manifests.
-        fitting: The maximum number of entries in a manifest.
+        entries_max: The maximum number of entries in a manifest.
         bound: Returns the sort key of a file within its partition.
 
     Returns:
         The entries of each new manifest.
     """
-    ordered = sorted(
+    sorted_entries = sorted(
         entries,
         key=lambda entry: (_make_partition_order(entry.file.partition), bound(entry.file), entry.file.file_path),
     )
     chunks: list[list[ManifestEntry]] = [[]]
-    for _, members in groupby(ordered, key=make_partition_key):
+    for _, members in groupby(sorted_entries, key=make_partition_key):
         partition = list(members)
         # Start a new manifest if the partition does not fit, unless the last manifest would stay mostly empty.
-        if len(chunks[-1]) + len(partition) > fitting and 2 * len(chunks[-1]) >= fitting:
+        if len(chunks[-1]) + len(partition) > entries_max and 2 * len(chunks[-1]) >= entries_max:
             chunks.append([])
         for entry in partition:
-            if len(chunks[-1]) == fitting:
+            if len(chunks[-1]) == entries_max:
                 chunks.append([])
             chunks[-1].append(entry)
     return [chunk for chunk in chunks if chunk]
@@ -88,11 +88,11 @@ def make_clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Ke
     kind, column_id = column.type, column.id
 
     def read_bound(file: ContentFile) -> Key:
-        stored = (file.lower_bounds or {}).get(column_id)
-        if stored is None:
+        stored_bound = (file.lower_bounds or {}).get(column_id)
+        if stored_bound is None:
             return (False, 0)
         try:
-            return (True, decode_single_value(kind, stored))
+            return (True, decode_single_value(kind, stored_bound))
         except ValueError:  # The bound was written with an earlier type of the column.
             return (False, 0)
 

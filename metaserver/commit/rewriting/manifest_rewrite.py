@@ -145,9 +145,11 @@ class _WrittenGroup(NamedTuple):
     group: _Group
     stored: tuple[StoredManifest, ...]
 
-    def fits(self, listed: Sequence[ManifestFile]) -> bool:
+    def fits(self, manifest_files: Sequence[ManifestFile]) -> bool:
         """Return whether the head still lists all old manifests of the group, with the same inherited values."""
-        return set(map(_make_manifest_identity, self.group.replaced)) <= set(map(_make_manifest_identity, listed))
+        return set(map(_make_manifest_identity, self.group.replaced)) <= set(
+            map(_make_manifest_identity, manifest_files)
+        )
 
 
 class ManifestRewrite:
@@ -193,23 +195,23 @@ class ManifestRewrite:
         if head is None:
             return ManifestReport()
         manifests = self._open_checked_manifests(metadata, entry.uuid)
-        listed = drop_dead_manifests(await manifests.read_list(head))
+        manifest_files = drop_dead_manifests(await manifests.read_list(head))
         policies = await load_policies(self._context.store, namespace)
         min_count = request.min_count
         if min_count is None:
             min_count = max(2, parse_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
-        groups = await self._choose_groups(manifests, listed, metadata, min_count)
+        groups = await self._choose_groups(manifests, manifest_files, metadata, min_count)
         if request.dry_run or not groups:
-            return _make_report(listed, groups, ())
+            return _make_report(manifest_files, groups, ())
         writer = await open_writer(self._context, self._manifests, entry.uuid, metadata)
         needed: frozenset[str] = frozenset()
         try:
-            written = [await _write_group(writer, group, metadata) for group in groups]
+            written_groups = [await _write_group(writer, group, metadata) for group in groups]
             async with self._publisher.lock(namespace, name):
                 try:
-                    report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
+                    report, needed = await self._commit(caller, entry, metadata.format_version, writer, written_groups)
                 except CommitConflict:  # Another server has committed first.
-                    report = _make_report(listed, (), (), conflicts=len(groups))
+                    report = _make_report(manifest_files, (), (), conflicts=len(groups))
         except CommitUnknown:
             needed = frozenset(writer.written)  # Keep all files until the outcome is known, because they may be live.
             raise
@@ -234,11 +236,11 @@ class ManifestRewrite:
         return self._manifests.with_checks(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
 
     async def _choose_groups(
-        self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
+        self, manifests: Manifests, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
         """Return the groups of manifests whose rewrite is worth a commit."""
         by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
-        for manifest in listed:
+        for manifest in manifest_files:
             by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
         groups = []
         for (spec_id, content), members in by_kind.items():
@@ -247,14 +249,18 @@ class ManifestRewrite:
             chosen_manifests = _choose_smallest(members)
             group: _Group | None = None
             if len(chosen_manifests) >= min(min_count, _TOUCHES):
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
+                entry_lists = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(
+                    _divide_entries, spec_id, content, chosen_manifests, entry_lists, metadata
+                )
             if group is None or not _is_worth(group, min_count):
                 chosen_manifests = _choose_smallest(await self._with_wrong_metrics(members, metadata))
                 if not chosen_manifests:
                     continue
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
+                entry_lists = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(
+                    _divide_entries, spec_id, content, chosen_manifests, entry_lists, metadata
+                )
             groups.append(group)
         return groups
 
@@ -268,15 +274,20 @@ class ManifestRewrite:
             left_bytes -= manifest.manifest_length
             if left_bytes < 0:
                 break
-            decoded = await self._manifests.decode(manifest)
-            if await asyncio.to_thread(has_unusable_metrics, decoded, type_of):
+            manifest_rows = await self._manifests.decode(manifest)
+            if await asyncio.to_thread(has_unusable_metrics, manifest_rows, type_of):
                 groups.append(manifest)
             else:
                 self._sound.put(manifest.manifest_path, True, len(manifest.manifest_path))
         return groups
 
     async def _commit(
-        self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
+        self,
+        caller: Caller,
+        old_entry: Entry,
+        version: int,
+        writer: SnapshotWriter,
+        written_groups: Sequence[_WrittenGroup],
     ) -> tuple[ManifestReport, frozenset[str]]:
         """Commit the new manifests. The caller holds the lock of the table's commits.
 
@@ -284,36 +295,46 @@ class ManifestRewrite:
             The report, and the files that the table now refers to.
         """
         requested_ms = self._context.clock.now_ms()
-        entry, metadata = await self._load(before.namespace, before.name)
+        entry, metadata = await self._load(old_entry.namespace, old_entry.name)
         head = metadata.current_snapshot
-        listed = (
+        manifest_files = (
             drop_dead_manifests(await self._open_checked_manifests(metadata, entry.uuid).read_list(head))
             if head is not None
             else ()
         )
-        is_same_table = entry.uuid == before.uuid and metadata.format_version == version
-        fitting = [written_group for written_group in written if is_same_table and written_group.fits(listed)]
-        if not fitting:
-            return _make_report(listed, (), (), conflicts=len(written)), frozenset()
-        replaced = {manifest.manifest_path for written_group in fitting for manifest in written_group.group.replaced}
-        stored = [manifest for written_group in fitting for manifest in written_group.stored]
-        unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
-        produced = await produce_snapshot(
+        is_same_table = entry.uuid == old_entry.uuid and metadata.format_version == version
+        matching_groups = [
+            written_group for written_group in written_groups if is_same_table and written_group.fits(manifest_files)
+        ]
+        if not matching_groups:
+            return _make_report(manifest_files, (), (), conflicts=len(written_groups)), frozenset()
+        replaced_paths = {
+            manifest.manifest_path for written_group in matching_groups for manifest in written_group.group.replaced
+        }
+        stored_manifests = [manifest for written_group in matching_groups for manifest in written_group.stored]
+        unchanged_manifests = tuple(
+            manifest for manifest in manifest_files if manifest.manifest_path not in replaced_paths
+        )
+        new_snapshot = await produce_snapshot(
             writer,
-            SnapshotTerms(REPLACE, MAIN, _build_summary(fitting, len(unchanged))),
-            stored,
+            SnapshotTerms(REPLACE, MAIN, _build_summary(matching_groups, len(unchanged_manifests))),
+            stored_manifests,
             NOTHING,
-            RewrittenManifests(unchanged, ()),
+            RewrittenManifests(unchanged_manifests, ()),
             metadata,
             head,
-            merging=None,
+            merge=None,
             now_ms=self._context.clock.now_ms(),
         )
-        event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
-        await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
-        groups = [written_group.group for written_group in fitting]
-        report = _make_report(listed, groups, stored, conflicts=len(written) - len(fitting))
-        return msgspec.structs.replace(report, snapshot_id=produced.snapshot.snapshot_id), produced.needed
+        event = CommitEvent(
+            caller, requested_ms, new_snapshot.snapshot.snapshot_id, new_snapshot.summary, MANIFESTS_REWRITTEN
+        )
+        await self._publisher.publish(caller, entry, metadata, new_snapshot.metadata, events=[event], operations=())
+        groups = [written_group.group for written_group in matching_groups]
+        report = _make_report(
+            manifest_files, groups, stored_manifests, conflicts=len(written_groups) - len(matching_groups)
+        )
+        return msgspec.structs.replace(report, snapshot_id=new_snapshot.snapshot.snapshot_id), new_snapshot.needed
 
 
 @asynccontextmanager
@@ -350,22 +371,22 @@ def _divide_entries(
     spec_id: int,
     content: int,
     manifests: Sequence[ManifestFile],
-    read: Sequence[Sequence[ManifestEntry]],
+    entry_lists: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
     type_of = DeclaredTypes(metadata)
-    former_entries = [entry for listed in read for entry in listed]
+    former_entries = [entry for manifest_files in entry_lists for entry in manifest_files]
     entries = [
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of))
         for entry in former_entries
     ]
-    repaired = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))
+    repaired_count = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))
     chunks = divide_entries(
         entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
     )
-    before, partitions = count_touches(read)
+    touches_before, partitions = count_touches(entry_lists)
     touches_after = count_touches(chunks)[0]
-    return _Group(spec_id, content, tuple(manifests), chunks, before, touches_after, partitions, repaired)
+    return _Group(spec_id, content, tuple(manifests), chunks, touches_before, touches_after, partitions, repaired_count)
 
 
 def _count_fitting_entries(
@@ -388,8 +409,8 @@ def _count_fitting_entries(
 
 def _is_worth(group: _Group, min_count: int) -> bool:
     """Return whether the rewrite of the group reduces the number of manifests enough to be worth a commit."""
-    before, after = len(group.replaced), len(group.chunks)
-    if before >= min_count and after <= REMAINING_MANIFESTS_MAX_FRACTION * before:
+    old_count, new_count = len(group.replaced), len(group.chunks)
+    if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:
         return True
     spread = group.touches_before >= _TOUCHES * group.partitions
     return spread and group.touches_after <= _FEWER * group.touches_before
@@ -400,12 +421,12 @@ async def _write_group(writer: SnapshotWriter, group: _Group, metadata: TableMet
     return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
-def _build_summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
+def _build_summary(written_groups: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """Return the summary that Iceberg's `rewrite_manifests` writes."""
-    created = sum(len(group.stored) for group in written)
-    replaced = sum(len(group.group.replaced) for group in written)
-    entries = sum(len(chunk) for group in written for chunk in group.group.chunks)
-    counts = {"created": created, "kept": kept_count, "replaced": replaced}
+    created_count = sum(len(group.stored) for group in written_groups)
+    replaced_count = sum(len(group.group.replaced) for group in written_groups)
+    entries = sum(len(chunk) for group in written_groups for chunk in group.group.chunks)
+    counts = {"created": created_count, "kept": kept_count, "replaced": replaced_count}
     name, value = REWRITTEN_BY_MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {
         name: value
@@ -413,17 +434,21 @@ def _build_summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[st
 
 
 def _make_report(
-    listed: Sequence[ManifestFile], groups: Sequence[_Group], stored: Sequence[StoredManifest], *, conflicts: int = 0
+    manifest_files: Sequence[ManifestFile],
+    groups: Sequence[_Group],
+    stored_manifests: Sequence[StoredManifest],
+    *,
+    conflicts: int = 0,
 ) -> ManifestReport:
-    replaced = [manifest for group in groups for manifest in group.replaced]
+    replaced_manifests = [manifest for group in groups for manifest in group.replaced]
     partitions = max(1, sum(group.partitions for group in groups))
     return ManifestReport(
-        manifests=len(listed),
-        manifests_before=len(replaced),
+        manifests=len(manifest_files),
+        manifests_before=len(replaced_manifests),
         manifests_after=sum(len(group.chunks) for group in groups),
         entries=sum(len(chunk) for group in groups for chunk in group.chunks),
-        bytes_before=sum(manifest.manifest_length for manifest in replaced),
-        bytes_after=sum(len(manifest.manifest.data) for manifest in stored),
+        bytes_before=sum(manifest.manifest_length for manifest in replaced_manifests),
+        bytes_after=sum(len(manifest.manifest.data) for manifest in stored_manifests),
         partition_manifests_before=round(sum(group.touches_before for group in groups) / partitions, 2),
         partition_manifests_after=round(sum(group.touches_after for group in groups) / partitions, 2),
         conflicts=conflicts,

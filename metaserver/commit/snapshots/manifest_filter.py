@@ -62,26 +62,29 @@ class FilesToRemove(NamedTuple):
 
 
 async def find_files(
-    manifests: Manifests, listed: Sequence[ManifestFile], requested: Collection[Remove], metadata: TableMetadata
+    manifests: Manifests,
+    manifest_files: Sequence[ManifestFile],
+    requested_files: Collection[Remove],
+    metadata: TableMetadata,
 ) -> FilesToRemove:
     """Find the requested files to remove, and also the delete files that apply only to a requested data file.
 
     Raises:
         Collision: A file is not live.
     """
-    if not requested:
+    if not requested_files:
         return FilesToRemove(frozenset(), ())
     listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
-    removed, paths = await run_by_count(len(requested), partial(_copy_removes, requested))
-    missing, data = set(removed), set[str]()
+    removes, paths = await run_by_count(len(requested_files), partial(_copy_removes, requested_files))
+    missing, data = set(removes), set[str]()
 
     def match(entries: Sequence[ManifestEntry]) -> bool:
-        matches = _select_named(entries, removed)
+        matches = _select_named(entries, removes)
         missing.difference_update(matches)
         data.update(file.file_path for file in matches.values() if file.content == DATA)
         return bool(matches)
 
-    for manifest in await manifests.find_listing_manifests(drop_dead_manifests(listed), paths):
+    for manifest in await manifests.find_listing_manifests(drop_dead_manifests(manifest_files), paths):
         entries = await manifests.read_entries(manifest, metadata)
         if await run_by_count(len(entries), partial(match, entries)):
             listing[manifest.manifest_path] = manifest, entries
@@ -92,53 +95,53 @@ async def find_files(
             f"{first[:1000]} is to be removed but is no longer in the table; compute the change "
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
-    for manifest, entries in await find_referring_entries(manifests, listed, data, metadata):
-        attached = await run_by_count(len(entries), partial(_find_attached, entries, data))
-        if attached:
+    for manifest, entries in await find_referring_entries(manifests, manifest_files, data, metadata):
+        attached_deletes = await run_by_count(len(entries), partial(_find_attached, entries, data))
+        if attached_deletes:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
-            await run_by_count(len(attached), partial(removed.update, attached))
+            await run_by_count(len(attached_deletes), partial(removes.update, attached_deletes))
     in_use = await find_used_puffins(
-        manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
+        manifests, manifest_files, removes, metadata, {path: entries for path, (_, entries) in listing.items()}
     )
     count = sum(len(entries) for _, entries in listing.values())
-    files = await run_by_count(count, partial(_list_removed, tuple(listing.values()), removed))
-    return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use, files)
+    files = await run_by_count(count, partial(_list_removed, tuple(listing.values()), removes))
+    return FilesToRemove(frozenset(removes), tuple(listing.values()), in_use, files)
 
 
 async def find_used_puffins(
     manifests: Manifests,
-    listed: Sequence[ManifestFile],
-    removed: Collection[Remove],
+    manifest_files: Sequence[ManifestFile],
+    removed_files: Collection[Remove],
     metadata: TableMetadata,
     known_entries: Mapping[str, Sequence[ManifestEntry]],
 ) -> frozenset[str]:
     """Return the Puffin files of the removed deletion vectors that also contain other live vectors.
 
     Args:
-        listed: The manifests of the snapshot from which the vectors are removed.
+        manifest_files: The manifests of the snapshot from which the vectors are removed.
         known_entries: The live entries of manifests that were already read, by the path of the manifest.
     """
-    paths = await run_by_count(len(removed), partial(_list_puffin_paths, removed))
+    paths = await run_by_count(len(removed_files), partial(_list_puffin_paths, removed_files))
     if not paths:
         return frozenset()
     in_use: set[str] = set()
-    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(manifest_files) if manifest.content != DATA]
     for manifest in await manifests.find_listing_manifests(deletes, paths):
         entries = known_entries.get(manifest.manifest_path)
         if entries is None:
             entries = await manifests.read_entries(manifest, metadata)
-        in_use |= await run_by_count(len(entries), partial(_find_staying_paths, entries, paths, removed))
+        in_use |= await run_by_count(len(entries), partial(_find_staying_paths, entries, paths, removed_files))
     return frozenset(in_use)
 
 
 async def find_referring_entries(
-    manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
+    manifests: Manifests, manifest_files: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
     """Return the delete manifests that list a delete file which applies only to one of these data files.
 
     Each manifest is returned with its live entries.
     """
-    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(manifest_files) if manifest.content != DATA]
     candidates = await manifests.find_listing_manifests(deletes, paths, referenced=True)
     return [(manifest, await manifests.read_entries(manifest, metadata)) for manifest in candidates]
 
@@ -148,17 +151,17 @@ def _select_named(entries: Sequence[ManifestEntry], removes: Collection[Remove])
     return {key: file for key, file in keyed_files if key in removes}
 
 
-def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
+def _copy_removes(requested_files: Collection[Remove]) -> tuple[set[Remove], set[str]]:
     """Return the requested removals as a set, and their paths."""
-    return set(requested), {remove.file_path for remove in requested}
+    return set(requested_files), {remove.file_path for remove in requested_files}
 
 
 def _find_staying_paths(
-    entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]
+    entries: Sequence[ManifestEntry], paths: Collection[str], removed_files: Collection[Remove]
 ) -> set[str]:
     """Return the paths that have an entry after the removal."""
     files = (entry.file for entry in entries)
-    return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed}
+    return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed_files}
 
 
 def _find_attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
@@ -166,13 +169,13 @@ def _find_attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> 
 
 
 def _list_removed(
-    listing: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]], removed: Collection[Remove]
+    listing: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]], removed_files: Collection[Remove]
 ) -> list[ContentFile]:
-    return [entry.file for _, entries in listing for entry in entries if make_file_key(entry.file) in removed]
+    return [entry.file for _, entries in listing for entry in entries if make_file_key(entry.file) in removed_files]
 
 
-def _list_puffin_paths(removed: Collection[Remove]) -> set[str]:
-    return {remove.file_path for remove in removed if remove.content_offset is not None}
+def _list_puffin_paths(removed_files: Collection[Remove]) -> set[str]:
+    return {remove.file_path for remove in removed_files if remove.content_offset is not None}
 
 
 def _applies_to_one(file: ContentFile, paths: Collection[str]) -> bool:
@@ -196,7 +199,7 @@ class ManifestFilter:
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._made: dict[tuple[object, ...], _Rewritten] = {}
+        self._rewritten_manifests: dict[tuple[object, ...], _Rewritten] = {}
 
     async def remove(
         self,
@@ -206,18 +209,20 @@ class ManifestFilter:
         sequence_number: int,
     ) -> RewrittenManifests:
         """Return the parent's manifests without the files that `to_remove` lists."""
-        replaced: dict[str, ManifestFile | None] = {}
+        replacements: dict[str, ManifestFile | None] = {}
         files: list[ContentFile] = []
         for manifest, entries in to_remove.listing:
             rewritten = await self._rewrite(manifest, entries, to_remove, metadata)
-            stored = rewritten.written
-            replaced[manifest.manifest_path] = (
-                None if stored is None else stored.describe(self._writer.snapshot_id, sequence_number)
+            stored_manifest = rewritten.written
+            replacements[manifest.manifest_path] = (
+                None if stored_manifest is None else stored_manifest.describe(self._writer.snapshot_id, sequence_number)
             )
             files += rewritten.files
-        fresh = [manifest for manifest in replaced.values() if manifest is not None]
-        unchanged = [manifest for manifest in drop_dead_manifests(parents) if manifest.manifest_path not in replaced]
-        return RewrittenManifests((*fresh, *unchanged), tuple(files))
+        new_manifests = [manifest for manifest in replacements.values() if manifest is not None]
+        unchanged_manifests = [
+            manifest for manifest in drop_dead_manifests(parents) if manifest.manifest_path not in replacements
+        ]
+        return RewrittenManifests((*new_manifests, *unchanged_manifests), tuple(files))
 
     async def _rewrite(
         self,
@@ -233,31 +238,41 @@ class ManifestFilter:
                 key for key in removed_keys if key.content_offset is not None and key.file_path in to_remove.in_use
             )
 
-        own, unmarked = await run_by_count(len(entries), select)
+        own_removes, unmarked_removes = await run_by_count(len(entries), select)
         # In the new manifest, the values that the files inherited are explicit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
-        rewritten = self._made.get(key)
-        if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own, unmarked):
-            written, files = await run_by_count(len(entries), partial(self._divide_entries, entries, own, unmarked))
+        rewritten = self._rewritten_manifests.get(key)
+        if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own_removes, unmarked_removes):
+            written_entries, files = await run_by_count(
+                len(entries), partial(self._divide_entries, entries, own_removes, unmarked_removes)
+            )
             content = 0 if entries[0].file.content == DATA else 1
-            stored = None
-            if written:
-                stored = await self._writer.write_manifest(written, metadata, manifest.partition_spec_id, content)
-            rewritten = self._made[key] = _Rewritten(own, unmarked, stored, files)
+            stored_manifest = None
+            if written_entries:
+                stored_manifest = await self._writer.write_manifest(
+                    written_entries, metadata, manifest.partition_spec_id, content
+                )
+            rewritten = self._rewritten_manifests[key] = _Rewritten(
+                own_removes, unmarked_removes, stored_manifest, files
+            )
         return rewritten
 
     def _divide_entries(
-        self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
+        self, entries: Sequence[ManifestEntry], own_removes: Collection[Remove], unmarked_removes: Collection[Remove]
     ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
         """Return the entries of the new manifest, and the removed files.
 
         Args:
-            own: The keys of the files to remove from this manifest.
-            unmarked: The keys of removed files that get no DELETED entry.
+            own_removes: The keys of the files to remove from this manifest.
+            unmarked_removes: The keys of removed files that get no DELETED entry.
         """
-        keyed = [(entry, make_file_key(entry.file)) for entry in entries]
-        written_entries = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
-        return written_entries, tuple(entry.file for entry, key in keyed if key in own)
+        entries_with_keys = [(entry, make_file_key(entry.file)) for entry in entries]
+        written_entries = [
+            self._carry_over(entry, key in own_removes)
+            for entry, key in entries_with_keys
+            if key not in unmarked_removes
+        ]
+        return written_entries, tuple(entry.file for entry, key in entries_with_keys if key in own_removes)
 
     def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
         return ManifestEntry(

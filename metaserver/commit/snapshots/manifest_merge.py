@@ -30,35 +30,35 @@ class ManifestMerge:
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._made: dict[tuple[object, ...], StoredManifest] = {}
+        self._merged_manifests: dict[tuple[object, ...], StoredManifest] = {}
 
     async def merge(
-        self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
+        self, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
         """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
         if not props.parse_bool(metadata.properties, ENABLED, True):
-            return list(listed)
+            return list(manifest_files)
         min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MERGED_MANIFESTS_MIN_DEFAULT))
-        merged: list[ManifestFile] = []
+        merged_manifests: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
-        for manifest in listed:
+        for manifest in manifest_files:
             is_new = manifest.added_snapshot_id == self._writer.snapshot_id
             if (is_new and manifest.deleted_files_count != 0) or manifest.manifest_length == 0:
-                merged.append(manifest)
+                merged_manifests.append(manifest)
             else:
                 groups.setdefault((manifest.content, manifest.partition_spec_id), []).append(manifest)
         for (content, spec_id), group in groups.items():
             if not can_be_written(metadata, spec_id):
-                merged += group
+                merged_manifests += group
                 continue
             for bin_ in _pack_bins(group, target_size(metadata)):
-                few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < min_count)
-                if few or _count_rows(bin_) > LONG_MAX:
-                    merged += bin_
+                is_too_small = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < min_count)
+                if is_too_small or _count_rows(bin_) > LONG_MAX:
+                    merged_manifests += bin_
                 else:
                     stored = await self._merge_manifests(bin_, metadata, spec_id, content)
-                    merged.append(stored.describe(self._writer.snapshot_id, sequence_number))
-        return merged
+                    merged_manifests.append(stored.describe(self._writer.snapshot_id, sequence_number))
+        return merged_manifests
 
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
@@ -70,13 +70,15 @@ class ManifestMerge:
             else (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
             for manifest in bin_
         )
-        merged = self._made.get(key)
-        if merged is None:
+        stored_manifest = self._merged_manifests.get(key)
+        if stored_manifest is None:
             entries: list[ManifestEntry] = []
             for manifest in bin_:
                 entries += [self._carry_over(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
-            merged = self._made[key] = await self._writer.write_manifest(entries, metadata, spec_id, content)
-        return merged
+            stored_manifest = self._merged_manifests[key] = await self._writer.write_manifest(
+                entries, metadata, spec_id, content
+            )
+        return stored_manifest
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
         """Return the entry for the merged manifest.

@@ -91,7 +91,7 @@ class ChangeMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._held: set[tuple[str, str]] = set()
+        self._held_keys: set[tuple[str, str]] = set()
 
     def hold(self, key: tuple[str, str], size_bytes: int) -> None:
         """Count an object that the change keeps in memory. An object with a known key is not counted again.
@@ -99,9 +99,9 @@ class ChangeMemory:
         Raises:
             BadRequest: The change exceeds the limit.
         """
-        if key in self._held:
+        if key in self._held_keys:
             return
-        self._held.add(key)
+        self._held_keys.add(key)
         self._size_bytes += size_bytes
         self.check(0)
 
@@ -136,7 +136,7 @@ class Manifests:
         self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
-        self._reading: SingleFlight[str, bytes] = SingleFlight()
+        self._reads: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
         """The manifests that are being written, by location. The caches could evict them before they are stored."""
@@ -158,10 +158,10 @@ class Manifests:
             limit_bytes: The memory limit of the change for decoded manifests. A change that needs more memory gets a
                 BadRequest. None means that the caller has its own limit.
         """
-        checked = copy(self)
-        checked._check_paths = check_paths
-        checked._memory = None if limit_bytes is None else ChangeMemory(limit_bytes)
-        return checked
+        reader = copy(self)
+        reader._check_paths = check_paths
+        reader._memory = None if limit_bytes is None else ChangeMemory(limit_bytes)
+        return reader
 
     async def read_list(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
         """Return the manifests of a snapshot, in the order of its manifest list.
@@ -227,7 +227,7 @@ class Manifests:
         if data is None:
             data = self._unwritten.get(location)
         if data is None:
-            data = await self._reading.run(location, lambda: self._read(location, "manifest"))
+            data = await self._reads.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, data, len(data))
         if len(data) < manifest.manifest_length:
             # Decoding does not detect an Avro file that is truncated between two blocks.
@@ -241,12 +241,12 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.read_encoded(manifest)
-        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
+        manifest_rows = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         # Check the memory before creating the entries, because a small file may contain millions of entries.
         if self._memory is not None:
-            size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
+            size_bytes = manifest_rows.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
-        return await _run_by_size(len(data), lambda: read_live_entries(decoded, manifest, metadata))
+        return await _run_by_size(len(data), lambda: read_live_entries(manifest_rows, manifest, metadata))
 
     async def decode(self, manifest: ManifestFile) -> DecodedManifest:
         """Return the live entries as columns, without packing them into a block.
@@ -255,10 +255,10 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.read_encoded(manifest)
-        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
+        manifest_rows = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         if self._memory is not None:
-            self._memory.hold(("decoded", manifest.manifest_path), len(decoded.heap))
-        return decoded
+            self._memory.hold(("decoded", manifest.manifest_path), len(manifest_rows.heap))
+        return manifest_rows
 
     async def read_removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the entries with the status DELETED: files that the snapshot of the manifest has removed.
@@ -267,12 +267,12 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.read_encoded(manifest)
-        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
+        manifest_rows = await _run_by_size(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
         if self._memory is not None:
-            self._memory.check(decoded.rows * _ENTRY_BYTES)
-            removed = int((decoded.longs["status"] == DELETED).sum())
-            self._memory.hold(("removals", manifest.manifest_path), removed * _ENTRY_BYTES)
-        return await _run_by_size(len(data), lambda: list_removals(decoded, manifest, metadata))
+            self._memory.check(manifest_rows.rows * _ENTRY_BYTES)
+            removed_count = int((manifest_rows.longs["status"] == DELETED).sum())
+            self._memory.hold(("removals", manifest.manifest_path), removed_count * _ENTRY_BYTES)
+        return await _run_by_size(len(data), lambda: list_removals(manifest_rows, manifest, metadata))
 
     async def read_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the live entries of each manifest as a block.
@@ -291,18 +291,18 @@ class Manifests:
 
         async def block(manifest: ManifestFile) -> Block:
             # Cache the block, because the writers of a table read mostly the same manifests.
-            decoded = self._blocks.get(manifest.manifest_path)
-            if decoded is None:
+            manifest_rows = self._blocks.get(manifest.manifest_path)
+            if manifest_rows is None:
                 data = await self.read_encoded(manifest)
-                decoded = await _run_by_size(len(data), lambda: _decode_block(data, manifest.manifest_path))
-                self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
-            if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
+                manifest_rows = await _run_by_size(len(data), lambda: _decode_block(data, manifest.manifest_path))
+                self._blocks.put(manifest.manifest_path, manifest_rows, manifest_rows.size_bytes)
+            if manifest_rows.spec_id != manifest.partition_spec_id or manifest_rows.content > manifest.content:
                 raise Corrupt(
                     f"The spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
                 )
             if memory is not None:
-                memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
-            return decoded
+                memory.hold(("block", manifest.manifest_path), manifest_rows.size_bytes)
+            return manifest_rows
 
         return await gather([partial(block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
 
@@ -314,29 +314,29 @@ class Manifests:
         Args:
             referenced: Whether to return the manifests that may list a delete file which refers to one of the paths.
         """
-        searched = await run_by_count(len(paths), partial(hash_paths, paths))
-        if not len(searched):
+        searched_hashes = await run_by_count(len(paths), partial(hash_paths, paths))
+        if not len(searched_hashes):
             return []
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
         unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
-            fresh = iter(
+            new_hashes = iter(
                 await gather(
                     [partial(self._read_path_hashes, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX
                 )
             )
-            names = [next(fresh) if hashes is None else hashes for hashes in names]
+            names = [next(new_hashes) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
-        return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched)
+        return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched_hashes)
 
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
         """Return the manifests that may list one of the paths. Only manifests with cached path hashes are searched."""
-        searched = await run_by_count(len(paths), partial(hash_paths, paths))
+        searched_hashes = await run_by_count(len(paths), partial(hash_paths, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
-            [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
+            [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched_hashes
         )
 
     async def _read_path_hashes(self, manifest: ManifestFile) -> PathHashes:
@@ -370,37 +370,37 @@ def hash_names(files: Sequence[ContentFile]) -> PathHashes:
 
 
 async def _find_listing_manifests(
-    candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes
+    candidates: Sequence[tuple[ManifestFile, Hashes]], searched_hashes: Hashes
 ) -> list[ManifestFile]:
     """Return the manifests that have at least one of the searched hashes."""
 
-    if not candidates or not len(searched):
+    if not candidates or not len(searched_hashes):
         return []
     total = sum(len(hashes) for _, hashes in candidates)
 
     def work() -> list[ManifestFile]:
         # Usually no manifest has any of the searched hashes. Searching the hashes of all manifests together takes as
         # long as searching the hashes of one manifest.
-        together = total <= _TOGETHER_MAX and len(candidates) > 1
-        if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
+        combined = total <= _TOGETHER_MAX and len(candidates) > 1
+        if combined and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched_hashes):
             return []
-        return [manifest for manifest, hashes in candidates if _intersects(hashes, searched)]
+        return [manifest for manifest, hashes in candidates if _intersects(hashes, searched_hashes)]
 
-    compared = sum(min(len(hashes), len(searched)) for _, hashes in candidates)
-    return await run_by_count(compared + len(candidates), work)
+    compared_hashes = sum(min(len(hashes), len(searched_hashes)) for _, hashes in candidates)
+    return await run_by_count(compared_hashes + len(candidates), work)
 
 
 def _intersects(left: Hashes, other: Hashes) -> bool:
     """Return whether two sorted arrays have a common value."""
-    few, many = (left, other) if len(left) <= len(other) else (other, left)
-    if not len(few):
+    smaller, larger = (left, other) if len(left) <= len(other) else (other, left)
+    if not len(smaller):
         return False
-    return _has_any(few, many)
+    return _has_any(smaller, larger)
 
 
-def _has_any(values: Hashes, many: Hashes) -> bool:
-    """Return whether one of the values is in `many`, which is sorted and not empty."""
-    return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
+def _has_any(values: Hashes, sorted_hashes: Hashes) -> bool:
+    """Return whether one of the values is in `sorted_hashes`, which is sorted and not empty."""
+    return bool((sorted_hashes.take(sorted_hashes.searchsorted(values), mode="clip") == values).any())
 
 
 def _decode_block(data: bytes, location: str) -> Block:
@@ -409,12 +409,12 @@ def _decode_block(data: bytes, location: str) -> Block:
 
 def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
     files = find_files_by_prefix(TableView((manifest,), (block,)))
-    hashed = []
+    hash_lists = []
     for name in ("file_path", "referenced_data_file"):
         texts = files.read_texts(name)
         hashes = _hash.hash_spans(texts.data, texts.ends, _SEED)
-        hashed.append(np.unique(hashes[texts.present != 0]))
-    return PathHashes(*hashed)
+        hash_lists.append(np.unique(hashes[texts.present != 0]))
+    return PathHashes(*hash_lists)
 
 
 async def run_by_count(entries: int, work: Callable[[], T]) -> T:

@@ -35,7 +35,7 @@ class RemovalFilter:
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
-        self._made: dict[_Identity, ManifestFile | None] = {}
+        self._filtered_manifests: dict[_Identity, ManifestFile | None] = {}
         """The replacement of each manifest: the same manifest, a new manifest, or None if no entry remains."""
         self._lists: dict[str, str] = {}
         """The location of the replacement of each manifest list, by location."""
@@ -71,26 +71,28 @@ class RemovalFilter:
         lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], MANIFESTS_CONCURRENT_MAX)
         suspects = {
             _identify(manifest): manifest
-            for listed in lists
-            for manifest in listed
-            if manifest.deleted_files_count != 0 and _identify(manifest) not in self._made
+            for manifest_files in lists
+            for manifest in manifest_files
+            if manifest.deleted_files_count != 0 and _identify(manifest) not in self._filtered_manifests
         }
         work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
-        self._made |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
-        moved: dict[int, str] = {}
-        for snapshot, listed in zip(later, lists, strict=True):
-            filtered = [self._made.get(_identify(manifest), manifest) for manifest in listed]
-            remaining = tuple(manifest for manifest in filtered if manifest is not None)
-            if remaining != listed:
+        self._filtered_manifests |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
+        lists_by_snapshot: dict[int, str] = {}
+        for snapshot, manifest_files in zip(later, lists, strict=True):
+            filtered_manifests = [
+                self._filtered_manifests.get(_identify(manifest), manifest) for manifest in manifest_files
+            ]
+            remaining = tuple(manifest for manifest in filtered_manifests if manifest is not None)
+            if remaining != manifest_files:
                 assert snapshot.manifest_list is not None
-                moved[snapshot.snapshot_id] = await self._list(snapshot, remaining, metadata)
-        if not moved:
+                lists_by_snapshot[snapshot.snapshot_id] = await self._list(snapshot, remaining, metadata)
+        if not lists_by_snapshot:
             return metadata
         return msgspec.structs.replace(
             metadata,
             snapshots=tuple(
-                msgspec.structs.replace(snapshot, manifest_list=moved[snapshot.snapshot_id])
-                if snapshot.snapshot_id in moved
+                msgspec.structs.replace(snapshot, manifest_list=lists_by_snapshot[snapshot.snapshot_id])
+                if snapshot.snapshot_id in lists_by_snapshot
                 else snapshot
                 for snapshot in metadata.snapshots
             ),
@@ -100,12 +102,12 @@ class RemovalFilter:
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
         removals = await manifests.read_removals(manifest, metadata)
-        staying = await run_by_count(
+        remaining_removals = await run_by_count(
             len(removals), lambda: [entry for entry in removals if entry.file.file_path not in paths]
         )
-        if len(staying) == len(removals):
+        if len(remaining_removals) == len(removals):
             return manifest
-        entries = [*await manifests.read_entries(manifest, metadata), *staying]
+        entries = [*await manifests.read_entries(manifest, metadata), *remaining_removals]
         if not entries:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
@@ -119,17 +121,23 @@ class RemovalFilter:
                 f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}. A source column of "
                 "this spec was dropped, so the manifest cannot be rewritten for the undo"
             )
-        stored = await self._writer.write_manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
-        self.written.add(stored.path)
-        described = stored.describe(manifest.added_snapshot_id, manifest.sequence_number)
-        return msgspec.structs.replace(described, first_row_id=manifest.first_row_id)
+        stored_manifest = await self._writer.write_manifest(
+            entries, metadata, manifest.partition_spec_id, manifest.content
+        )
+        self.written.add(stored_manifest.path)
+        new_manifest = stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
+        return msgspec.structs.replace(new_manifest, first_row_id=manifest.first_row_id)
 
     async def _list(self, snapshot: Snapshot, manifests: tuple[ManifestFile, ...], metadata: TableMetadata) -> str:
         assert snapshot.manifest_list is not None
         location = self._lists.get(snapshot.manifest_list)
         if location is None:
             location = await self._writer.write_manifest_list(
-                manifests, metadata, snapshot.parent_snapshot_id, snapshot.sequence_number, of=snapshot.snapshot_id
+                manifests,
+                metadata,
+                snapshot.parent_snapshot_id,
+                snapshot.sequence_number,
+                of_snapshot_id=snapshot.snapshot_id,
             )
             self._lists[snapshot.manifest_list] = location
             self.written.add(location)

@@ -53,13 +53,13 @@ class ProducedSnapshot(NamedTuple):
 async def produce_snapshot(
     writer: SnapshotWriter,
     terms: SnapshotTerms,
-    added: Sequence[StoredManifest],
+    added_manifests: Sequence[StoredManifest],
     counts: SummaryCounts,
-    removed: RewrittenManifests,
+    rewritten_manifests: RewrittenManifests,
     metadata: TableMetadata,
     parent: Snapshot | None,
     *,
-    merging: ManifestMerge | None,
+    merge: ManifestMerge | None,
     now_ms: int,
 ) -> ProducedSnapshot:
     """Write the files of a snapshot, and return the snapshot and the metadata that contain it.
@@ -69,12 +69,12 @@ async def produce_snapshot(
     Args:
         writer: Writes the files.
         terms: The operation, branch, summary and producer of the snapshot.
-        added: The manifests of the added files.
+        added_manifests: The manifests of the added files.
         counts: The counts of the added files, for the summary.
-        removed: The remaining manifests of the parent, and the removed files.
+        rewritten_manifests: The remaining manifests of the parent, and the removed files.
         metadata: The current metadata of the table.
         parent: The head of the branch in `metadata`, or None for an empty table.
-        merging: Merges small manifests, or None to keep them unmerged.
+        merge: Merges small manifests, or None to keep them unmerged.
         now_ms: The timestamp of the snapshot.
 
     Raises:
@@ -83,14 +83,14 @@ async def produce_snapshot(
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
-    fresh = [manifest.describe(writer.snapshot_id, sequence) for manifest in added]
-    listed = [*fresh, *removed.manifests]
-    if merging is not None:
-        listed = await merging.merge(listed, metadata, sequence)
+    new_manifests = [manifest.describe(writer.snapshot_id, sequence) for manifest in added_manifests]
+    manifest_files = [*new_manifests, *rewritten_manifests.manifests]
+    if merge is not None:
+        manifest_files = await merge.merge(manifest_files, metadata, sequence)
     first_row_id = added_rows = None
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
         first_row_id = metadata.next_row_id
-        listed, end = assign_first_row_ids(listed, first_row_id)
+        manifest_files, end = assign_first_row_ids(manifest_files, first_row_id)
         added_rows = end - first_row_id
         if end > LONG_MAX:
             raise BadRequest(
@@ -98,8 +98,8 @@ async def produce_snapshot(
                 f"{first_row_id:,} of {LONG_MAX:,}; commit fewer rows"
             )
     parent_id = None if parent is None else parent.snapshot_id
-    location = await writer.write_manifest_list(tuple(listed), metadata, parent_id, sequence)
-    removed_counts = await run_by_count(len(removed.files), partial(count_files, removed.files))
+    location = await writer.write_manifest_list(tuple(manifest_files), metadata, parent_id, sequence)
+    removed_counts = await run_by_count(len(rewritten_manifests.files), partial(count_files, rewritten_manifests.files))
     summary = build_summary(
         terms.operation,
         counts,
@@ -125,7 +125,7 @@ async def produce_snapshot(
         snapshot=new_metadata.snapshots_by_id[writer.snapshot_id],
         summary=summary,
         metadata=new_metadata,
-        needed=frozenset({location, *(manifest.manifest_path for manifest in listed)}),
+        needed=frozenset({location, *(manifest.manifest_path for manifest in manifest_files)}),
     )
 
 

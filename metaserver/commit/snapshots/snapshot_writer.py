@@ -107,15 +107,15 @@ class SnapshotWriter:
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
         def work() -> tuple[WrittenManifest, PathHashes]:
-            written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
-            return written, hash_names([entry.file for entry in entries if entry.is_live])
+            written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
+            return written_manifest, hash_names([entry.file for entry in entries if entry.is_live])
 
-        written, names = work() if len(entries) <= _IN_THREAD_ENTRIES_MIN else await asyncio.to_thread(work)
+        written_manifest, names = work() if len(entries) <= _IN_THREAD_ENTRIES_MIN else await asyncio.to_thread(work)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, written.data, written.data)
-        self._manifests.remember(path, written.data, names)
-        return StoredManifest(path, written)
+        await self._create(path, written_manifest.data, written_manifest.data)
+        self._manifests.remember(path, written_manifest.data, names)
+        return StoredManifest(path, written_manifest)
 
     async def write_manifests(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
@@ -125,10 +125,10 @@ class SnapshotWriter:
             return [await self.write_manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
         size = len((await asyncio.to_thread(sample)).data)
-        fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
-        parts = -(-len(entries) // fitting)
+        entries_per_manifest = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
+        parts = -(-len(entries) // entries_per_manifest)
         entries_per_part = -(-len(entries) // parts)
-        chunks = [entries[at : at + entries_per_part] for at in range(0, len(entries), entries_per_part)]
+        chunks = [entries[start : start + entries_per_part] for start in range(0, len(entries), entries_per_part)]
         return await gather(
             [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
             MANIFESTS_CONCURRENT_MAX,
@@ -141,15 +141,15 @@ class SnapshotWriter:
         parent_id: int | None,
         sequence: int,
         *,
-        of: int | None = None,
+        of_snapshot_id: int | None = None,
     ) -> str:
         """Write the manifest list, and return its location.
 
         Args:
-            of: The earlier snapshot to which the list belongs, or None for the new snapshot.
+            of_snapshot_id: The earlier snapshot to which the list belongs, or None for the new snapshot.
         """
         self._number += 1
-        snapshot_id = self.snapshot_id if of is None else of
+        snapshot_id = self.snapshot_id if of_snapshot_id is None else of_snapshot_id
         location = f"{self._folder}/snap-{snapshot_id}-{self._number}-{self.commit_id}.avro"
         data = write_manifest_list(
             manifests,
@@ -181,7 +181,7 @@ class SnapshotWriter:
         write = asyncio.create_task(self._write(location, data))
         # Retrieve the exception, because the request may be cancelled before `settle`, and asyncio warns about
         # exceptions that are never retrieved.
-        write.add_done_callback(lambda done: done.cancelled() or done.exception())
+        write.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._writes.append(write)
 
     async def _write(self, location: str, data: bytes) -> None:
@@ -214,12 +214,12 @@ def target_size(metadata: TableMetadata) -> int:
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
     """Write the manifests of the added files. Each partition spec and content type gets its own manifests."""
-    stored: list[StoredManifest] = []
+    stored_manifests: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
         groups = await run_by_count(len(files), partial(_group_by_spec, files, writer.snapshot_id))
         for spec_id, entries in groups.items():
-            stored += await writer.write_manifests(entries, metadata, spec_id, content)
-    return tuple(stored)
+            stored_manifests += await writer.write_manifests(entries, metadata, spec_id, content)
+    return tuple(stored_manifests)
 
 
 def _group_by_spec(files: Sequence[ContentFile], snapshot_id: int) -> dict[int, list[ManifestEntry]]:

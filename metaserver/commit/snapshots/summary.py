@@ -58,8 +58,8 @@ def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
 
 def build_summary(
     operation: str,
-    added: SummaryCounts,
-    removed: SummaryCounts,
+    added_counts: SummaryCounts,
+    removed_counts: SummaryCounts,
     parent: Mapping[str, str] | None,
     properties: Mapping[str, str],
     producer: Producer | None,
@@ -73,17 +73,17 @@ def build_summary(
     summary = {"operation": operation, **properties}
     if producer is not None:
         summary |= {PRODUCER_KEY: producer.id, SEQUENCE_KEY: str(producer.sequence)}
-    for name, count in added.counts.items():
+    for name, count in added_counts.counts.items():
         if count > 0:
             summary[f"added-{name}"] = str(count)
-    for name, count in removed.counts.items():
+    for name, count in removed_counts.counts.items():
         if count > 0:
             summary[_REMOVED_AS.get(name, f"removed-{name}")] = str(count)
-    summary["changed-partition-count"] = str(len(added.partitions | removed.partitions))
+    summary["changed-partition-count"] = str(len(added_counts.partitions | removed_counts.partitions))
     for name in _TOTALS:
         parent_total = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
         if parent_total is not None:
-            total = parent_total + added.counts.get(name, 0) - removed.counts.get(name, 0)
+            total = parent_total + added_counts.counts.get(name, 0) - removed_counts.counts.get(name, 0)
             if 0 <= total <= LONG_MAX:
                 summary[f"total-{name}"] = str(total)
     return summary

@@ -72,7 +72,7 @@ class ObjectBlocks:
         self,
         memory: AdmittingCache[str, memoryview],
         disk: DiskTier | None,
-        pinned: DiskTier | None,
+        pinned_tier: DiskTier | None,
         readers: Executor,
         writer: Executor,
         *,
@@ -81,14 +81,14 @@ class ObjectBlocks:
     ) -> None:
         self._memory = memory
         self._disk = disk
-        self._pinned = pinned
-        self._tiers = [tier for tier in (disk, pinned) if tier is not None]
+        self._pinned_tier = pinned_tier
+        self._tiers = [tier for tier in (disk, pinned_tier) if tier is not None]
         self._readers = readers
         self._writer = writer
         self.block_bytes = block_bytes
         self._pending_bytes_max = pending_bytes_max
         self._waiting: list[tuple[DiskTier, tuple[str, memoryview, str], asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self.pending_bytes = 0
         self.dropped = 0
 
@@ -97,7 +97,9 @@ class ObjectBlocks:
         return self._memory
 
     def collect_disk_stats(self) -> list[tuple[str, TierStats]]:
-        return [(name, tier.read_stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
+        return [
+            (name, tier.read_stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned_tier)) if tier
+        ]
 
     def find_in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
         return self._memory.get(_make_key(name, number), counted=counted)
@@ -155,7 +157,7 @@ class ObjectBlocks:
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
         """Write the block to the disk, in a batch with other waiting blocks. If too many bytes are waiting, drop it."""
-        tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
+        tier = self._pinned_tier if owner.pinned and self._pinned_tier is not None else self._disk
         if tier is None:
             return
         # The limit of waiting bytes is higher for pinned blocks, so that blocks of a scan do not displace them.
@@ -163,29 +165,31 @@ class ObjectBlocks:
             self.dropped += 1
             return
         self.pending_bytes += len(block)
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tier, (_make_key(name, number), block, owner.tag), written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tier, (_make_key(name, number), block, owner.tag), future))
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
         try:
-            await asyncio.shield(written)
+            await asyncio.shield(future)
         finally:
             self.pending_bytes -= len(block)
 
     async def _write_all(self) -> None:
         while self._waiting:
             tier = self._waiting[0][0]
-            batch = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is tier]
-            other_writes = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is not tier]
+            batch = [waiting_block for waiting_block in self._waiting[:_WRITES_MAX] if waiting_block[0] is tier]
+            other_writes = [
+                waiting_block for waiting_block in self._waiting[:_WRITES_MAX] if waiting_block[0] is not tier
+            ]
             self._waiting[:_WRITES_MAX] = other_writes
             try:
                 await asyncio.get_running_loop().run_in_executor(
                     self._writer, tier.put_many, [value for _, value, _ in batch]
                 )
             finally:
-                for _, _, written in batch:
-                    if not written.done():
-                        written.set_result(None)
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_result(None)
 
     def close(self) -> None:
         """Close the tiers after the last write. The method blocks the thread."""

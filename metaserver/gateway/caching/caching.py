@@ -59,16 +59,16 @@ class CachingBackend:
     """A `Backend` with a cache in front of the store's `Backend`. An instance belongs to one event loop."""
 
     def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
-        self._inner = inner
+        self._backend = inner
         self._clock = clock
         self._tiers = tiers
         self._records = tiers.records
         self._fetches = tiers.fetches
-        self._sending: SendBudget = tiers.sending
+        self._send_budget: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         """A separate reader for preloads, so that `_reader` counts only the bytes of clients."""
-        self._preloaded = 0
+        self._preloaded_bytes = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By location: the end of the last read, the number of consecutive reads, and the end of the part that was
@@ -87,10 +87,10 @@ class CachingBackend:
                 "blocks": memory.used_bytes,
                 "records": self._records.used_bytes,
                 "fetches": fetches.used_bytes,
-                "unsent": self._sending.taken_bytes,
+                "unsent": self._send_budget.taken_bytes,
             },
             disk={name: stats.used_bytes for name, stats in disks},
-            served=self.served_bytes,
+            served_bytes=self.served_bytes,
             events={
                 "fetch": fetches.requests,
                 "hedged_read": self._tiers.store.hedged,
@@ -100,56 +100,56 @@ class CachingBackend:
                 "disk_damage": sum(stats.damaged for _, stats in disks),
                 "disk_error": sum(stats.errors for _, stats in disks),
                 "disk_write_dropped": blocks.dropped,
-                "preloaded_file": self._preloaded,
+                "preloaded_file": self._preloaded_bytes,
                 "preloaded_byte": sum(self._preloader.served_bytes.values()),
             },
         )
 
     async def close(self) -> None:
         await self._tiers.close()
-        await self._inner.close()
+        await self._backend.close()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
         if call.method in ("GET", "HEAD"):
             if _is_plain(call):
-                answered = await self._read(call)
-                if answered is not None:
-                    return answered
-            return await self._inner.answer(call)
+                response = await self._read(call)
+                if response is not None:
+                    return response
+            return await self._backend.answer(call)
         written_locations = _list_changed_locations(call)
         for location in written_locations:
             self._records.note_write(location)
         try:
-            return await self._inner.answer(call)
+            return await self._backend.answer(call)
         finally:
             for location in written_locations:
                 self._records.note_write(location)
 
-    def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
+    def begin(self, s3_read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
         """Send the part of the answer that is available without waiting for the store, the disk, or the client.
 
         Args:
-            read: The request.
+            s3_read: The request.
             transport: The connection, which has no unsent bytes. It keeps bytes that the kernel does not accept.
 
         Returns:
             The started answer. None if nothing was sent, because there is no trusted record, the first block is not
             available, or the read has conditions.
         """
-        if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
+        if not _is_plain(s3_read) or not _CONDITIONS.isdisjoint(s3_read.headers):
             return None
-        location = _make_location(read)
+        location = _make_location(s3_read)
         record = self._records.get_trusted(location)
         if record is None:
             return None
         try:
-            part = read_range(read.headers.get("range"), record.size)
+            part = read_range(s3_read.headers.get("range"), record.size)
         except S3Error:
             return None
         start, length = part or (0, record.size)
-        owner, end = _make_owner(read), start + length
-        unsent = AnswerBudget(self._sending, owner.holder)
-        sent_end = start if read.method == "GET" else end
+        owner, end = _make_owner(s3_read), start + length
+        unsent = AnswerBudget(self._send_budget, owner.holder)
+        sent_end = start if s3_read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
         if sent_end < end:
@@ -158,7 +158,7 @@ class CachingBackend:
             if not pieces:
                 return None
             self._follow(record, start, end, owner)
-        head = _encode_head(record, part, read.request_id, self._clock.now_ms())
+        head = _encode_head(record, part, s3_read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
         sent_end += sum(map(len, pieces))
         while sent_end < end and not transport.get_write_buffer_size() and sent_end - start < _BYTES_PER_TURN:
@@ -186,7 +186,7 @@ class CachingBackend:
         If the first block is not available, there are no bytes.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
-        pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
+        pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, is_counted=counted)
         if offer < block_bytes:
             pieces = [keep_part(piece, 0, len(piece), 0)[0] for piece in pieces]
             return pieces, sum(map(len, pieces))
@@ -243,11 +243,11 @@ class CachingBackend:
         Raises:
             RetryLater: The object cannot be read now.
         """
-        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._sending, holder)
+        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._send_budget, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
-        read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
+        s3_read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
-            record = self._records.get_trusted(location) or await self._find(location, read, owner)
+            record = self._records.get_trusted(location) or await self._find(location, s3_read, owner)
             if record is None:
                 return 0
             start = 0 if last_bytes is None else max(0, record.size - last_bytes)
@@ -256,7 +256,7 @@ class CachingBackend:
                     pass
         except (RefusedRead, ChangedObject):
             return 0
-        self._preloaded += 1
+        self._preloaded_bytes += 1
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
@@ -339,15 +339,15 @@ class CachingBackend:
         The range consists of the whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
-        matched = _RANGE.fullmatch(range_header or "bytes=0-")
-        assert matched is not None, range_header  # `_is_plain` has checked the header.
-        if matched[3]:
-            length = min(int(matched[3]) + block_bytes, request_bytes)
+        match = _RANGE.fullmatch(range_header or "bytes=0-")
+        assert match is not None, range_header  # `_is_plain` has checked the header.
+        if match[3]:
+            length = min(int(match[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
-        start = int(matched[1]) // block_bytes * block_bytes
+        start = int(match[1]) // block_bytes * block_bytes
         end = start + request_bytes
-        if matched[2]:
-            end = min(end, (int(matched[2]) // block_bytes + 1) * block_bytes)
+        if match[2]:
+            end = min(end, (int(match[2]) // block_bytes + 1) * block_bytes)
         end = max(end, start + block_bytes)
         return f"bytes={start}-{end - 1}", end - start
 
@@ -364,8 +364,8 @@ class CachingBackend:
             return response
         continues = self._continues_last_read(record, start)
         self._follow(record, start, start + length, owner)
-        unsent = AnswerBudget(self._sending, owner.holder)
-        pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
+        unsent = AnswerBudget(self._send_budget, owner.holder)
+        pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not continues)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.
             first = await anext(pieces, None)
@@ -400,8 +400,8 @@ class CachingBackend:
         Each part that is read ahead has twice the size of the previous part. The next part is read when half of the
         previous part was requested.
         """
-        ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
-        follows = start == ended
+        previous_end, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
+        follows = start == previous_end
         streak = min(streak + 1, 6) if follows else 0
         if streak:
             window = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
@@ -466,12 +466,12 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     await writer.drain()
 
 
-def _make_location(read: S3Read) -> str:
-    return f"s3://{read.address.bucket}/{read.address.key}"
+def _make_location(s3_read: S3Read) -> str:
+    return f"s3://{s3_read.address.bucket}/{s3_read.address.key}"
 
 
-def _make_owner(read: S3Read) -> Owner:
-    return Owner(read.principal_name, read.pinned or find_written_once_kind(read.address.key) == "metadata")
+def _make_owner(s3_read: S3Read) -> Owner:
+    return Owner(s3_read.principal_name, s3_read.pinned or find_written_once_kind(s3_read.address.key) == "metadata")
 
 
 def _encode_head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
@@ -518,10 +518,10 @@ def _is_plain(call: S3Read) -> bool:
     range_header = headers.get("range")
     if range_header is None:
         return True
-    matched = _RANGE.fullmatch(range_header)
-    if matched is None or matched[3] in ("0",):
+    match = _RANGE.fullmatch(range_header)
+    if match is None or match[3] in ("0",):
         return False
-    return not matched[2] or int(matched[1]) <= int(matched[2])
+    return not match[2] or int(match[1]) <= int(match[2])
 
 
 def _list_changed_locations(call: S3Call) -> list[str]:

@@ -78,7 +78,7 @@ class Fetch:
         if self.arrived + len(data) > self.end:
             excess_bytes = self.arrived + len(data) - self.end
             raise ValueError(f"The store sent {excess_bytes:,} bytes more than were requested")
-        complete = []
+        complete_blocks = []
         while data:
             number, offset = divmod(self.arrived, self._block_bytes)
             size = min(self._block_bytes, self.record.size - number * self._block_bytes)
@@ -90,16 +90,16 @@ class Fetch:
             self.arrived += len(part)
             data = data[len(part) :]
             if offset + len(part) == size:
-                complete.append(number)
+                complete_blocks.append(number)
         self.wake()
-        return complete
+        return complete_blocks
 
     def wake(self) -> None:
         """Wake the readers whose bytes have arrived, or all readers at the end of the fetch."""
         if self._waiting:
-            still_waiting = [waiter for waiter in self._waiting if waiter[0] >= self.arrived and not self.done]
+            remaining_waiters = [waiter for waiter in self._waiting if waiter[0] >= self.arrived and not self.done]
             woken = [waiter for waiter in self._waiting if waiter[0] < self.arrived or self.done]
-            self._waiting = still_waiting
+            self._waiting = remaining_waiters
             for _, future in woken:
                 if not future.done():
                     future.set_result(None)
@@ -141,7 +141,7 @@ class Fetches:
         self._budget = HolderLimit("bytes of reads for the cache", budget_bytes, share_bytes)
         self.request_bytes = max(request_bytes, blocks.block_bytes)
         self._memory = Buffers(blocks.block_bytes, self.request_bytes)
-        self._running: dict[tuple[str, int], Fetch] = {}
+        self._running_fetches: dict[tuple[str, int], Fetch] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
         self._unread: dict[Fetch, asyncio.TimerHandle] = {}
@@ -158,7 +158,7 @@ class Fetches:
 
     def find(self, name: str, number: int) -> Fetch | None:
         """Return the fetch that has read the block, or is reading it, or None."""
-        return self._running.get((name, number))
+        return self._running_fetches.get((name, number))
 
     def hold(self, fetch: Fetch) -> None:
         fetch.readers += 1
@@ -221,9 +221,9 @@ class Fetches:
         """
         if not self._take(expected_bytes, owner):
             return None
-        opened: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, opened))
-        return await asyncio.shield(opened)
+        open_file: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
+        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, open_file))
+        return await asyncio.shield(open_file)
 
     async def _open(
         self,
@@ -232,9 +232,9 @@ class Fetches:
         expected_bytes: int,
         record_of: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
-        opened: asyncio.Future[ObjectRecord],
+        record_future: asyncio.Future[ObjectRecord],
     ) -> None:
-        charged = expected_bytes
+        charged_bytes = expected_bytes
         try:
             bucket, key = split_bucket_and_key(location)
             async with self._store.request("GET", bucket, key, {"range": span}) as answer:
@@ -245,28 +245,30 @@ class Fetches:
                 block_bytes = self._blocks.block_bytes
                 first = -(-start // block_bytes)
                 last = (end - 1) // block_bytes if end == size else end // block_bytes - 1
-                if last < first or any((record.name, number) in self._running for number in range(first, last + 1)):
-                    opened.set_result(record)
+                if last < first or any(
+                    (record.name, number) in self._running_fetches for number in range(first, last + 1)
+                ):
+                    record_future.set_result(record)
                     return
                 fetch = Fetch(record, first, last, self._memory, owner)
-                if fetch.size_bytes > charged:
+                if fetch.size_bytes > charged_bytes:
                     raise RefusedRead
-                self._budget.release(owner.holder, charged - fetch.size_bytes)
-                charged = 0
+                self._budget.release(owner.holder, charged_bytes - fetch.size_bytes)
+                charged_bytes = 0
                 self._register(fetch)
-                opened.set_result(record)
+                record_future.set_result(record)
                 skip = first * block_bytes - start
                 await self._finish(fetch, self._receive(fetch, answer, skip))
         except Exception as error:  # noqa: BLE001  all waiters receive the error
-            if not opened.done():
-                opened.set_exception(error)
+            if not record_future.done():
+                record_future.set_exception(error)
                 # Mark the error as retrieved, because there may be no waiter.
-                opened.exception()
+                record_future.exception()
         finally:
-            if charged:
-                self._budget.release(owner.holder, charged)
-            if not opened.done():
-                opened.cancel()
+            if charged_bytes:
+                self._budget.release(owner.holder, charged_bytes)
+            if not record_future.done():
+                record_future.cancel()
 
     async def _receive(self, fetch: Fetch, answer: StoreAnswer, skip: int) -> None:
         """Store the bytes of the answer, except the first `skip` bytes."""
@@ -335,12 +337,12 @@ class Fetches:
 
     def _register(self, fetch: Fetch) -> None:
         for number in range(fetch.first, fetch.last + 1):
-            self._running[fetch.record.name, number] = fetch
+            self._running_fetches[fetch.record.name, number] = fetch
 
     def _unregister(self, fetch: Fetch) -> None:
         for number in range(fetch.first, fetch.last + 1):
-            if self._running.get((fetch.record.name, number)) is fetch:
-                del self._running[fetch.record.name, number]
+            if self._running_fetches.get((fetch.record.name, number)) is fetch:
+                del self._running_fetches[fetch.record.name, number]
 
     def _leave(self, fetch: Fetch) -> None:
         del self._unread[fetch]
@@ -367,7 +369,7 @@ class Fetches:
         """Check that no ended fetch is charged or listed. Tests call this method while no fetch is running."""
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
-        assert not self._running, f"{len(self._running)} blocks are listed"
+        assert not self._running_fetches, f"{len(self._running_fetches)} blocks are listed"
         assert self._budget.taken == 0, f"{self._budget.taken} bytes are charged"
 
 

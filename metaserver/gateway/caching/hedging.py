@@ -68,7 +68,7 @@ class HedgedStore:
         self._store = store
         self._clock = clock
         self._share = percent / 100
-        self._allowed = 0.0
+        self._allowed_hedges = 0.0
         self._wait = Percentile(_INITIAL_WAIT_S, min_s=_WAIT_MIN_S, max_s=_WAIT_MAX_S, factor=1.0)
         self.hedged = 0
 
@@ -80,16 +80,16 @@ class HedgedStore:
             async with self._store.request(method, bucket, key, headers) as answer:
                 yield answer
             return
-        self._allowed = min(_SAVED_REQUESTS_MAX, self._allowed + self._share)
+        self._allowed_hedges = min(_SAVED_REQUESTS_MAX, self._allowed_hedges + self._share)
         began_s = self._clock.monotonic()
         attempts = [_Attempt(self._store.request(method, bucket, key, headers))]
         try:
             await asyncio.wait((attempts[0].opening,), timeout=self._wait.value_s)
-            if not attempts[0].opening.done() and self._allowed >= 1:
-                self._allowed -= 1
+            if not attempts[0].opening.done() and self._allowed_hedges >= 1:
+                self._allowed_hedges -= 1
                 self.hedged += 1
                 attempts.append(_Attempt(self._store.request(method, bucket, key, headers)))
-            used = await _await_usable(attempts)
+            used_attempt = await _await_usable(attempts)
         except BaseException:
             for attempt in attempts:
                 await attempt.close()
@@ -98,24 +98,24 @@ class HedgedStore:
         # time.
         self._wait.add(self._clock.monotonic() - began_s)
         for attempt in attempts:
-            if attempt is not used:
+            if attempt is not used_attempt:
                 await attempt.close()
         # This raises the error of the first attempt if all attempts failed.
-        answer = await used.opening
+        answer = await used_attempt.opening
         try:
             yield answer
         except BaseException as error:
-            if not await used.close(error):
+            if not await used_attempt.close(error):
                 raise
         else:
-            await used.close()
+            await used_attempt.close()
 
 
 async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
     """Return the first attempt whose answer begins without an error, or the first attempt if all attempts fail."""
-    waiting = {attempt.opening for attempt in attempts}
-    while waiting:
-        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    pending_openings = {attempt.opening for attempt in attempts}
+    while pending_openings:
+        _, pending_openings = await asyncio.wait(pending_openings, return_when=asyncio.FIRST_COMPLETED)
         usable = [attempt for attempt in attempts if attempt.is_usable]
         if usable:
             return usable[0]

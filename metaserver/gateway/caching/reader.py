@@ -51,7 +51,7 @@ class RangeReader:
         owner: Owner,
         unsent: AnswerBudget,
         *,
-        counted: bool = True,
+        is_counted: bool = True,
         started: bool = False,
     ) -> AsyncGenerator[memoryview]:
         """Yield the bytes of an object from `start` to `end`.
@@ -62,7 +62,7 @@ class RangeReader:
             end: The offset after the last byte, which is at most the object's size.
             owner: The owner of the cached blocks.
             unsent: Counts the memory that is kept while the caller sends a piece.
-            counted: Whether to count a request for the first block.
+            is_counted: Whether to count a request for the first block.
             started: Whether the client has received bytes of the answer.
 
         Raises:
@@ -72,11 +72,14 @@ class RangeReader:
         while start < end:
             number, offset = divmod(start, block_bytes)
             stop = min(end, (number + 1) * block_bytes)
-            block, source = self._blocks.get_without_waiting(record.name, number, owner, counted=counted) or (None, "")
+            block, source = self._blocks.get_without_waiting(record.name, number, owner, counted=is_counted) or (
+                None,
+                "",
+            )
             if block is None:
                 # This call also counts the request.
-                block = self._blocks.find_in_memory(record.name, number, counted=counted)
-            counted = True
+                block = self._blocks.find_in_memory(record.name, number, counted=is_counted)
+            is_counted = True
             if block is None:
                 fetch = self._fetches.find(record.name, number)
                 if fetch is None:
@@ -117,7 +120,7 @@ class RangeReader:
                 unsent.keep(0)
 
     def read_at_once(
-        self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, *, is_counted: bool
     ) -> list[memoryview]:
         """Return the bytes from `start` up to `end` that are available without waiting.
 
@@ -126,10 +129,10 @@ class RangeReader:
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
             number, offset = divmod(start, block_bytes)
-            ready = self._blocks.get_without_waiting(record.name, number, owner, counted=counted)
-            if ready is None:
+            block_and_source = self._blocks.get_without_waiting(record.name, number, owner, counted=is_counted)
+            if block_and_source is None:
                 break
-            counted, (block, source) = True, ready
+            is_counted, (block, source) = True, block_and_source
             piece = block[offset : offset + end - start]
             self.served_bytes[source] += len(piece)
             start += len(piece)
@@ -154,16 +157,16 @@ class RangeReader:
         if block is not None:
             return block, None
         # Check again, because another reader may have started a fetch meanwhile.
-        running = self._fetches.find(record.name, number)
-        if running is not None:
-            return None, running
+        running_fetch = self._fetches.find(record.name, number)
+        if running_fetch is not None:
+            return None, running_fetch
         return None, self._fetches.start(record, number, self._end_of_gap(record, number, number + absent - 1), owner)
 
     def _end_of_gap(self, record: ObjectRecord, number: int, last: int) -> int:
         """Return the last of the blocks from `number` to `last` before a block in memory or in a running fetch."""
-        for following in range(number + 1, last + 1):
-            if self._blocks.has_in_memory(record.name, following) or self._fetches.find(record.name, following):
-                return following - 1
+        for next_number in range(number + 1, last + 1):
+            if self._blocks.has_in_memory(record.name, next_number) or self._fetches.find(record.name, next_number):
+                return next_number - 1
         return last
 
     async def _read_pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
@@ -207,11 +210,11 @@ class RangeReader:
         tries = _ReadAttempts(started)
         while start < end:
             offer = unsent.offer
-            streamed = offer == STEP_BYTES
-            unsent.keep(STEP_BYTES if streamed else offer)
-            stop = end if streamed else min(end, start + offer)
+            is_streamed = offer == STEP_BYTES
+            unsent.keep(STEP_BYTES if is_streamed else offer)
+            stop = end if is_streamed else min(end, start + offer)
             try:
-                if streamed:
+                if is_streamed:
                     async with aclosing(self._read_from_store(record, start, stop)) as pieces:
                         async for piece in pieces:
                             start += len(piece)
@@ -269,14 +272,14 @@ class _ReadAttempts:
 
     def __init__(self, started: bool) -> None:
         self.started = started
-        self._failed = 0
+        self._failures = 0
 
     def note_progress(self) -> None:
-        self.started, self._failed = True, 0
+        self.started, self._failures = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
         """Wait before the next attempt. After the last attempt, raise the error."""
-        self._failed += 1
-        if self._failed == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
+        self._failures += 1
+        if self._failures == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
             raise error
-        await asyncio.sleep(_PAUSE_S * self._failed)
+        await asyncio.sleep(_PAUSE_S * self._failures)

@@ -71,7 +71,7 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
         version: The version of the object, which was read before the request.
     """
     headers = answer.headers
-    etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+    etag, modified_text = headers.get("etag", ""), headers.get("last-modified", "")
     if answer.status == 206:
         part = parse_content_range(answer)
         size = part[2] if part is not None else -1
@@ -84,9 +84,9 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
         for name, value in headers.items()
         if name not in _NOT_KEPT and not name.startswith("x-amz-checksum-")
     }
-    about = f"{location}\n{etag}\n{modified}\n{size}".encode("utf-8", "surrogatepass")
-    name = hashlib.blake2b(about, digest_size=16).hexdigest()
-    return ObjectRecord(location, etag, size, modified, kept_headers, version, now_ms, name)
+    identity = f"{location}\n{etag}\n{modified_text}\n{size}".encode("utf-8", "surrogatepass")
+    name = hashlib.blake2b(identity, digest_size=16).hexdigest()
+    return ObjectRecord(location, etag, size, modified_text, kept_headers, version, now_ms, name)
 
 
 def parse_content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
@@ -99,8 +99,8 @@ def parse_content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
 
 def read_content_range(text: str) -> tuple[int, int, int] | None:
     """Parse a Content-Range header. Return the start, the end (exclusive) and the size of the object, or None."""
-    matched = _CONTENT_RANGE.fullmatch(text)
-    return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
+    match = _CONTENT_RANGE.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]) + 1, int(match[3]))
 
 
 def has_same_content(record: ObjectRecord, headers: Mapping[str, str]) -> bool:

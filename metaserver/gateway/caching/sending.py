@@ -24,28 +24,28 @@ class SendBudget:
         self._limit_bytes = limit_bytes
         self._share_bytes = share_bytes
         self.taken_bytes = 0
-        self._held: Counter[str] = Counter()
+        self._bytes_by_holder: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
         """Return the number of bytes that an answer to `holder` may keep next, without charging them."""
         free_bytes = self._limit_bytes - self.taken_bytes
-        if self._held:
-            free_bytes = min(free_bytes, self._share_bytes - self._held.get(holder, 0))
+        if self._bytes_by_holder:
+            free_bytes = min(free_bytes, self._share_bytes - self._bytes_by_holder.get(holder, 0))
         return max(STEP_MIN_BYTES, min(STEP_BYTES, free_bytes // _SEND_BUDGET_DIVISOR))
 
     def take(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes
-        self._held[holder] += size_bytes
+        self._bytes_by_holder[holder] += size_bytes
 
     def release(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes -= size_bytes
-        self._held[holder] -= size_bytes
-        if not self._held[holder]:
-            del self._held[holder]
+        self._bytes_by_holder[holder] -= size_bytes
+        if not self._bytes_by_holder[holder]:
+            del self._bytes_by_holder[holder]
 
     def check_invariants(self) -> None:
-        assert self.taken_bytes == sum(self._held.values())
-        assert all(held > 0 for held in self._held.values())
+        assert self.taken_bytes == sum(self._bytes_by_holder.values())
+        assert all(held_slots > 0 for held_slots in self._bytes_by_holder.values())
 
 
 class AnswerBudget:

@@ -116,34 +116,30 @@ class CloudBackend:
                 return self._abort_upload
             case "DELETE" if not query:
                 return self._delete
-        what = f"{call.method} with the query {sorted(query)}{' and a copy source' if is_copy else ''}"
-        raise S3Error("NotImplemented", f"{what} is not supported by this store")
+        request_text = f"{call.method} with the query {sorted(query)}{' and a copy source' if is_copy else ''}"
+        raise S3Error("NotImplemented", f"{request_text} is not supported by this store")
 
     async def _read(self, call: S3Call) -> web.StreamResponse:
         store, key = self._place(call)
         if key.endswith("/"):
             raise _make_no_key_error()
         header = call.headers.get("range")
-        matched = _RANGE.fullmatch(header) if header else None
+        match = _RANGE.fullmatch(header) if header else None
         has_conditions = any(name in call.headers for name in _READ_CONDITIONS)
         first = b""
-        if (
-            call.method == "HEAD"
-            or has_conditions
-            or (header and (matched is None or int(matched[1]) > int(matched[2])))
-        ):
+        if call.method == "HEAD" or has_conditions or (header and (match is None or int(match[1]) > int(match[2]))):
             # Read the size and the ETag of the object first, because the range and the conditions need them.
             result = await obstore.get_async(store, key, options={"head": True})
-            etag, modified = _quote_etag(result.meta["e_tag"]), result.meta["last_modified"]
-            check_read(call.headers, etag, int(modified.timestamp()))
+            etag, modified_time = _quote_etag(result.meta["e_tag"]), result.meta["last_modified"]
+            check_read(call.headers, etag, int(modified_time.timestamp()))
             applies = call.headers.get("if-range") in (None, etag)
             part = read_range(header, result.meta["size"]) if applies else None
             start, length = part or (0, result.meta["size"])
             is_part = part is not None
         else:
-            is_part = matched is not None
-            start = int(matched[1]) if matched else 0
-            limit = int(matched[2]) + 1 if matched else None
+            is_part = match is not None
+            start = int(match[1]) if match else 0
+            limit = int(match[2]) + 1 if match else None
             result, first = await read_first(store, key, start, limit)
             size = result.meta["size"]
             length = (size if limit is None else min(limit, size)) - start
@@ -212,12 +208,12 @@ class CloudBackend:
                 raise S3Error("NotImplemented", f"If-None-Match needs an object of at most {limit} bytes")
             with self._reserve_memory(call, call.body.length):
                 data = b"".join([piece async for piece in _read_body(call)])
-                stored = await obstore.put_async(
+                put_result = await obstore.put_async(
                     store, key, data, attributes=attributes, mode="create", use_multipart=False
                 )
         else:
-            stored = await put_stream(store, key, _read_body(call), call.body.length, attributes)
-        return web.Response(headers={"ETag": _quote_etag(stored["e_tag"]), "x-amz-request-id": call.request_id})
+            put_result = await put_stream(store, key, _read_body(call), call.body.length, attributes)
+        return web.Response(headers={"ETag": _quote_etag(put_result["e_tag"]), "x-amz-request-id": call.request_id})
 
     @contextmanager
     def _reserve_memory(self, call: S3Call, size: int) -> Iterator[None]:
@@ -315,12 +311,12 @@ class CloudBackend:
             raise S3Error("NotImplemented", "This store does not support conditions of multipart uploads")
         store, key = self._place(call)
         upload_id, parts = call.address.query["uploadId"], read_complete(call.document)
-        headers, chosen = await self._uploads.choose(store, key, upload_id, parts)
-        pieces = self._uploads.read(store, chosen)
-        size = sum(part.size for part in chosen)
-        stored = await put_stream(store, key, pieces, size, self._describe(headers))
+        headers, chosen_parts = await self._uploads.choose(store, key, upload_id, parts)
+        pieces = self._uploads.read(store, chosen_parts)
+        size = sum(part.size for part in chosen_parts)
+        put_result = await put_stream(store, key, pieces, size, self._describe(headers))
         await self._uploads.remove(store, key, upload_id)
-        text = name_object(call) + build_xml_element("ETag", _quote_etag(stored["e_tag"]))
+        text = name_object(call) + build_xml_element("ETag", _quote_etag(put_result["e_tag"]))
         return make_xml_response(make_document("CompleteMultipartUploadResult", text), call)
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
@@ -330,13 +326,13 @@ class CloudBackend:
         await self._uploads.remove(store, key, upload_id)
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self, passed: PassedTime) -> None:
+    async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete the parts of uploads that have not changed for `gateway_uploads_s` of passed time.
 
         Raises:
             SeamarkError: The cloud does not answer, or refuses a request.
         """
-        before_ms = passed.find_time_ago(int(self._abandoned_s * 1000))
+        before_ms = passed_time.find_time_ago(int(self._abandoned_s * 1000))
         for bucket in self._buckets:
             try:
                 await self._uploads.delete_abandoned(self._open_bucket(bucket), before_ms)

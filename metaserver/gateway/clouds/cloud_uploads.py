@@ -83,9 +83,13 @@ class CloudUploads:
         Raises:
             S3Error: The upload or one of its parts does not exist, or the order of the parts is wrong.
         """
-        stored = {(part.number, part.etag.strip('"')): part for part in await self._list_parts(store, key, upload_id)}
-        listed = {number: stored[number, etag] for number, etag in part_etags if (number, etag) in stored}
-        parts = choose_parts(list(part_etags), listed)
+        stored_parts = {
+            (part.number, part.etag.strip('"')): part for part in await self._list_parts(store, key, upload_id)
+        }
+        listed_parts = {
+            number: stored_parts[number, etag] for number, etag in part_etags if (number, etag) in stored_parts
+        }
+        parts = choose_parts(list(part_etags), listed_parts)
         headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
         return convert_json(bytes(await headers.bytes_async()), dict[str, str]), parts
 
@@ -148,10 +152,10 @@ class CloudUploads:
         parts = []
         async for page in obstore.list(store, f"{_get_upload_folder(key, upload_id)}/", chunk_size=1000):
             for meta in page:
-                matched = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
-                if matched is not None:
+                match = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
+                if match is not None:
                     modified_ns = int(meta["last_modified"].timestamp() * 1e9)
-                    parts.append(Part(int(matched[1]), meta["path"], meta["size"], modified_ns, f'"{matched[2]}"'))
+                    parts.append(Part(int(match[1]), meta["path"], meta["size"], modified_ns, f'"{match[2]}"'))
         return parts
 
 

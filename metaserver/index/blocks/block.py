@@ -303,7 +303,7 @@ class Block:
         """The partition values of each field, in the order of the partition tuple. None if all values are null."""
         return tuple([self._open_column(entry.values) for entry in self._directory.partition])
 
-    def verify(self, packed: Packed) -> None:
+    def verify(self, packed_column: Packed) -> None:
         """Compare a column's arrays with their checksum, unless this was done before.
 
         This method must be called before each read.
@@ -311,21 +311,24 @@ class Block:
         Raises:
             CacheDamaged: A mapped file is damaged. The file is not used again.
         """
-        if packed.start in self.memory.verified or not packed.size:
+        if packed_column.start in self.memory.verified or not packed_column.size:
             return
-        if isal_zlib.crc32(self._arrays[packed.start : packed.start + packed.size]) != packed.crc:
+        if (
+            isal_zlib.crc32(self._arrays[packed_column.start : packed_column.start + packed_column.size])
+            != packed_column.crc
+        ):
             if self.on_damage is not None:
                 self.on_damage()
             raise CacheDamaged(
                 f"The local copy of manifest {self.location} is damaged. The manifest is read again; repeat the request"
             )
-        self.memory.use(packed.start, packed.size)
+        self.memory.use(packed_column.start, packed_column.size)
 
     def is_valid(self) -> bool:
         """Verify all columns, and return whether all checksums match."""
         try:
-            for packed in self._iter_packed():
-                self.verify(packed)
+            for packed_column in self._iter_packed():
+                self.verify(packed_column)
         except CacheDamaged:
             return False
         return True
@@ -339,17 +342,17 @@ class Block:
         columns += [entry.values for entry in directory.partition]
         for column in directory.columns:
             columns += column.lower, column.upper, *column.counts
-        return (packed for packed in columns if packed is not None)
+        return (packed_column for packed_column in columns if packed_column is not None)
 
     def count_mapped(self) -> None:
         """From now on, count only the used memory of the block, because the block is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
-    def _open_column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
-        if packed is None:
+    def _open_column(self, packed_column: Packed | None, rows: int | None = None) -> PackedColumn | None:
+        if packed_column is None:
             return None
-        self.verify(packed)
-        return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
+        self.verify(packed_column)
+        return PackedColumn(self._arrays, packed_column, self.rows if rows is None else rows)
 
     def get_packed_longs(self, name: str) -> Packed | None:
         """Return the packed column of `find_long_column`, without access to its values."""
@@ -461,29 +464,29 @@ class Block:
         column = self.get_bound_column(side, column_id)
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
-    def read_column(self, packed: Packed) -> PackedColumn:
+    def read_column(self, packed_column: Packed) -> PackedColumn:
         """Return an object that reads a packed column of this block."""
-        self.verify(packed)
-        return PackedColumn(self._arrays, packed, self.rows)
+        self.verify(packed_column)
+        return PackedColumn(self._arrays, packed_column, self.rows)
 
 
 def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
     """Return the values of `PackedColumn.read_longs` for some rows, int64[n]."""
-    packed = column.packed
-    if packed.width == 0:
-        values = np.full(len(rows), packed.base, dtype=np.int64)
+    packed_values = column.packed
+    if packed_values.width == 0:
+        values = np.full(len(rows), packed_values.base, dtype=np.int64)
     else:
-        codes = column.read_array(packed.codes, f"<u{packed.width}", column.rows)[rows].astype(np.uint64)
-        values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
-    if packed.presence != NONE:
+        codes = column.read_array(packed_values.codes, f"<u{packed_values.width}", column.rows)[rows].astype(np.uint64)
+        values = (codes + np.uint64(packed_values.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
+    if packed_values.presence != NONE:
         values[~read_present_at(column, rows)] = MISSING
     return values
 
 
 def read_doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
     """Return the values of `PackedColumn.doubles` for some rows, float64[n]."""
-    packed = column.packed
-    return column.read_array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
+    packed_values = column.packed
+    return column.read_array(packed_values.codes, f"<f{packed_values.width}", column.rows)[rows].astype(np.float64)
 
 
 def read_present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:

@@ -41,19 +41,19 @@ class Blocks:
         executor: ThreadPoolExecutor,
         decoders: Decoders,
         *,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         manifests_in_flight: int,
         limit_bytes: int,
     ) -> None:
         """Create a loader.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have.
+            stored_objects: The storage itself, without the caches that `objects` may have.
             manifests_in_flight: The number of manifests that are read or decoded concurrently.
             limit_bytes: The maximum size of a manifest or manifest list.
         """
         self._objects = objects
-        self._stored = stored
+        self._stored_objects = stored_objects
         self._stack = stack
         self._executor = executor
         self._decoders = decoders
@@ -66,7 +66,7 @@ class Blocks:
 
         Any thread may append changes, because appending is atomic.
         """
-        self._damaged: deque[tuple[str, weakref.ref[Block]]] = deque()
+        self._damaged_blocks: deque[tuple[str, weakref.ref[Block]]] = deque()
         """Damaged blocks, with their keys. Any thread may append them.
 
         A different block may be in use for the key of a damaged block.
@@ -87,16 +87,16 @@ class Blocks:
     @property
     def has_damaged(self) -> bool:
         """Whether a block was found damaged since the last `remove_damaged`."""
-        return bool(self._damaged)
+        return bool(self._damaged_blocks)
 
     def find_damaged(self) -> set[Block]:
         """Return the damaged blocks that are still in use."""
-        return {block for _, reference in list(self._damaged) if (block := reference()) is not None}
+        return {block for _, reference in list(self._damaged_blocks) if (block := reference()) is not None}
 
     async def remove_damaged(self) -> None:
         """Remove damaged blocks from the caches, so that their manifests are decoded again."""
-        while self._damaged:
-            key, reference = self._damaged.popleft()
+        while self._damaged_blocks:
+            key, reference = self._damaged_blocks.popleft()
             # No other block has replaced the damaged block.
             if self._alive.get(key) in (None, reference()):
                 self._alive.pop(key, None)
@@ -176,7 +176,7 @@ class Blocks:
         if block_in_use is not None:
             return block_in_use
         self._alive[key] = block
-        block.on_damage = partial(self._damaged.append, (key, weakref.ref(block)))
+        block.on_damage = partial(self._damaged_blocks.append, (key, weakref.ref(block)))
         memory = block.memory
         memory.on_growth = self._changes.append
         self._live_bytes += memory.size_bytes
@@ -194,9 +194,9 @@ class Blocks:
         try:
             return await decode(self._objects)
         except Corrupt:
-            if self._stored is self._objects:
+            if self._stored_objects is self._objects:
                 raise
-            return await decode(self._stored)
+            return await decode(self._stored_objects)
 
     async def _decode_manifest(self, manifest: ManifestFile, objects: ObjectStore) -> bytes | memoryview:
         """Read and decode a manifest, and return the memory of its block.
@@ -212,10 +212,10 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
-        packed = await self._decoders.decode(data, location)
+        block_memory = await self._decoders.decode(data, location)
         # Check the block before it is cached, because the next read of the file may return valid bytes.
-        _check_manifest(manifest, Block(packed))
-        return packed
+        _check_manifest(manifest, Block(block_memory))
+        return block_memory
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
         """Read a file of the table.

@@ -127,21 +127,21 @@ class Decoders:
         with self._lock:
             if not self._active_loads:
                 return None
-            for at, process in enumerate(self._idle):
+            for position, process in enumerate(self._idle):
                 if process.is_ready():
                     self.by_processes += 1
-                    return self._idle.pop(at)
+                    return self._idle.pop(position)
             if len(self._processes) >= self._processes_max:
                 return None
             try:
-                started = _Process()
+                new_process = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
                 # The environment may not allow processes.
                 self._processes_max = 0
                 return None
-            self._processes.add(started)
-            self._idle.append(started)
+            self._processes.add(new_process)
+            self._idle.append(new_process)
             return None
 
     def _return_process(self, process: _Process) -> None:
@@ -179,27 +179,27 @@ class _Process:
         assert requests is not None
         assert responses is not None
         self._pipes = requests, responses
-        self._to, self._from = requests.fileno(), responses.fileno()
-        for descriptor in (self._to, self._from):
+        self._request_fd, self._response_fd = requests.fileno(), responses.fileno()
+        for descriptor in (self._request_fd, self._response_fd):
             # A smaller pipe only makes decoding slower.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._ready = False
+        self._is_ready = False
 
     def is_ready(self) -> bool:
         """Return whether the process has started to read, without waiting.
 
         The result is also True if the process has ended unexpectedly. Its next use then reports an error.
         """
-        if not self._ready:
+        if not self._is_ready:
             poll = select.poll()
-            poll.register(self._from, select.POLLIN | select.POLLHUP)
-            self._ready = bool(poll.poll(0))
-            if self._ready:
+            poll.register(self._response_fd, select.POLLIN | select.POLLHUP)
+            self._is_ready = bool(poll.poll(0))
+            if self._is_ready:
                 # The process has ended. Its next use reports this.
                 with contextlib.suppress(_ProcessLost):
                     self._read_answer()
-        return self._ready
+        return self._is_ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
         """Decode a manifest in the process, like `decode_block_memory`.
@@ -230,7 +230,7 @@ class _Process:
         """
         try:
             while data:
-                data = data[os.write(self._to, data) :]
+                data = data[os.write(self._request_fd, data) :]
         except OSError as error:
             raise _ProcessLost(str(error)) from error
 
@@ -244,15 +244,15 @@ class _Process:
             buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
             raise _ProcessLost(f"its answer has {size} bytes, which do not fit into memory") from error
-        at = 0
-        while at < size:
+        position = 0
+        while position < size:
             try:
-                count = os.readv(self._from, [buffer[at:]])
+                count = os.readv(self._response_fd, [buffer[position:]])
             except OSError as error:
                 raise _ProcessLost(str(error)) from error
             if not count:
-                raise _ProcessLost(f"the process ended after {at} bytes of {size}")
-            at += count
+                raise _ProcessLost(f"the process ended after {position} bytes of {size}")
+            position += count
         return buffer
 
     def end(self) -> None:

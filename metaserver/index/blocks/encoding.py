@@ -44,38 +44,38 @@ _ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
 """The order of the bounds of a type. All other types have the order of integers."""
 
 
-def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
+def encode_block(manifest: DecodedManifest) -> list[bytes | memoryview]:
     """Return the block's memory, as pieces to concatenate.
 
     Raises:
         Corrupt: The manifest's header is invalid.
     """
-    schema, spec = _get_schema(decoded), _get_spec(decoded)
-    packer = Packer(decoded.heap, decoded.rows)
-    longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
+    schema, spec = _get_schema(manifest), _get_spec(manifest)
+    packer = Packer(manifest.heap, manifest.rows)
+    longs = {name: packer.longs(values, absent_low=True) for name, values in manifest.longs.items()}
     texts = {
         name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
-        for name, spans in decoded.texts.items()
+        for name, spans in manifest.texts.items()
     }
-    lists = {name: _add_list(packer, *columns) for name, columns in decoded.lists.items()}
-    partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
-    columns, has_unusable_bounds = _add_columns(packer, decoded, schema, longs["record_count"])
+    lists = {name: _add_list(packer, *columns) for name, columns in manifest.lists.items()}
+    partition = [_add_partition(packer, values, schema, spec) for values in manifest.partition]
+    columns, has_unusable_bounds = _add_columns(packer, manifest, schema, longs["record_count"])
     arrays = packer.pack()
     # The tuples have the values in the order of the fields of `_Directory` and of its parts.
     directory = (
-        decoded.location,
-        decoded.rows,
-        1 if decoded.metadata.get("content") == "deletes" else 0,
+        manifest.location,
+        manifest.rows,
+        1 if manifest.metadata.get("content") == "deletes" else 0,
         spec.spec_id,
         _collect_present(packer, longs),
         _collect_present(packer, texts),
         {
-            name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
+            name: (packer.packed(counts), packer.packed(values), len(manifest.lists[name][1]))
             for name, (counts, values) in lists.items()
         },
         tuple((field_id, kind, packer.packed(number)) for field_id, kind, number in partition),
         tuple((column_id, kind, *packer.entry(number)) for column_id, kind, number in columns),
-        _may_have_dots(packer.packed(texts["file_path"]), arrays, decoded.rows),
+        _may_have_dots(packer.packed(texts["file_path"]), arrays, manifest.rows),
         has_unusable_bounds,
     )
     head = msgspec.msgpack.encode(directory)
@@ -91,19 +91,19 @@ def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bo
 
 def _collect_present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
     columns = {name: packer.packed(number) for name, number in numbers.items()}
-    return {name: packed for name, packed in columns.items() if packed is not None}
+    return {name: packed_column for name, packed_column in columns.items() if packed_column is not None}
 
 
 def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
-    wide = np.where(counts < 0, MISSING, counts.astype(np.int64))
-    return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
+    long_counts = np.where(counts < 0, MISSING, counts.astype(np.int64))
+    return packer.longs(long_counts, absent_low=True), packer.longs(values, absent_low=True)
 
 
-def _get_schema(decoded: DecodedManifest) -> Schema:
+def _get_schema(manifest: DecodedManifest) -> Schema:
     try:
-        return _parse_schema(decoded.metadata["schema"])
+        return _parse_schema(manifest.metadata["schema"])
     except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
-        raise Corrupt(f"The schema in the header of manifest {decoded.location} cannot be read: {error}") from None
+        raise Corrupt(f"The schema in the header of manifest {manifest.location} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=16)
@@ -122,21 +122,21 @@ def _normalize_schema(text: str) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _get_spec(decoded: DecodedManifest) -> PartitionSpec:
+def _get_spec(manifest: DecodedManifest) -> PartitionSpec:
     """Return the partition spec in the header of a manifest.
 
     Raises:
         Corrupt: The header contains no valid spec.
     """
     try:
-        fields = convert_json(decoded.metadata["partition-spec"], Any)
+        fields = convert_json(manifest.metadata["partition-spec"], Any)
         if isinstance(fields, dict):
             fields = fields["fields"]
-        spec_id = int(decoded.metadata.get("partition-spec-id", "0"))
+        spec_id = int(manifest.metadata.get("partition-spec-id", "0"))
         return convert_values({"spec-id": spec_id, "fields": fields}, PartitionSpec)
     except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise Corrupt(
-            f"The partition spec in the header of manifest {decoded.location} cannot be read: {error}"
+            f"The partition spec in the header of manifest {manifest.location} cannot be read: {error}"
         ) from None
 
 
@@ -189,32 +189,32 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 
 
 def _add_columns(
-    packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
+    packer: Packer, manifest: DecodedManifest, schema: Schema, record_count: int
 ) -> tuple[list[tuple[int, str, int]], bool]:
     """Add the columns with statistics.
 
     Returns:
         The id, the type and the number of the packer's job of each column, and whether unusable bounds were omitted.
     """
-    counts = [decoded.counts.get(name, {}) for name in COUNTS]
-    lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
+    counts = [manifest.counts.get(name, {}) for name in COUNTS]
+    lower, upper = manifest.bounds.get("lower_bounds", {}), manifest.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
     for column_id in sorted(set().union(*counts, lower, upper)):
         kind = _get_column_kind(schema, column_id)
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
-            of_low, of_high = lower.get(column_id), upper.get(column_id)
-            usable = _drop_unusable_bounds(decoded, kind, of_low, of_high)
+            low_bounds, high_bounds = lower.get(column_id), upper.get(column_id)
+            usable = _drop_unusable_bounds(manifest, kind, low_bounds, high_bounds)
             is_left_out |= usable is not None
-            of_low, of_high = usable or (of_low, of_high)
-            number = packer.column(get_source_code(kind), of_column, of_low, of_high, record_count)
+            low_bounds, high_bounds = usable or (low_bounds, high_bounds)
+            number = packer.column(get_source_code(kind), of_column, low_bounds, high_bounds, record_count)
             columns.append((column_id, kind, number))
     return columns, is_left_out
 
 
 def _drop_unusable_bounds(
-    decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
+    manifest: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
     """Return the bounds of a column without unusable bounds, or None if all bounds are usable.
 
@@ -222,7 +222,7 @@ def _drop_unusable_bounds(
     bounds (`iceberg/manifests/repaired_metrics.py`).
     """
     order = ORDERS[_ORDER_OF.get(get_base_name(kind), "integers")]
-    marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
+    marks_of_sides = unusable_bounds(manifest.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
     if marks_of_sides is None:
         return None
     sides = zip((lower, upper), marks_of_sides, strict=True)
@@ -238,11 +238,11 @@ def _get_column_kind(schema: Schema, column_id: int) -> str | None:
     return _canonicalize_primitive(column.type)
 
 
-def _canonicalize_primitive(of: object) -> str | None:
+def _canonicalize_primitive(type_name: object) -> str | None:
     """Return the canonical name of a primitive type, or None for any other type."""
-    if not isinstance(of, str):
+    if not isinstance(type_name, str):
         return None
     try:
-        return canonicalize_primitive(of)
+        return canonicalize_primitive(type_name)
     except BadRequest:
         return None  # The type belongs to a later format version, so its order is unknown.

@@ -46,33 +46,33 @@ class Sketches:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
 
 
-def find_sketch(block: Block, packed: Packed) -> tuple[int, int]:
+def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
     """Return the address of a sketch and its shift, or (0, 0) if reading the codes is faster.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
-    if packed.start not in sketches.by_start:
-        new_sketch = _build_sketch(block, packed)
-        if sketches.by_start.setdefault(packed.start, new_sketch) is new_sketch and new_sketch is not None:
+    if packed_column.start not in sketches.by_start:
+        new_sketch = _build_sketch(block, packed_column)
+        if sketches.by_start.setdefault(packed_column.start, new_sketch) is new_sketch and new_sketch is not None:
             block.memory.add(new_sketch[0].nbytes + _BYTES)
-    sketch = sketches.by_start[packed.start]
+    sketch = sketches.by_start[packed_column.start]
     if sketch is None:
         return 0, 0
     address = int(sketch[0].__array_interface__["data"][0])
-    return address + _BEFORE_BYTES[Form(packed.form)], sketch[1]
+    return address + _BEFORE_BYTES[Form(packed_column.form)], sketch[1]
 
 
-def _build_sketch(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
+def _build_sketch(block: Block, packed_column: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
     """Build the sketch of a column, or return None if a sketch is not useful."""
-    address = block.address + packed.codes
-    if packed.form == Form.INTEGERS:
-        return _scan.sketch(address, packed.width, block.rows)
-    if packed.form == Form.FLOATS:
-        sketch = _scan.sketch_floats(address, packed.width, block.rows)
+    address = block.address + packed_column.codes
+    if packed_column.form == Form.INTEGERS:
+        return _scan.sketch(address, packed_column.width, block.rows)
+    if packed_column.form == Form.FLOATS:
+        sketch = _scan.sketch_floats(address, packed_column.width, block.rows)
     else:
-        codes = block.read_column(packed).read_array(packed.codes, f"<u{packed.width}", block.rows)
+        codes = block.read_column(packed_column).read_array(packed_column.codes, f"<u{packed_column.width}", block.rows)
         sample = np.sort(codes[:: max(1, block.rows // _SAMPLE_ROWS)]).astype(np.uint64)
         bounds = sample[np.arange(1, _SKETCH_BOUNDS + 1) * len(sample) // (_SKETCH_BOUNDS + 1)]
-        sketch = _scan.sketch_strings(address, packed.width, block.rows, bounds)
+        sketch = _scan.sketch_strings(address, packed_column.width, block.rows, bounds)
     return None if sketch is None else (sketch, 0)

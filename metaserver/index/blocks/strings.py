@@ -17,14 +17,14 @@ def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]
     """Return the values at `rows`, int64[n], as bytes. The item is None for a row without a value."""
     if column is None:
         return [None] * len(rows)
-    packed = column.packed
+    packed_values = column.packed
     if len(rows) <= _FEW_ROWS_MAX:
         return [cast("bytes | None", column.read_key(row)) for row in rows.tolist()]
-    if packed.width == 0:
-        values: list[bytes | None] = [packed.common] * len(rows)
+    if packed_values.width == 0:
+        values: list[bytes | None] = [packed_values.common] * len(rows)
     else:
         values = _decode_strings(column, rows)
-    if packed.presence != NONE:
+    if packed_values.presence != NONE:
         for position in np.flatnonzero(~column.present()[rows]).tolist():
             values[position] = None
     return values
@@ -40,22 +40,23 @@ def read_codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
 
 def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     """Return the strings at some rows, which all have values."""
-    packed = column.packed
-    width, common = packed.width, packed.common
-    heads = _read_uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
-    lengths = _read_uints(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
-    if packed.ends == NONE:
+    packed_values = column.packed
+    width, common = packed_values.width, packed_values.common
+    heads = _read_uints(column, packed_values.codes, width)[rows].astype(f">u{width}").tobytes()
+    lengths = _read_uints(column, packed_values.lengths, packed_values.lengths_width)[rows].astype(np.int64)
+    if packed_values.ends == NONE:
         return [
-            common + heads[at : at + size] for at, size in zip(_list_steps(width, rows), lengths.tolist(), strict=True)
+            common + heads[begin : begin + size]
+            for begin, size in zip(_list_steps(width, rows), lengths.tolist(), strict=True)
         ]
-    upto = _read_uints(column, packed.ends, 4)[rows].astype(np.int64)
+    upto = _read_uints(column, packed_values.ends, 4)[rows].astype(np.int64)
     tail_starts = upto - np.maximum(lengths - width, 0)
     first = int(tail_starts.min())
-    tails = column.read_array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
+    tails = column.read_array(packed_values.tails + first, "u1", int(upto.max()) - first).tobytes()
     stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
-        common + heads[at:stop] + tails[start:end]
-        for at, stop, start, end in zip(
+        common + heads[begin:stop] + tails[start:end]
+        for begin, stop, start, end in zip(
             _list_steps(width, rows),
             stops.tolist(),
             (tail_starts - first).tolist(),

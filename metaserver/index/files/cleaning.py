@@ -58,7 +58,7 @@ class Cleaner:
         objects: ObjectStore,
         clock: Clock,
         load: Callable[[str], Awaitable[TableMetadata]],
-        claimed: Callable[[str, Sequence[str]], Awaitable[Sequence[str]]],
+        list_claimed: Callable[[str, Sequence[str]], Awaitable[Sequence[str]]],
         *,
         folders: Sequence[str],
         folder_of: Callable[[TableMetadata], str],
@@ -69,7 +69,7 @@ class Cleaner:
         self._objects = objects
         self._clock = clock
         self._load = load
-        self._claimed = claimed
+        self._list_claimed = list_claimed
         self._folders = folders
         self._folder_of = folder_of
         self._retention_ms = retention_s * 1000
@@ -122,17 +122,17 @@ class Cleaner:
             tables: The metadata of all entries with the UUID of the table.
         """
         definitions = [read_definitions(table) for table in tables]
-        defined = {
+        defined_ids = {
             definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
         }
         if any(definitions_of_name.problems for definitions_of_name in definitions):
             return 0  # The definition of these files may be one of the unreadable definitions.
-        registered = await self._registry.load_files(entry)
+        index_files = await self._registry.load_files(entry)
         superseded_count = 0
         before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
-        for definition_id in set(registered.definitions) - defined:
+        for definition_id in set(index_files.definitions) - defined_ids:
             old_locations = [
-                file.location for file in registered.list_live_files(definition_id) if file.changed_ms < before_ms
+                file.location for file in index_files.list_live_files(definition_id) if file.changed_ms < before_ms
             ]
             if old_locations:
                 await self._registry.replace(entry.uuid, definition_id, add=(), remove=old_locations)
@@ -146,7 +146,7 @@ class Cleaner:
         deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
         index_folders = {f"{self._folder_of(table)}/{name}" for table in tables for name in self._folders}
-        for folder in await self._claimed(entry.uuid, sorted(index_folders)):
+        for folder in await self._list_claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue
             if len(self._orphans_ms) >= _FOLDERS_MAX:
@@ -155,7 +155,9 @@ class Cleaner:
             before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
             # Complete the listing first, because deletions during a listing may make it skip files.
             old_files = [file async for file in self._objects.list(folder) if file.modified_ms < before_ms]
-            unknown = [stored.location for stored in old_files if stored.location not in registered_locations]
+            unknown = [
+                stored_file.location for stored_file in old_files if stored_file.location not in registered_locations
+            ]
             if unknown:
                 # This raises BadRequest if the clocks differ.
                 await read_storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")

@@ -84,31 +84,31 @@ class Indexes:
         stack: Stack[OpenIndex],
         clock: Clock,
         *,
-        stored: ObjectStore,
+        stored_objects: ObjectStore,
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
         """Create a cache of index files.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have.
+            stored_objects: The storage itself, without the caches that `objects` may have.
             limit_bytes: The maximum size of an index file that is read.
             whole_bytes: The maximum size of an index file that is always read as a whole. Larger files may be read by
                 range.
         """
         self._objects = objects
-        self._stored = stored
+        self._stored_objects = stored_objects
         self.registry = registry
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_REMOTE_PARTS_BYTES, "remote-indexes")
-        self._opening_remote: SingleFlight[str, RemoteIndexFile] = SingleFlight()
-        self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
-        self._verifying: dict[str, asyncio.Task[None]] = {}
+        self._remote_files: MemoryCache[str, RemoteIndexFile] = MemoryCache(_REMOTE_PARTS_BYTES, "remote-indexes")
+        self._remote_openings: SingleFlight[str, RemoteIndexFile] = SingleFlight()
+        self._fetch_tasks: dict[str, asyncio.Task[OpenIndex | None]] = {}
+        self._verification_tasks: dict[str, asyncio.Task[None]] = {}
         """The verification tasks, by location of the index file."""
-        self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
+        self._retry_times: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
         """The monotonic time of the next attempt to read a file, by location. It is infinite for an unknown version."""
         self.failures = 0
         """The number of index files that could not be used since the start."""
@@ -123,10 +123,10 @@ class Indexes:
 
         The method never raises.
         """
-        opened = self.find_in_memory(file)
-        if opened is not None:
-            return opened
-        until_s = self._retry_at.get(file.location)
+        open_file = self.find_in_memory(file)
+        if open_file is not None:
+            return open_file
+        until_s = self._retry_times.get(file.location)
         if until_s is not None and self._clock.monotonic() < until_s:
             return None
         try:
@@ -136,7 +136,7 @@ class Indexes:
                 lambda data: _open_registered(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
-            if self._stored is self._objects:
+            if self._stored_objects is self._objects:
                 await self._quarantine_file(file, error.message)
             else:
                 # A cache may have caused the error, so read the storage itself.
@@ -150,18 +150,18 @@ class Indexes:
 
     def is_unsupported(self, file: RegisteredIndexFile) -> bool:
         """Return whether the file has a version that this program cannot read."""
-        return self._retry_at.get(file.location) == math.inf
+        return self._retry_times.get(file.location) == math.inf
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
         """Run `open` as a task that all waiting callers share."""
-        task = self._fetching.get(file.location)
+        task = self._fetch_tasks.get(file.location)
         if task is None:
-            task = self._fetching[file.location] = asyncio.create_task(self.open(file), name="index")
-            task.add_done_callback(lambda _: self._fetching.pop(file.location))
+            task = self._fetch_tasks[file.location] = asyncio.create_task(self.open(file), name="index")
+            task.add_done_callback(lambda _: self._fetch_tasks.pop(file.location))
         return task
 
     def is_being_fetched(self, file: RegisteredIndexFile) -> bool:
-        return file.location in self._fetching
+        return file.location in self._fetch_tasks
 
     def supports_remote_reads(self, file: RegisteredIndexFile) -> bool:
         """Return whether the file is large enough to be read by range, and within the size limit."""
@@ -172,69 +172,70 @@ class Indexes:
 
         The method never raises.
         """
-        remote = self._remote.get(file.location)
+        remote = self._remote_files.get(file.location)
         if remote is not None:
             return remote
 
         async def load() -> RemoteIndexFile:
-            header, opened = await open_remote(self._objects, file)
+            header, open_file = await open_remote(self._objects, file)
             _check_registration(header, file)
-            self._remote.put(file.location, opened, opened.size_bytes)
-            return opened
+            self._remote_files.put(file.location, open_file, open_file.size_bytes)
+            return open_file
 
         try:
-            return await self._opening_remote.run(file.location, load)
+            return await self._remote_openings.run(file.location, load)
         except (SeamarkError, ValueError) as error:  # The caller reads the whole file, and this reports any damage.
             log.info("index file not opened by range", location=file.location, reason=str(error))
             return None
 
     async def read_remotely(
-        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read_value: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> T | None:
-        """Open an index file by range, and return the result of `read` for it.
+        """Open an index file by range, and return the result of `read_value` for it.
 
         Returns:
-            None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file
-            is damaged or the storage does not answer.
+            None if the file cannot be opened by range, if `read_value` returns None, or if `read_value` fails because
+            the file is damaged or the storage does not answer.
         """
         remote = await self.open_remote(file)
         if remote is None:
             return None
         try:
-            result = await read(remote)
+            result = await read_value(remote)
         except ValueError as error:
-            self._remote.discard(file.location)
+            self._remote_files.discard(file.location)
             self.schedule_verification([file], str(error))
             return None
         except SeamarkError as error:
             log.info("index file not read by range", location=file.location, reason=str(error))
             return None
         if result is None and remote.is_full:
-            self._remote.discard(file.location)
-        elif self._remote.get(file.location) is remote:
-            self._remote.put(file.location, remote, remote.size_bytes)
+            self._remote_files.discard(file.location)
+        elif self._remote_files.get(file.location) is remote:
+            self._remote_files.put(file.location, remote, remote.size_bytes)
         return result
 
     async def open_or_read(
-        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read_value: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """Open an index file completely, or return the result of `read` for the file opened by range.
+        """Open an index file completely, or return the result of `read_value` for the file opened by range.
 
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
-        calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as necessary.
+        calls `read_value`. If `read_value` gives no result, the whole file is loaded. The method waits as long as
+        necessary.
 
         Returns:
             None if the file cannot be used.
         """
-        opened = self.find_in_memory(file)
-        if opened is not None or not self.supports_remote_reads(file):
-            return opened or await self.open(file)
-        fresh = not self.is_being_fetched(file)
+        open_file = self.find_in_memory(file)
+        if open_file is not None or not self.supports_remote_reads(file):
+            return open_file or await self.open(file)
+        is_read_locally = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if fresh:  # Reading from the local disk takes little time.
+        if is_read_locally:  # Reading from the local disk takes little time.
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
-            result = await self.read_remotely(file, read)
+            result = await self.read_remotely(file, read_value)
             if result is not None:
                 return result
             await asyncio.wait([task])
@@ -243,13 +244,13 @@ class Indexes:
     def schedule_verification(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
         """Run `verify_source` for each of these files in a task."""
         for file in files:
-            if file.location not in self._verifying:
+            if file.location not in self._verification_tasks:
                 task = asyncio.create_task(self.verify_source([file], reason), name="verify-index-file")
-                self._verifying[file.location] = task
+                self._verification_tasks[file.location] = task
                 task.add_done_callback(partial(self._forget_verification, file.location))
 
     def _forget_verification(self, location: str, _: asyncio.Task[None]) -> None:
-        del self._verifying[location]
+        del self._verification_tasks[location]
 
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
         """Verify the stored objects of index files after a probe found damage, which may be only in a cached copy.
@@ -259,7 +260,7 @@ class Indexes:
         for file in files:
             self._stack.discard(_make_cache_key(file.location))
             try:
-                data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
+                data = await self._stored_objects.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify_data, memoryview(data), file)
             except UnknownVersion as error:  # The data are from the storage, so no cached copy is the cause.
                 self._defer_reading(file, str(error), until_s=math.inf)
@@ -282,11 +283,11 @@ class Indexes:
     def _defer_reading(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
         self.failures += 1
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
-        self._retry_at.put(file.location, until_s, _LATER_BYTES)
+        self._retry_times.put(file.location, until_s, _LATER_BYTES)
         log.warning("index file not used", location=file.location, reason=reason)
 
     async def close(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *self._verifying.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._fetch_tasks.values(), *self._verification_tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -322,10 +323,11 @@ def _check_registration(header: IndexHeader, file: RegisteredIndexFile) -> None:
         Corrupt: The header belongs to another table or index.
     """
     header_identity = (header.table_uuid, header.definition, header.kind)
-    registered = (file.uuid, file.definition, file.kind)
-    if header_identity != registered:
+    registered_identity = (file.uuid, file.definition, file.kind)
+    if header_identity != registered_identity:
         raise Corrupt(
-            f"{file.location} has table, definition and kind {header_identity}, but is registered with {registered}"
+            f"{file.location} has table, definition and kind {header_identity}, but is registered with "
+            f"{registered_identity}"
         )
 
 
@@ -345,7 +347,12 @@ def _make_cache_key(location: str) -> str:
 
 @asynccontextmanager
 async def open_indexes(
-    settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
+    settings: Settings,
+    objects: ObjectStore,
+    registry: Registry,
+    clock: Clock,
+    *,
+    stored_objects: ObjectStore | None = None,
 ) -> AsyncIterator[Indexes]:
     """Open `Indexes` with its memory tier and its folder on the local disk.
 
@@ -354,7 +361,7 @@ async def open_indexes(
         objects: The storage, possibly with caches.
         registry: The registry of index files.
         clock: The clock.
-        stored: The storage without caches. If it is None, `objects` is used.
+        stored_objects: The storage without caches. If it is None, `objects` is used.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
@@ -373,7 +380,7 @@ async def open_indexes(
             registry,
             stack,
             clock,
-            stored=stored or objects,
+            stored_objects=stored_objects or objects,
             limit_bytes=settings.index_file_limit_bytes,
             whole_bytes=settings.index_whole_bytes,
         )

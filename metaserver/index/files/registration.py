@@ -28,8 +28,8 @@ async def read_index_file(
         BadRequest: The object is not a valid index file of the table, or is not in `folder`.
     """
     root = parse_location(folder)
-    parsed = parse_location(location, "The location of an index file")
-    if not location.startswith(folder + "/") or parsed == root or not root.holds(parsed):
+    parsed_location = parse_location(location, "The location of an index file")
+    if not location.startswith(folder + "/") or parsed_location == root or not root.holds(parsed_location):
         raise BadRequest(f"{location[:200]!r} is not in the folder {folder}")
     try:
         header = (await reader.describe(location, size_bytes)).header

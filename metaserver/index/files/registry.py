@@ -63,8 +63,10 @@ class Registry:
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
-        cached = self._cache.get(key)
-        return cached if cached is not None else await self._flights.run(key, lambda: self._fetch_files(key))
+        cached_value = self._cache.get(key)
+        return (
+            cached_value if cached_value is not None else await self._flights.run(key, lambda: self._fetch_files(key))
+        )
 
     async def _fetch_files(self, key: tuple[str, int]) -> IndexFiles:
         uuid, version = key

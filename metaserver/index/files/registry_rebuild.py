@@ -97,7 +97,7 @@ class RegistryRebuild:
         definitions = {definition.id: definition for definition in read_definitions(metadata).by_name.values()}
         unknown = [info for info in folder_objects if info.location not in registered_locations]
         files, left_out = await self._describe_files(uuid, definitions, unknown)
-        registered: list[tuple[IndexDefinition, list[FolderIndexFile]]] = []
+        files_by_definition: list[tuple[IndexDefinition, list[FolderIndexFile]]] = []
         redundant = 0
         for definition in definitions.values():
             candidates = sorted(
@@ -108,9 +108,11 @@ class RegistryRebuild:
             redundant += len(candidates) - len(needed_files)
             if needed_files:
                 await self._register_files(uuid, definition, needed_files)
-                registered.append((definition, needed_files))
+                files_by_definition.append((definition, needed_files))
         registered_before = sum(info.location in registered_locations for info in folder_objects)
-        return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", registered_before, registered, redundant, left_out)
+        return RebuiltRegistry(
+            f"{location}/{INDEX_FOLDER}", registered_before, files_by_definition, redundant, left_out
+        )
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
         """List the files of a folder, except unfinished files, whose names begin with a dot."""
@@ -160,7 +162,7 @@ class RegistryRebuild:
         return folder_files, left_out
 
     async def _select_needed(
-        self, registered: IndexFiles, definition: IndexDefinition, candidates: Sequence[FolderIndexFile]
+        self, index_files: IndexFiles, definition: IndexDefinition, candidates: Sequence[FolderIndexFile]
     ) -> list[FolderIndexFile]:
         """Return the candidates with a data file that neither a live file nor an earlier candidate describes.
 
@@ -170,7 +172,7 @@ class RegistryRebuild:
         if not candidates:
             return []
         live_summaries = []
-        for file in registered.list_live_files(definition.id):
+        for file in index_files.list_live_files(definition.id):
             # Ignore a file that cannot be read. The next plan that uses the file quarantines it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))

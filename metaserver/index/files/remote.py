@@ -148,13 +148,13 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
         tail = await _read_end(objects, location, size, needed_bytes)
     header = read_header(tail, size, location)
     blob = _Blob(objects, location, header.offset, header.length)
-    table, opened = await asyncio.gather(
+    table, open_file = await asyncio.gather(
         objects.read_range(location, header.files_offset, header.files_length), KINDS[header.kind].open_remote(blob)
     )
     files = read_files(table, header)
-    if opened.data_files != len(files):
-        raise ValueError(f"{location} indexes {opened.data_files} data files, but lists {len(files)}")
-    return header, RemoteIndexFile(location, files, opened, len(table))
+    if open_file.data_files != len(files):
+        raise ValueError(f"{location} indexes {open_file.data_files} data files, but lists {len(files)}")
+    return header, RemoteIndexFile(location, files, open_file, len(table))
 
 
 async def _read_end(objects: ObjectStore, location: str, size: int, length: int) -> bytes:

@@ -36,18 +36,18 @@ class Usage:
     """
 
     def __init__(self) -> None:
-        self._used: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
+        self._usage_by_index: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
         """Record that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
-        index_usage = self._used.get(key)
+        index_usage = self._usage_by_index.get(key)
         if index_usage is None:
-            index_usage = self._used[key] = IndexUsage(now_ms)
-            if len(self._used) > COUNTED_INDEXES_MAX:
-                self._used.popitem(last=False)
+            index_usage = self._usage_by_index[key] = IndexUsage(now_ms)
+            if len(self._usage_by_index) > COUNTED_INDEXES_MAX:
+                self._usage_by_index.popitem(last=False)
         else:
-            self._used.move_to_end(key)
+            self._usage_by_index.move_to_end(key)
         index_usage.last_ms = now_ms
         index_usage.plans += 1
         index_usage.files_in += files_in
@@ -55,4 +55,4 @@ class Usage:
 
     def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
         """Return the usage of an index, or None if no plan has used it since the process started."""
-        return self._used.get((uuid, definition_id))
+        return self._usage_by_index.get((uuid, definition_id))

@@ -67,10 +67,10 @@ class Broker(Protocol):
     async def read_journal_range(self) -> JournalRange:
         """Return the current range of the journal, which includes all records that were written before the call."""
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, end_offsets: Mapping[Shard, int]) -> None:
         """Delete the records of each shard before an offset of Kafka."""
 
-    async def delete_journal(self, before: int) -> None:
+    async def delete_journal(self, end_offsets: int) -> None:
         """Delete the records of the journal before an offset."""
 
     async def delete_stream(self, stream: str) -> None:

@@ -68,7 +68,7 @@ class _Writes:
         self._is_complete = asyncio.Event()
         self._loop = loop
         self._lock = threading.Lock()
-        self._remaining = count
+        self._remaining_count = count
         self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
@@ -89,8 +89,8 @@ class _Writes:
             if self._answers[place] is not None:
                 return
             self._answers[place] = answer
-            self._remaining -= 1
-            is_last = not self._remaining
+            self._remaining_count -= 1
+            is_last = not self._remaining_count
         if is_last:
             _call_on_loop(self._loop, self._is_complete.set)
 
@@ -131,8 +131,8 @@ class KafkaBroker:
         self._open_readers: list[Consumer] = []
         self._threads = ThreadPoolExecutor(READER_THREADS + 1, thread_name_prefix="kafka-read")
         self._is_closing = threading.Event()
-        self._serving = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
-        self._following: threading.Thread | None = None
+        self._producer_thread = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
+        self._follower_thread: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
         """The number of partitions of the topics that this process has used."""
         self._creations: SingleFlight[tuple[str, int], int] = SingleFlight()
@@ -180,7 +180,7 @@ class KafkaBroker:
         Raises:
             LogUnavailable: The cluster does not answer, or refuses this client.
         """
-        self._serving.start()
+        self._producer_thread.start()
         # Do not use `list_topics`, which may create a missing topic with the default retention.
         cluster = await self._await_answer(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
         assert cluster is not None
@@ -192,9 +192,9 @@ class KafkaBroker:
     def close(self) -> None:
         """End all threads. The method blocks."""
         self._is_closing.set()
-        self._serving.join()
-        if self._following is not None:
-            self._following.join()
+        self._producer_thread.join()
+        if self._follower_thread is not None:
+            self._follower_thread.join()
         self._threads.shutdown()
         for consumer in (self._follower, self._ranges, *self._open_readers):
             consumer.close()
@@ -241,16 +241,18 @@ class KafkaBroker:
 
     async def _create_topic(self, topic: str, count: int) -> int:
         """Create a topic with `count` partitions, or add missing partitions. Return the number of its partitions."""
-        present = (await self._describe([topic])).get(topic)
-        if present is None:
+        description = (await self._describe([topic])).get(topic)
+        if description is None:
             # The settings of Kafka determine the number of replicas.
-            created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
-            await self._await_answer(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
+            answers = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
+            await self._await_answer(answers[topic], KafkaError.TOPIC_ALREADY_EXISTS)
         else:
             await self._check_config(topic)
-            if len(present.partitions) < count:
-                added = self._admin.create_partitions([NewPartitions(topic, count)])
-                await self._await_answer(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+            if len(description.partitions) < count:
+                new_partitions = self._admin.create_partitions([NewPartitions(topic, count)])
+                await self._await_answer(
+                    new_partitions[topic], KafkaError.INVALID_PARTITIONS
+                )  # Another replica has added them.
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -270,8 +272,8 @@ class KafkaBroker:
             LogUnavailable: The topic has a retention.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        described = self._admin.describe_configs([resource])[resource]
-        config = await self._await_answer(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        config_future = self._admin.describe_configs([resource])[resource]
+        config = await self._await_answer(config_future, KafkaError.TOPIC_AUTHORIZATION_FAILED)
         if config is None:
             _log.warning("the retention of a topic is not checked: no permission to describe it", topic=topic)
             return
@@ -284,9 +286,10 @@ class KafkaBroker:
 
     async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
         """Return the descriptions of the existing topics among `topics`, by name."""
-        described = self._admin.describe_topics(TopicCollection(list(topics)))
+        description_futures = self._admin.describe_topics(TopicCollection(list(topics)))
         answers = {
-            topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
+            topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART)
+            for topic, each in description_futures.items()
         }
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
@@ -305,19 +308,19 @@ class KafkaBroker:
     async def delete_stream(self, stream: str) -> None:
         topic = self._address.make_topic_name(stream)
         self._partitions.pop(topic, None)
-        deleted = self._admin.delete_topics([topic])
-        await self._await_answer(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        deleted_count = self._admin.delete_topics([topic])
+        await self._await_answer(deleted_count[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, end_offsets: Mapping[Shard, int]) -> None:
         await self._delete_before(
             [
                 TopicPartition(self._address.make_topic_name(shard.stream), shard.number, end)
-                for shard, end in before.items()
+                for shard, end in end_offsets.items()
             ]
         )
 
-    async def delete_journal(self, before: int) -> None:
-        await self._delete_before([TopicPartition(self._address.journal, 0, before)])
+    async def delete_journal(self, end_offsets: int) -> None:
+        await self._delete_before([TopicPartition(self._address.journal, 0, end_offsets)])
 
     async def _delete_before(self, ends: list[TopicPartition]) -> None:
         for future in self._deleting_admin.delete_records(ends).values():
@@ -334,8 +337,8 @@ class KafkaBroker:
                 return answers
             for place, answer in zip(places, await self._write_once([records[place] for place in places]), strict=True):
                 answers[place] = answer
-        lost = LogUnavailable(f"Kafka at {self._address.servers} does not say where it stored the rows; retry later")
-        return [lost if answer == _UNKNOWN_OFFSET else answer for answer in answers]
+        error = LogUnavailable(f"Kafka at {self._address.servers} does not say where it stored the rows; retry later")
+        return [error if answer == _UNKNOWN_OFFSET else answer for answer in answers]
 
     async def _write_once(self, records: Sequence[NewRecord]) -> list[int | LogUnavailable]:
         """Write records. Return, for each, its offset, which may be `_UNKNOWN_OFFSET`, or the error."""
@@ -405,37 +408,37 @@ class KafkaBroker:
             partial(self._read, self._address.make_topic_name(shard.stream), shard.number, set(records))
         )
 
-    def _read(self, topic: str, partition: int, wanted: set[int]) -> dict[int, bytes]:
+    def _read(self, topic: str, partition: int, wanted_offsets: set[int]) -> dict[int, bytes]:
         try:
             consumer = self._readers.get_nowait()
         except queue.Empty:
             consumer = self._make_consumer()
             self._open_readers.append(consumer)
         try:
-            consumer.assign([TopicPartition(topic, partition, min(wanted))])
+            consumer.assign([TopicPartition(topic, partition, min(wanted_offsets))])
             try:
-                return self._collect(consumer, topic, partition, wanted)
+                return self._collect(consumer, topic, partition, wanted_offsets)
             finally:
                 consumer.unassign()
         finally:
             self._readers.put(consumer)
 
-    def _collect(self, consumer: Consumer, topic: str, partition: int, wanted: set[int]) -> dict[int, bytes]:
+    def _collect(self, consumer: Consumer, topic: str, partition: int, wanted_offsets: set[int]) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
-        while len(values) < len(wanted):
+        while len(values) < len(wanted_offsets):
             message = consumer.poll(_POLL_S)
-            for received in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+            for record in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 # Ignore messages of an earlier assignment. An error of the client has no topic.
-                if received.topic() not in (topic, None) or received.partition() not in (partition, None):
+                if record.topic() not in (topic, None) or record.partition() not in (partition, None):
                     continue
-                if (error := received.error()) is not None:
+                if (error := record.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                        raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
+                        raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted_offsets)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (offset := _read_offset(received)) in wanted:
-                    values[offset] = received.value() or b""
+                elif (offset := _read_offset(record)) in wanted_offsets:
+                    values[offset] = record.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
@@ -458,10 +461,10 @@ class KafkaBroker:
                 return start, end
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
-        self._following = threading.Thread(
+        self._follower_thread = threading.Thread(
             target=self._follow, args=(start, listener), name="kafka-journal", daemon=True
         )
-        self._following.start()
+        self._follower_thread.start()
 
     def _follow(self, start: int, listener: JournalListener) -> None:
         """Read the journal until the broker is closed. Errors do not end the thread, because appends wait for it."""
@@ -493,11 +496,11 @@ class KafkaBroker:
         if message is None:
             return position
         records: list[tuple[int, bytes]] = []
-        for received in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
-            error = received.error()
+        for record in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
+            error = record.error()
             if error is None:
-                if (offset := _read_offset(received)) >= position:
-                    records.append((offset, received.value() or b""))
+                if (offset := _read_offset(record)) >= position:
+                    records.append((offset, record.value() or b""))
                     position = offset + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 return None

@@ -57,7 +57,7 @@ class JournalState:
         self._batches: dict[Shard, list[StoredBatch]] = {}
         """The readable batches of each shard, in ascending order."""
         self._first_records: dict[Shard, int] = {}
-        self._unreleased: dict[str, int] = {}
+        self._unreleased_bytes: dict[str, int] = {}
         """The bytes of the unreleased batches, by stream."""
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
@@ -106,7 +106,7 @@ class JournalState:
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
         for entry in group.entries:
             assert isinstance(entry, AppendEntry)
-            for batch, stored in zip(entry.batches, request.batches, strict=True):
+            for batch, stored_batch in zip(entry.batches, request.batches, strict=True):
                 self._count_unreleased(batch.stream, batch.size_bytes)
                 self._batches.setdefault(batch.shard, []).append(
                     StoredBatch(
@@ -114,7 +114,7 @@ class JournalState:
                         batch.rows,
                         batch.payload_bytes,
                         batch.kinds_bytes,
-                        stored.records,
+                        stored_batch.records,
                         entry.time_ms,
                         entry.producer,
                         entry.sequence,
@@ -126,22 +126,22 @@ class JournalState:
         former_offsets = self.state.get_released_offsets()
         self.state.release(offsets)
         for shard in offsets.keys() & former_offsets.keys():
-            batches, released = self.list_batches(shard), self.state.shards[shard].released
+            batches, released_offset = self.list_batches(shard), self.state.shards[shard].released
             first = bisect.bisect_right(batches, former_offsets[shard], key=lambda batch: batch.end)
-            last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
+            last = bisect.bisect_right(batches, released_offset, key=lambda batch: batch.end)
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 
     def _count_unreleased(self, stream: str, size_bytes: int) -> None:
-        self._unreleased[stream] = self._unreleased.get(stream, 0) + size_bytes
-        if not self._unreleased[stream]:
-            del self._unreleased[stream]
+        self._unreleased_bytes[stream] = self._unreleased_bytes.get(stream, 0) + size_bytes
+        if not self._unreleased_bytes[stream]:
+            del self._unreleased_bytes[stream]
 
     def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of the unreleased batches of a stream."""
-        return self._unreleased.get(stream, 0)
+        return self._unreleased_bytes.get(stream, 0)
 
     def _drop(self, stream: str) -> None:
-        self._unreleased.pop(stream, None)
+        self._unreleased_bytes.pop(stream, None)
         for shard in [shard for shard in self._batches if shard.stream == stream]:
             del self._batches[shard]
         for shard in [shard for shard in self._first_records if shard.stream == stream]:
@@ -182,15 +182,15 @@ class JournalState:
             batches_max: The maximum number of released batches to keep.
             bytes_max: The maximum size of released batches to keep.
         """
-        released: list[list[tuple[int, Shard, int]]] = []
+        released_places: list[list[tuple[int, Shard, int]]] = []
         for shard, batches in self._batches.items():
             offset = self.state.shards[shard].released
             count = bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
-            released.append([(batch.time_ms, shard, place) for place, batch in enumerate(batches[:count])])
+            released_places.append([(batch.time_ms, shard, place) for place, batch in enumerate(batches[:count])])
         excess = sum(map(len, self._batches.values())) - batches_max
         excess_bytes = sum(summary.size_bytes for summary in self.state.shards.values()) - bytes_max
         counts: dict[Shard, int] = {}
-        for time_ms, shard, place in heapq.merge(*released):
+        for time_ms, shard, place in heapq.merge(*released_places):
             if time_ms >= oldest_ms and excess <= 0 and excess_bytes <= 0:
                 break
             counts[shard] = place + 1
@@ -200,15 +200,17 @@ class JournalState:
 
     def _start_after(self, shard: Shard, count: int) -> ShardStart:
         batches = self._batches[shard]
-        removed, remaining = batches[:count], batches[count:]
+        removed_batches, remaining = batches[:count], batches[count:]
         # The order of batches in the journal may differ from their order in the partition if several replicas write.
-        record = min((min(batch.records) for batch in remaining), default=max(max(b.records) for b in removed) + 1)
-        return ShardStart(shard.stream, shard.number, removed[-1].end, record)
+        record = min(
+            (min(batch.records) for batch in remaining), default=max(max(b.records) for b in removed_batches) + 1
+        )
+        return ShardStart(shard.stream, shard.number, removed_batches[-1].end, record)
 
     def summarize(self) -> Head:
         """Return a copy of the state for storage, which later records do not change."""
         summary = self.state.summarize()
-        copied = structs.replace(
+        summary_copy = structs.replace(
             summary,
             shards=[structs.replace(shard) for shard in summary.shards],
             producers=dict(summary.producers),
@@ -218,12 +220,12 @@ class JournalState:
             ShardBatches(shard.stream, shard.number, self._first_records.get(shard, 0), list(batches))
             for shard, batches in self._batches.items()
         ]
-        return Head(copied, shards)
+        return Head(summary_copy, shards)
 
-    def restore(self, head: Head, applied: int) -> None:
+    def restore(self, head: Head, applied_offset: int) -> None:
         """Replace the state by a stored state."""
         self.state.restore(head.state)
-        self.applied = applied
+        self.applied = applied_offset
         self._batches = {Shard(shard_head.stream, shard_head.number): shard_head.batches for shard_head in head.shards}
         self._first_records = {
             Shard(shard_head.stream, shard_head.number): shard_head.first_record
@@ -231,18 +233,20 @@ class JournalState:
             if shard_head.first_record
         }
         for shard, batches in self._batches.items():
-            released = self.state.shards[shard].released
-            self._count_unreleased(shard.stream, sum(batch.size_bytes for batch in batches if batch.end > released))
+            released_offset = self.state.shards[shard].released
+            self._count_unreleased(
+                shard.stream, sum(batch.size_bytes for batch in batches if batch.end > released_offset)
+            )
 
     def check_invariants(self) -> None:
         """Check that the batches of each shard have no gap, and end at its watermark. Only tests call this method."""
         self.state.check_invariants()
         for shard, batches in self._batches.items():
             summary = self.state.shards[shard]
-            for before, after in pairwise(batches):
-                assert before.end == after.offset, (shard, before, after)
+            for earlier, later in pairwise(batches):
+                assert earlier.end == later.offset, (shard, earlier, later)
             assert not batches or batches[0].offset <= summary.start < batches[0].end, shard
-            assert shard.stream not in self._unreleased or self._unreleased[shard.stream] > 0
+            assert shard.stream not in self._unreleased_bytes or self._unreleased_bytes[shard.stream] > 0
             assert (batches[-1].end if batches else summary.start) == summary.watermark, shard
 
 

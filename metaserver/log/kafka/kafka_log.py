@@ -162,15 +162,15 @@ class KafkaLog:
         self._waiters = Waiters(lambda shard: self._journal.state.read_watermark(shard))
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         """The tasks that wait until the journal is applied up to an offset."""
-        self._asking = asyncio.Lock()
-        self._asked = self._answered = self._end = 0
+        self._query_lock = asyncio.Lock()
+        self._query_count = self._answered_query = self._end = 0
         """The numbers of the last sent and of the last answered query for the end of the journal, and its result."""
         self._failed_question = 0
         self._question_error: SeamarkError | None = None
         """The number of the last failed query, and its error."""
-        self._deleted: dict[Shard, int] = {}
+        self._deleted_offsets: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
-        self._dropped: set[str] = set()
+        self._dropped_streams: set[str] = set()
         """The streams whose topics this replica has deleted."""
         self._failure: str | None = None
         self.groups = 0
@@ -218,9 +218,9 @@ class KafkaLog:
             else:
                 future.set_result(outcome)
 
-    def _wake_appliers(self, applied: int) -> None:
+    def _wake_appliers(self, applied_offset: int) -> None:
         for end, future in self._appliers:
-            if end <= applied and not future.done():
+            if end <= applied_offset and not future.done():
                 future.set_result(None)
         self._appliers = [(end, future) for end, future in self._appliers if not future.done()]
 
@@ -250,19 +250,19 @@ class KafkaLog:
         Concurrent calls share a query to Kafka. They also share its error, so that they do not send failing queries one
         after another.
         """
-        requested = self._asked
-        async with self._asking:
-            if self._answered > requested:  # A query that began after this call was answered.
+        query_number = self._query_count
+        async with self._query_lock:
+            if self._answered_query > query_number:  # A query that began after this call was answered.
                 return self._end
-            if self._question_error is not None and self._failed_question > requested:
+            if self._question_error is not None and self._failed_question > query_number:
                 raise self._question_error
-            number = self._asked = self._asked + 1
+            number = self._query_count = self._query_count + 1
             try:
                 self._end = (await self._broker.read_journal_range()).end
             except SeamarkError as error:
                 self._failed_question, self._question_error = number, error
                 raise
-            self._answered = number
+            self._answered_query = number
             return self._end
 
     async def _wait_applied(self, end: int) -> None:
@@ -290,8 +290,8 @@ class KafkaLog:
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
-                repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
-                return next(repeated, Acknowledgement((), duplicate=True))
+                repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
+                return next(repeats, Acknowledgement((), duplicate=True))
         await self._broker.create_partitions(batches)
         size_bytes = sum(batch.size_bytes for batch in batches.values())
         if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
@@ -319,21 +319,21 @@ class KafkaLog:
     async def release(self, offsets: Mapping[Shard, int]) -> None:
         self._check_open()
         shards = self._journal.state.shards
-        moved = tuple(
+        moved_offsets = tuple(
             (shard.stream, shard.number, offset)
             for shard, offset in offsets.items()
             if shard in shards and shards[shard].released < min(offset, shards[shard].watermark)
         )
-        if moved:
-            await self._request(ReleaseRequest(moved))
+        if moved_offsets:
+            await self._request(ReleaseRequest(moved_offsets))
 
     async def _request(
         self, request: Request, batches: Mapping[Shard, Batch] | None = None, size_bytes: int = 0
     ) -> Outcome:
         self._check_open()
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, future, batches or {}, size_bytes)
-        self._requests.append(waiting)
+        waiting_request = _Waiting(request, future, batches or {}, size_bytes)
+        self._requests.append(waiting_request)
         self._waiting_bytes += size_bytes
         self._wake.set()
         timeout_s = self._limits.request_timeout_s
@@ -341,7 +341,7 @@ class KafkaLog:
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
-            if waiting.is_taken:
+            if waiting_request.is_taken:
                 raise _make_unknown_error() from None
             raise LogUnavailable(
                 f"The rows have waited {timeout_s:g} s for Kafka, and nothing of the request is stored; send it again "
@@ -368,11 +368,11 @@ class KafkaLog:
                 if not group:  # All requests were cancelled.
                     self._slots.release()
                     continue
-                journaled = asyncio.Event()
-                task = asyncio.create_task(self._write_group(group, previous, journaled), name="log-group")
+                journal_event = asyncio.Event()
+                task = asyncio.create_task(self._write_group(group, previous, journal_event), name="log-group")
                 self._groups.add(task)
-                task.add_done_callback(partial(self._end_group, group, journaled))
-                previous = journaled
+                task.add_done_callback(partial(self._end_group, group, journal_event))
+                previous = journal_event
 
     def _take_group(self) -> list[_Waiting]:
         group: list[_Waiting] = []
@@ -390,22 +390,22 @@ class KafkaLog:
                 group.append(first)
         return group
 
-    def _end_group(self, group: Sequence[_Waiting], journaled: asyncio.Event, task: asyncio.Task[None]) -> None:
+    def _end_group(self, group: Sequence[_Waiting], journal_event: asyncio.Event, task: asyncio.Task[None]) -> None:
         """End a group, even if it was cancelled before it began, so that the next groups can continue."""
         self._groups.discard(task)
-        journaled.set()
+        journal_event.set()
         self._slots.release()
-        _fail_futures([waiting.future for waiting in group], _make_unknown_error())
+        _fail_futures([waiting_request.future for waiting_request in group], _make_unknown_error())
 
-    async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journaled: asyncio.Event) -> None:
+    async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journal_event: asyncio.Event) -> None:
         """Write the rows of a group, then its record of the journal.
 
         Args:
             group: The requests.
             previous: Set after the previous group has started writing its record, or has failed.
-            journaled: Set after this group has started writing its record, or has failed.
+            journal_event: Set after this group has started writing its record, or has failed.
         """
-        futures = [waiting.future for waiting in group]
+        futures = [waiting_request.future for waiting_request in group]
         try:
             requests, futures = await self._write_rows(group)
             await previous.wait()
@@ -414,12 +414,12 @@ class KafkaLog:
             number = self._next_group
             self._next_group += 1
             record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
-            written = self._broker.write_journal(encode_group(record))
+            journal_write = self._broker.write_journal(encode_group(record))
             self._answers[number] = futures
-            journaled.set()
+            journal_event.set()
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):
-                    await written
+                    await journal_write
                     await asyncio.wait(futures)  # Unlike `gather`, it does not cancel the futures at the timeout.
                 self.groups += 1
             finally:
@@ -441,30 +441,30 @@ class KafkaLog:
         """
         records = [
             NewRecord(shard, piece)
-            for waiting in group
-            for shard, batch in waiting.batches.items()
+            for waiting_request in group
+            for shard, batch in waiting_request.batches.items()
             for piece in _split_batch(batch)
         ]
-        written = iter(await self._broker.write(records) if records else ())
+        results = iter(await self._broker.write(records) if records else ())
         requests: list[Request] = []
         futures: list[asyncio.Future[Outcome]] = []
-        for waiting in group:
-            request = waiting.request
+        for waiting_request in group:
+            request = waiting_request.request
             if isinstance(request, AppendRequest):
                 entries: list[RowsEntry] = []
                 errors: list[LogUnavailable] = []
-                for shard, batch in waiting.batches.items():
-                    outcomes = list(islice(written, _count_pieces(batch)))
+                for shard, batch in waiting_request.batches.items():
+                    outcomes = list(islice(results, _count_pieces(batch)))
                     errors += [outcome for outcome in outcomes if isinstance(outcome, LogUnavailable)]
                     offsets = tuple(outcome for outcome in outcomes if isinstance(outcome, int))
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
                     entries.append(RowsEntry(shard.stream, shard.number, *sizes, offsets))
                 if errors:
-                    _fail_futures([waiting.future], errors[0])
+                    _fail_futures([waiting_request.future], errors[0])
                     continue
                 request = structs.replace(request, batches=tuple(entries))
             requests.append(request)
-            futures.append(waiting.future)
+            futures.append(waiting_request.future)
         return requests, futures
 
     def _refuse_waiting(self) -> None:
@@ -552,14 +552,14 @@ class KafkaLog:
         first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()
-            if self._deleted.get(shard, 0) < record
+            if self._deleted_offsets.get(shard, 0) < record
         }
         if first_records:
             await self._broker.delete_records(first_records)
-            self._deleted.update(first_records)
-        for stream in self._journal.state.removed.keys() - self._dropped:
+            self._deleted_offsets.update(first_records)
+        for stream in self._journal.state.removed.keys() - self._dropped_streams:
             await self._broker.delete_stream(stream)
-            self._dropped.add(stream)
+            self._dropped_streams.add(stream)
 
     async def write_head(self) -> None:
         """Write the state of the log to the journal, and delete the records before it."""
@@ -645,17 +645,18 @@ def _count_pieces(batch: Batch) -> int:
     return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
 
 
-def _build_record(shard: Shard, stored: StoredBatch, values: Mapping[int, bytes]) -> Record:
-    pieces = [values[record] for record in stored.records]
+def _build_record(shard: Shard, stored_batch: StoredBatch, values: Mapping[int, bytes]) -> Record:
+    pieces = [values[record] for record in stored_batch.records]
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if len(data) != stored.size_bytes:
+    if len(data) != stored_batch.size_bytes:
         raise Corrupt(
-            f"The record {stored.records[0]} of shard {shard.number} of stream {shard.stream} in Kafka has {len(data)} "
-            f"bytes instead of {stored.size_bytes}: another program has written to the topics of the log"
+            f"The record {stored_batch.records[0]} of shard {shard.number} of stream {shard.stream} in Kafka has "
+            f"{len(data)} "
+            f"bytes instead of {stored_batch.size_bytes}: another program has written to the topics of the log"
         )
-    payload, kinds = data[: stored.payload_bytes], data[stored.payload_bytes :]
-    batch = Batch(stored.rows, payload, kinds)
-    return Record(shard, stored.offset, batch, stored.time_ms, stored.producer, stored.sequence)
+    payload, kinds = data[: stored_batch.payload_bytes], data[stored_batch.payload_bytes :]
+    batch = Batch(stored_batch.rows, payload, kinds)
+    return Record(shard, stored_batch.offset, batch, stored_batch.time_ms, stored_batch.producer, stored_batch.sequence)
 
 
 def _find_batch_place(batches: Sequence[StoredBatch], offset: int) -> int:

@@ -61,15 +61,15 @@ class KafkaTopics:
 
     async def list_topics(self) -> dict[str, InputTopic]:
         prefix = self._address.find_input_topic("")
-        listed = await self.run(partial(self._admin.list_topics, timeout=_TIMEOUT_S))
-        names = [name for name in listed.topics if name.startswith(prefix)]
+        cluster_metadata = await self.run(partial(self._admin.list_topics, timeout=_TIMEOUT_S))
+        names = [name for name in cluster_metadata.topics if name.startswith(prefix)]
         if not names:
             return {}
         topics: dict[str, InputTopic] = {}
         for name, future in self._admin.describe_topics(TopicCollection(names)).items():
-            described = await self._find(future)
-            if described is not None:
-                topic = InputTopic(name, str(described.topic_id), len(described.partitions))
+            description = await self._find(future)
+            if description is not None:
+                topic = InputTopic(name, str(description.topic_id), len(description.partitions))
                 topics[name.removeprefix(prefix)] = topic
         return topics
 

@@ -70,16 +70,16 @@ def assume_role(settings: Settings, table: Location, *, writable: bool) -> Issue
                 ),
             )
         ) as client:
-            issued = client.assume_role(**arguments)["Credentials"]
+            issued_keys = client.assume_role(**arguments)["Credentials"]
     except aws_errors.ClientError as error:
         raise _explain_error(error, settings.s3_sts_role) from None
     except aws_errors.BotoCoreError:
         raise RetryLater("AWS STS did not answer; try again later") from None
-    expires_ms = int(issued["Expiration"].timestamp() * 1000)
+    expires_ms = int(issued_keys["Expiration"].timestamp() * 1000)
     properties = {
-        "s3.access-key-id": issued["AccessKeyId"],
-        "s3.secret-access-key": issued["SecretAccessKey"],
-        "s3.session-token": issued["SessionToken"],
+        "s3.access-key-id": issued_keys["AccessKeyId"],
+        "s3.secret-access-key": issued_keys["SecretAccessKey"],
+        "s3.session-token": issued_keys["SessionToken"],
         "s3.session-token-expires-at-ms": str(expires_ms),
     }
     return IssuedKeys(properties, expires_ms)
@@ -94,7 +94,7 @@ def make_policy(role: str, table: Location, *, writable: bool) -> str:
     partition = role.split(":")[1]  # In China and in GovCloud, names begin with another partition than aws.
     bucket = f"arn:{partition}:s3:::{table.bucket}"
     # A policy reads these characters as wildcards unless they are in a variable.
-    folder = _WILDCARDS.sub(lambda matched: f"${{{matched[0]}}}", table.path)
+    folder = _WILDCARDS.sub(lambda match: f"${{{match[0]}}}", table.path)
     statements = [
         {"Effect": "Allow", "Action": [*_READ, *(_WRITE if writable else ())], "Resource": f"{bucket}/{folder}/*"},
         {

@@ -116,8 +116,8 @@ class SasIssuer:
                     connection_timeout=min(settings.storage_timeout_s, _CONNECT_TIMEOUT_S),
                     read_timeout=settings.storage_timeout_s,
                 ) as client:
-                    issued = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
-                current = self._delegation_keys[cache_key] = _DelegationKey(issued, expires_ms)
+                    delegation_key = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
+                current = self._delegation_keys[cache_key] = _DelegationKey(delegation_key, expires_ms)
             return current.key
         finally:
             self._lock.release()

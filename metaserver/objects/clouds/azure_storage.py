@@ -29,12 +29,12 @@ class AzureStorage(ServerStorage):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._sas = SasIssuer(self._clock)
-        self._issued = KeyCache(self._clock)
+        self._key_cache = KeyCache(self._clock)
 
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_accounts(roots, settings)
-        with self._issued.hold():
+        with self._key_cache.hold():
             yield AzureObjects(roots, settings, clock)
 
     def get_endpoint(self, settings: Settings) -> str:
@@ -60,7 +60,7 @@ class AzureStorage(ServerStorage):
         stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
         login = settings.azure_tenant_id, settings.azure_client_id, settings.azure_account_key
         return await lend_keys(
-            self._issued,
+            self._key_cache,
             partial(self._sas.issue, settings),
             (settings.azure_endpoint, *login, stamp),
             table,

@@ -77,19 +77,19 @@ def check_roots(roots: Sequence[Location]) -> None:
 class BackedObjects(ForwardingObjects):
     """An ObjectStore for `s3://` locations that stores the objects in a cloud."""
 
-    def __init__(self, stored: CloudObjects[Any], backing: Backing) -> None:
-        super().__init__(stored)
-        self._backing = backing
+    def __init__(self, cloud_objects: CloudObjects[Any], location_map: Backing) -> None:
+        super().__init__(cloud_objects)
+        self._backing = location_map
 
     def _map_location(self, location: str) -> str:
-        at = parse_location(location)
-        if at.scheme != "s3":
+        parsed_location = parse_location(location)
+        if parsed_location.scheme != "s3":
             raise BadRequest(f"{location!r} is not on S3")
-        return str(self._backing.place(at))
+        return str(self._backing.place(parsed_location))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        at = parse_location(prefix)
-        root = self._backing.place(Location(at.scheme, at.bucket, "")).root()
-        async for info in self._stored.list(self._map_location(prefix)):
-            location = f"{at.root()}{info.location.removeprefix(root)}"
+        parsed_location = parse_location(prefix)
+        root = self._backing.place(Location(parsed_location.scheme, parsed_location.bucket, "")).root()
+        async for info in self._stored_objects.list(self._map_location(prefix)):
+            location = f"{parsed_location.root()}{info.location.removeprefix(root)}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)

@@ -82,9 +82,9 @@ class CloudObjects(ABC, Generic[S]):
         """Return an obstore client for one bucket."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        store, at = self._open(location)
+        store, parsed_location = self._open(location)
         try:
-            result = await obstore.get_async(store, at.path)
+            result = await obstore.get_async(store, parsed_location.path)
             size = result.meta["size"]
             if limit_bytes is not None and size > limit_bytes:
                 raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
@@ -94,12 +94,12 @@ class CloudObjects(ABC, Generic[S]):
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        store, at = self._open(location)
+        store, parsed_location = self._open(location)
         if length == 0:
             await self.exists_or_raise(location)  # No store has empty ranges, so check that the object exists.
             return b""
         try:
-            return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
+            return bytes(await obstore.get_range_async(store, parsed_location.path, start=start, length=length))
         except FAILED as error:
             if is_range_behind_end(error):
                 return b""
@@ -118,9 +118,9 @@ class CloudObjects(ABC, Generic[S]):
         Raises:
             ObjectMissing: The object does not exist.
         """
-        store, at = self._open(location)
+        store, parsed_location = self._open(location)
         try:
-            await obstore.head_async(store, at.path)
+            await obstore.head_async(store, parsed_location.path)
         except FAILED as error:
             raise self.explain(error, location) from error
 
@@ -128,10 +128,10 @@ class CloudObjects(ABC, Generic[S]):
         """Do nothing, because object stores have no links."""
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        store, at = self._open(location)
+        store, parsed_location = self._open(location)
         write_id = self._clock.draw_bytes(16).hex()
         try:
-            await self._put_if_absent(store, at, data, {self.write_id: write_id})
+            await self._put_if_absent(store, parsed_location, data, {self.write_id: write_id})
         except exceptions.AlreadyExistsError:
             failure: SeamarkError = ObjectExists(f"An object already exists at {location!r}")
         except FAILED as error:
@@ -141,7 +141,7 @@ class CloudObjects(ABC, Generic[S]):
         else:
             return
         try:
-            is_own_write = await self._has_write_id(store, at, data, write_id)
+            is_own_write = await self._has_write_id(store, parsed_location, data, write_id)
         except FAILED:
             # If the id cannot be read, raise the first failure: a conflict, or RetryLater for an unknown outcome.
             raise failure from None
@@ -151,21 +151,23 @@ class CloudObjects(ABC, Generic[S]):
             raise ObjectExists(f"An object already exists at {location!r}")
 
     async def delete(self, location: str) -> None:
-        store, at = self._open(location)
+        store, parsed_location = self._open(location)
         try:
-            await obstore.delete_async(store, at.path)
+            await obstore.delete_async(store, parsed_location.path)
         except MISSING:
             return
         except FAILED as error:
             raise self.explain(error, location) from error
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        store, at = self._open(prefix, whole_bucket=True)
+        store, parsed_location = self._open(prefix, whole_bucket=True)
         try:
-            async for page in obstore.list(store, f"{at.path}/" if at.path else None, chunk_size=_OBJECTS_PER_PAGE):
+            async for page in obstore.list(
+                store, f"{parsed_location.path}/" if parsed_location.path else None, chunk_size=_OBJECTS_PER_PAGE
+            ):
                 for meta in page:
                     modified_ms = int(meta["last_modified"].timestamp() * 1000)
-                    yield ObjectInfo(f"{at.root()}/{meta['path']}", meta["size"], modified_ms)
+                    yield ObjectInfo(f"{parsed_location.root()}/{meta['path']}", meta["size"], modified_ms)
         except FAILED as error:
             raise self.explain(error, prefix) from error
 
@@ -183,13 +185,17 @@ class CloudObjects(ABC, Generic[S]):
             async for _ in self.list(str(nothing)):
                 break
 
-    async def _put_if_absent(self, store: S, at: Location, data: bytes, attributes: dict[str, str]) -> None:
-        await obstore.put_async(store, at.path, data, mode="create", attributes=attributes, use_multipart=False)
+    async def _put_if_absent(
+        self, store: S, parsed_location: Location, data: bytes, attributes: dict[str, str]
+    ) -> None:
+        await obstore.put_async(
+            store, parsed_location.path, data, mode="create", attributes=attributes, use_multipart=False
+        )
 
-    async def _has_write_id(self, store: S, at: Location, data: bytes, write_id: str) -> bool | None:
+    async def _has_write_id(self, store: S, parsed_location: Location, data: bytes, write_id: str) -> bool | None:
         """Return whether this write has created the stored object, or None if no object is stored."""
         try:
-            result = await obstore.get_async(store, at.path)
+            result = await obstore.get_async(store, parsed_location.path)
         except MISSING:
             return None
         stored_id = result.attributes.get(self.write_id)
@@ -200,15 +206,15 @@ class CloudObjects(ABC, Generic[S]):
         return result.meta["size"] == len(data) and bytes(await result.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S, Location]:
-        at = parse_location(location)
-        if at.scheme != self.scheme:
+        parsed_location = parse_location(location)
+        if parsed_location.scheme != self.scheme:
             raise BadRequest(f"{location!r} is not on {self.service}")
-        if not at.path and not whole_bucket:
+        if not parsed_location.path and not whole_bucket:
             raise BadRequest(f"{location!r} names a {self.bucket_noun}, but no object in it")
-        store = self._buckets.get(at.bucket)
+        store = self._buckets.get(parsed_location.bucket)
         if store is None:
-            store = self._buckets[at.bucket] = self.open_bucket(at.bucket)
-        return store, at
+            store = self._buckets[parsed_location.bucket] = self.open_bucket(parsed_location.bucket)
+        return store, parsed_location
 
     def explain(self, error: Exception, location: str) -> SeamarkError:
         """Return the error that the port documents for an error of obstore."""

@@ -90,13 +90,13 @@ def restrict_token(settings: Settings, table: Location, *, writable: bool) -> Is
         RetryLater: Google does not answer.
     """
     with _explain_errors(f"the table at {str(table)!r}"):
-        restricted = downscoped.Credentials(
+        restricted_credentials = downscoped.Credentials(
             source_credentials=_open_credentials(settings),
             credential_access_boundary=_make_boundary(table, writable=writable),
         )
         # This also refreshes the server's own token, because the restricted token expires with it.
-        restricted.refresh(_make_request(settings))
-        return _describe_token(restricted)
+        restricted_credentials.refresh(_make_request(settings))
+        return _describe_token(restricted_credentials)
 
 
 def _make_boundary(table: Location, *, writable: bool) -> downscoped.CredentialAccessBoundary:
@@ -108,12 +108,12 @@ def _make_boundary(table: Location, *, writable: bool) -> downscoped.CredentialA
     # Strings of Google's condition language (CEL) are escaped in the same way as in JSON.
     objects = json.dumps(f"projects/_/buckets/{table.bucket}/objects/{table.path}/")
     prefix = json.dumps(f"{table.path}/")
-    listed = "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
+    list_prefix = "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
     rule = downscoped.AccessBoundaryRule(
         available_resource=f"//storage.googleapis.com/projects/_/buckets/{table.bucket}",
         available_permissions=[_WRITER if writable else _READER],
         availability_condition=downscoped.AvailabilityCondition(
-            f"resource.name.startsWith({objects}) || {listed}.startsWith({prefix})"
+            f"resource.name.startsWith({objects}) || {list_prefix}.startsWith({prefix})"
         ),
     )
     return downscoped.CredentialAccessBoundary(rules=[rule])

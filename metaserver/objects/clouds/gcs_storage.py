@@ -30,12 +30,12 @@ class GoogleStorage(ServerStorage):
     variable_prefixes = ("GOOGLE_", "CLOUDSDK_", "GCE_")
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._issued = KeyCache(clock or SystemClock())
+        self._key_cache = KeyCache(clock or SystemClock())
 
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_key(settings)
-        with self._issued.hold():
+        with self._key_cache.hold():
             yield GoogleObjects(roots, settings, clock)
 
     def get_endpoint(self, settings: Settings) -> str:
@@ -59,7 +59,7 @@ class GoogleStorage(ServerStorage):
         if not lends_keys(settings.gcs_client_access, delegation):
             return properties, []
         return await lend_keys(
-            self._issued,
+            self._key_cache,
             partial(restrict_token, settings),
             (settings.gcs_service_account_key, settings.gcs_service_account_file),
             table,

@@ -44,7 +44,7 @@ class KeyCache:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._issued: OrderedDict[tuple[object, ...], IssuedKeys] = OrderedDict()
+        self._issued_keys: OrderedDict[tuple[object, ...], IssuedKeys] = OrderedDict()
         self._requests: dict[tuple[object, ...], Future[IssuedKeys]] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._users = 0
@@ -73,10 +73,10 @@ class KeyCache:
             issue: Issues new keys. The function may block, so it is called in a thread.
         """
         with self._lock:
-            issued = self._issued.get(key)
-            if issued is not None and issued.expires_ms - self._clock.now_ms() >= LIFETIME_MIN_S * 1000:
-                self._issued.move_to_end(key)
-                return issued
+            issued_keys = self._issued_keys.get(key)
+            if issued_keys is not None and issued_keys.expires_ms - self._clock.now_ms() >= LIFETIME_MIN_S * 1000:
+                self._issued_keys.move_to_end(key)
+                return issued_keys
             request = self._requests.get(key)
             if request is None:
                 if self._threads is None:
@@ -87,13 +87,13 @@ class KeyCache:
 
     def _request(self, key: tuple[object, ...], issue: Callable[[], IssuedKeys]) -> IssuedKeys:
         try:
-            issued = issue()
+            issued_keys = issue()
             with self._lock:
-                self._issued[key] = issued
-                self._issued.move_to_end(key)
-                while len(self._issued) > _KEYS_MAX:
-                    self._issued.popitem(last=False)
-            return issued
+                self._issued_keys[key] = issued_keys
+                self._issued_keys.move_to_end(key)
+                while len(self._issued_keys) > _KEYS_MAX:
+                    self._issued_keys.popitem(last=False)
+            return issued_keys
         finally:
             with self._lock:
                 del self._requests[key]
@@ -112,8 +112,8 @@ def lends_keys(client_access: str, delegation: str | None) -> bool:
         client_access: The storage's setting for the access of clients, which is `none` if clients get no keys.
         delegation: The header `X-Iceberg-Access-Delegation`. A client that does not send it gets keys.
     """
-    requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    return client_access != "none" and (not requested or VENDED in requested)
+    mechanisms = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    return client_access != "none" and (not mechanisms or VENDED in mechanisms)
 
 
 async def lend_keys(
@@ -139,9 +139,9 @@ async def lend_keys(
             which may be empty.
     """
     writable = may_write is not None and may_write()
-    issued = await cache.get((*identity, table, writable), partial(issue, table, writable=writable))
+    issued_keys = await cache.get((*identity, table, writable), partial(issue, table, writable=writable))
     name, path = refresh
-    return describe_keys(table, address, {**issued.properties, **({name: path} if path else {})})
+    return describe_keys(table, address, {**issued_keys.properties, **({name: path} if path else {})})
 
 
 def describe_keys(table: Location, address: dict[str, str], keys: dict[str, str]) -> ClientAccess:

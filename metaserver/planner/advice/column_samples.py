@@ -90,18 +90,18 @@ class ColumnSample:
         Returns:
             None if the sample is too small for an estimate.
         """
-        sampled = len(self.columns)
+        sampled_files = len(self.columns)
         hits = sum(count > 0 for count in self.count_matching_rows(condition))
-        if sampled == self.files_left:
+        if sampled_files == self.files_left:
             return hits
-        share = hits / sampled
+        share = hits / sampled_files
         if hits < _HITS_MIN:
             if values is None:
                 return None
             # A share that is measured from few hits is uncertain. Use the share that follows from the average value,
             # unless the hits contradict it.
             expected = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
-            share = expected if _is_probable(hits, sampled, expected) else share
+            share = expected if _is_probable(hits, sampled_files, expected) else share
         return max(hits, round(self.files_left * share))
 
     @cached_property

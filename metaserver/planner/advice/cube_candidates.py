@@ -57,19 +57,23 @@ class CubeCandidate:
 
 def find_answered_shapes(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
     """Return the fingerprints of the shapes that the cubes of the table answer."""
-    answered = set()
+    fingerprints = set()
     for cube in cubes:
         dimensions = set(cube.column_ids)
-        measured = {
+        cube_measures = {
             (measure.function, measure.operand.column_id if isinstance(measure.operand, ColumnOperand) else 0)
             for measure in cube.measures
             if measure.operand is None or isinstance(measure.operand, ColumnOperand)
         }
-        for fingerprint, recorded in shapes.items():
-            aggregates = {(aggregate.function, aggregate.column_id) for aggregate in recorded.shape.aggregates}
-            if _has_cube(recorded) and dimensions >= _find_dimensions(recorded) and measured >= aggregates:
-                answered.add(fingerprint)
-    return frozenset(answered)
+        for fingerprint, recorded_shape in shapes.items():
+            aggregates = {(aggregate.function, aggregate.column_id) for aggregate in recorded_shape.shape.aggregates}
+            if (
+                _has_cube(recorded_shape)
+                and dimensions >= _find_dimensions(recorded_shape)
+                and cube_measures >= aggregates
+            ):
+                fingerprints.add(fingerprint)
+    return frozenset(fingerprints)
 
 
 def find_cube_candidates(
@@ -83,13 +87,13 @@ def find_cube_candidates(
         rows_per_file: The number of rows of an average file.
     """
     frequent = sorted(
-        (recorded for recorded in shapes.values() if _has_cube(recorded)),
-        key=lambda recorded: (-recorded.statements, recorded.fingerprint),
+        (recorded_shape for recorded_shape in shapes.values() if _has_cube(recorded_shape)),
+        key=lambda recorded_shape: (-recorded_shape.statements, recorded_shape.fingerprint),
     )[:SHAPES_MAX]
     sets: list[frozenset[int]] = []
     union: frozenset[int] = frozenset()
-    for recorded in frequent:
-        dimensions = _find_dimensions(recorded)
+    for recorded_shape in frequent:
+        dimensions = _find_dimensions(recorded_shape)
         sets.append(dimensions)
         if _estimate_rows_per_group(union | dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN:
             union |= dimensions
@@ -104,16 +108,16 @@ def _make_candidate(
     dimensions: frozenset[int], shapes: Sequence[RecordedShape], sample: RowSample, rows_per_file: int
 ) -> CubeCandidate:
     """Make a cube with these dimensions, and with the measures of all shapes that it answers."""
-    answered_shapes = [recorded for recorded in shapes if dimensions >= _find_dimensions(recorded)]
-    measures = {aggregate for recorded in answered_shapes for aggregate in recorded.shape.aggregates}
+    answered_shapes = [recorded_shape for recorded_shape in shapes if dimensions >= _find_dimensions(recorded_shape)]
+    measures = {aggregate for recorded_shape in answered_shapes for aggregate in recorded_shape.shape.aggregates}
     groups = rows_per_file / _estimate_rows_per_group(dimensions, sample, rows_per_file)
-    fingerprints = frozenset(recorded.fingerprint for recorded in answered_shapes)
+    fingerprints = frozenset(recorded_shape.fingerprint for recorded_shape in answered_shapes)
     return CubeCandidate(tuple(sorted(dimensions)), tuple(sorted(measures)), fingerprints, groups)
 
 
-def _has_cube(recorded: RecordedShape) -> bool:
+def _has_cube(recorded_shape: RecordedShape) -> bool:
     """Return whether a cube can answer statements of the shape."""
-    shape = recorded.shape
+    shape = recorded_shape.shape
     return (
         shape.engine in _ENGINES
         and not shape.joins
@@ -126,9 +130,9 @@ def _has_cube(recorded: RecordedShape) -> bool:
     )
 
 
-def _find_dimensions(recorded: RecordedShape) -> frozenset[int]:
+def _find_dimensions(recorded_shape: RecordedShape) -> frozenset[int]:
     """Return the ids of the columns that the shape compares or groups by."""
-    return recorded.shape.compared_columns | frozenset(recorded.shape.grouping)
+    return recorded_shape.shape.compared_columns | frozenset(recorded_shape.shape.grouping)
 
 
 def _estimate_rows_per_group(dimensions: frozenset[int], sample: RowSample, rows_per_file: int) -> float:

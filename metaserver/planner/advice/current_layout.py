@@ -70,7 +70,7 @@ def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout
 
 
 def _compute_bound_codes(
-    bounds: object, column: SampledColumn, side: str, picked: npt.NDArray[np.int64]
+    bounds: object, column: SampledColumn, side: str, picked_files: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Return the number of distinct values below each bound of the picked files, int64[picked].
 
@@ -80,13 +80,13 @@ def _compute_bound_codes(
     """
     if isinstance(bounds, Strings):
         all_texts = bounds.list_values()
-        texts = [all_texts[number] for number in picked.tolist()]
+        texts = [all_texts[number] for number in picked_files.tolist()]
         has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
         if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
             places = np.minimum(places, len(column.values))
     else:
-        numbers = np.asarray(bounds)[picked]
+        numbers = np.asarray(bounds)[picked_files]
         has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
         places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
     return np.where(has_bound, places, -1)

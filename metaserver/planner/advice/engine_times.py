@@ -82,11 +82,12 @@ class EngineTimes:
                 engines[sums.fingerprint] = shape.engine
                 if sums.sums.timed:
                     timed_shapes[shape.engine].append(_compute_means(sums))
-        costs = {engine: fit_costs(timed) for engine, timed in timed_shapes.items()}
+        costs = {engine: fit_costs(timed_shapes_of_engine) for engine, timed_shapes_of_engine in timed_shapes.items()}
         ratios = {
-            timed.fingerprint: timed.seconds / max(costs[engine].estimate(timed.files, timed.bytes), _SECONDS_MIN)
+            timed_shapes_of_engine.fingerprint: timed_shapes_of_engine.seconds
+            / max(costs[engine].estimate(timed_shapes_of_engine.files, timed_shapes_of_engine.bytes), _SECONDS_MIN)
             for engine, of_engine in timed_shapes.items()
-            for timed in of_engine
+            for timed_shapes_of_engine in of_engine
         }
         return EngineTimes(costs, engines, ratios)
 
@@ -118,10 +119,10 @@ def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
     weights = np.array([math.sqrt(min(shape.statements, _STATEMENTS_MAX)) / shape.seconds for shape in shapes])
     rows = np.array([[1.0, shape.bytes, shape.files] for shape in shapes])
     times = np.array([shape.seconds for shape in shapes])
-    assumed = np.array([0.0, 1 / SCAN_BYTES_PER_S, OPEN_S])
+    assumed_costs = np.array([0.0, 1 / SCAN_BYTES_PER_S, OPEN_S])
     # The rows of the prior are the errors of the costs relative to the assumed costs.
-    prior = np.diag([0.0, _PRIOR_STATEMENTS / assumed[1], _PRIOR_STATEMENTS / assumed[2]])
-    matrix = np.concatenate([rows * weights[:, None], prior])
+    prior_rows = np.diag([0.0, _PRIOR_STATEMENTS / assumed_costs[1], _PRIOR_STATEMENTS / assumed_costs[2]])
+    matrix = np.concatenate([rows * weights[:, None], prior_rows])
     target = np.concatenate([times * weights, [0.0, _PRIOR_STATEMENTS, _PRIOR_STATEMENTS]])
     fixed_s, byte_s, file_s = _solve_without_negatives(matrix, target)
     return EngineCosts(fixed_s, byte_s, file_s)
@@ -133,7 +134,7 @@ def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, flo
     All subsets of the unknowns are tried, and the best solution without a negative value is returned.
     """
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
-    best, best_error = np.zeros(3), math.inf
+    best_values, best_error = np.zeros(3), math.inf
     for used_columns in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
         columns = list(used_columns)
         solution = np.linalg.lstsq(matrix[:, columns] / scale[columns], target, rcond=None)[0]
@@ -143,5 +144,5 @@ def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, flo
         values[columns] = solution / scale[columns]
         error = float(((matrix @ values - target) ** 2).sum())
         if error < best_error:
-            best, best_error = values, error
-    return float(best[0]), float(best[1]), float(best[2])
+            best_values, best_error = values, error
+    return float(best_values[0]), float(best_values[1]), float(best_values[2])

@@ -165,9 +165,13 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions)) for name, each in shares_of.items()
     ]
     singles.sort(key=lambda estimate: estimate.files)
-    best = _choose_clustering(singles, shares_of, partitions)
+    best_clustering = _choose_clustering(singles, shares_of, partitions)
     return LayoutEstimates(
-        [one for one in (*([best] if best else ()), *singles) if one.files <= limit],
+        [
+            layout_estimate
+            for layout_estimate in (*([best_clustering] if best_clustering else ()), *singles)
+            if layout_estimate.files <= limit
+        ],
         unknown,
     )
 
@@ -184,18 +188,18 @@ def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
 def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
     """Count the partitions by their numbers of files and layers after a rewrite."""
     target_bytes = max(1, parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-    grouped = group_by_partition(candidates)
+    files_by_partition = group_by_partition(candidates)
     sizes = np.bincount(
-        grouped.numbers,
+        files_by_partition.numbers,
         weights=candidates.read_longs("file_size_in_bytes").clip(0).astype(np.float64),
-        minlength=len(grouped.partitions),
+        minlength=len(files_by_partition.partitions),
     )
     return Counter(
         _Partitions(
             max(1, math.ceil(size_bytes / target_bytes)),
             max(1, math.ceil(size_bytes / LAYER_BYTES), math.ceil(files / LAYER_FILES)),
         )
-        for size_bytes, files in zip(sizes.tolist(), grouped.count_files(), strict=True)
+        for size_bytes, files in zip(sizes.tolist(), files_by_partition.count_files(), strict=True)
     )
 
 
@@ -213,14 +217,14 @@ def _choose_clustering(
     """
     if len(singles) < 2:
         return None
-    best = singles[0]
+    best_estimate = singles[0]
     for count in range(2, min(len(singles), COLUMNS_MAX) + 1):
-        names = tuple(single.columns[0] for single in singles[:count])
+        names = tuple(estimate.columns[0] for estimate in singles[:count])
         kept_files = _count_kept_files([shares[name] for name in names], partitions)
-        if kept_files > _ADDED_COLUMN_MAX_FRACTION * best.files:
+        if kept_files > _ADDED_COLUMN_MAX_FRACTION * best_estimate.files:
             break
-        best = LayoutEstimate(names, best.files_in, kept_files)
-    return best if len(best.columns) > 1 else None
+        best_estimate = LayoutEstimate(names, best_estimate.files_in, kept_files)
+    return best_estimate if len(best_estimate.columns) > 1 else None
 
 
 def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
@@ -241,12 +245,12 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions
 
 def _count_slices(shares: Shares, count: int) -> int:
     """Return how many of `count` equal slices of the rows overlap the intervals in `shares`."""
-    touched: set[int] = set()
+    touched_slices: set[int] = set()
     for low, high in shares:
         first = min(count - 1, int(low * count))
         last = max(first, min(count - 1, int(np.ceil(high * count)) - 1))
-        touched.update(range(first, last + 1))
-    return len(touched)
+        touched_slices.update(range(first, last + 1))
+    return len(touched_slices)
 
 
 # The intervals of the filter
@@ -261,15 +265,15 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
         if intervals is None:
             continue
         assert isinstance(part, Bound)
-        before = columns.get(part.name)
-        if before is not None:
+        bounds_and_intervals = columns.get(part.name)
+        if bounds_and_intervals is not None:
             intervals = [
                 intersection
-                for earlier_interval in before[1]
+                for earlier_interval in bounds_and_intervals[1]
                 for interval in intervals
                 if (intersection := _intersect_intervals(earlier_interval, interval))
             ]
-        columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
+        columns[part.name] = ([*(() if bounds_and_intervals is None else bounds_and_intervals[0]), part], intervals)
     return columns
 
 
@@ -409,11 +413,11 @@ class _Axis(NamedTuple):
                 return None
             texts = list(zip(lower.list_values(), upper.list_values(), strict=True))
             is_known = np.array([None not in pair for pair in texts], dtype=np.bool_)
-            present = [(first, last) for first, last in texts if first is not None and last is not None]
-            if not present:
+            known_bounds = [(first, last) for first, last in texts if first is not None and last is not None]
+            if not known_bounds:
                 return None
-            common = _find_common_prefix(min(first for first, _ in present), max(last for _, last in present))
-            low, high = (np.array([_to_number(pair[side], common) for pair in present]) for side in (0, 1))
+            common = _find_common_prefix(min(first for first, _ in known_bounds), max(last for _, last in known_bounds))
+            low, high = (np.array([_to_number(pair[side], common) for pair in known_bounds]) for side in (0, 1))
         elif stats.form is Form.FLOATS:
             is_known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
             scale = 0.25

@@ -212,7 +212,7 @@ class _Advisor:
             if index.kind in FALSE_SHARES and not index.dimension_tables
         ]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
-        self._answered = find_answered_shapes(state.shapes, cubes)
+        self._answered_shapes = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
         self._current_shares, self._current_file_shares = compute_read_shares(self._layout, state.statements)
         self._bucket_shares = self._estimate_bucket_shares({})
@@ -266,8 +266,8 @@ class _Advisor:
     def _rank_compared_columns(self) -> list[int]:
         """Return the ids of the most frequently compared columns, at most `COLUMNS_MAX`."""
         weights = {column_id: self._sum_weights(column_id, lambda _: True) for column_id in self._state.sample.columns}
-        compared = [column_id for column_id, weight in weights.items() if weight > 0]
-        return sorted(compared, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
+        compared_ids = [column_id for column_id, weight in weights.items() if weight > 0]
+        return sorted(compared_ids, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
 
     # Candidates
 
@@ -290,10 +290,10 @@ class _Advisor:
                     continue
                 yield self._propose_clustering(combination, names, None)
         if columns:
-            smaller = self._state.target_bytes // 4
+            small_target_bytes = self._state.target_bytes // 4
             names = [self._get_column_name(column_id) for column_id in columns[:2]]
-            if smaller >= 1 << 20:
-                yield self._propose_clustering(tuple(columns[:2]), names, smaller)
+            if small_target_bytes >= 1 << 20:
+                yield self._propose_clustering(tuple(columns[:2]), names, small_target_bytes)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
         """Propose a clustering by these columns. `smaller_bytes` replaces the present target size of files."""
@@ -325,16 +325,16 @@ class _Advisor:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._bucket_shares * self._index_shares
-        predicted = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
+        prediction = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
-        return self._make_proposal(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
+        return self._make_proposal(kind, title, commands, change, prediction, 2 * self._state.total_bytes)
 
     def _propose_indexes(self) -> Iterator[Proposal]:
         """Propose a bitmap or bloom index on each compared column that has no index."""
-        indexed = {term.column_id for index in self._indexes for term in index.terms}
+        indexed_ids = {term.column_id for index in self._indexes for term in index.terms}
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            if column_id in indexed or not self._sum_weights(column_id, lambda values: values > 0):
+            if column_id in indexed_ids or not self._sum_weights(column_id, lambda values: values > 0):
                 continue
             kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
             name = self._get_column_name(column_id)
@@ -345,7 +345,7 @@ class _Advisor:
                 continue
             index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._bucket_shares * index_shares
-            predicted = self._average_reads(
+            prediction = self._average_reads(
                 self._current_shares * shares, self._current_file_shares * shares, self._state.files.file_count
             )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
@@ -359,16 +359,16 @@ class _Advisor:
                     shlex.join(["seamark", "run", "index", table]),
                 ],
                 ProposedChange("add-index", [name], index_kind=kind, index_name=index_name),
-                predicted,
+                prediction,
                 written_bytes + read_bytes,
             )
 
     def _choose_index_name(self, column: str) -> str:
         """Return a name that no index of the table has, so that the proposal replaces no index."""
-        defined = read_definitions(self._state.metadata)
+        definitions = read_definitions(self._state.metadata)
         base = f"by_{column.replace('.', '_')}"
         names = chain([base], (f"{base}_{number}" for number in count_from(2)))
-        return next(name for name in names if name not in defined.by_name and name not in defined.problems)
+        return next(name for name in names if name not in definitions.by_name and name not in definitions.problems)
 
     def _propose_index_drops(self) -> Iterator[Proposal]:
         """Propose to drop the indexes that plans have probed, but that left out no file."""
@@ -424,7 +424,7 @@ class _Advisor:
                 continue
             shares = self._estimate_bucket_shares({column_id: buckets}) * self._index_shares
             name = self._get_column_name(column_id)
-            predicted = self._average_reads(
+            prediction = self._average_reads(
                 self._current_shares * shares, self._current_file_shares * shares, max(target_files, buckets)
             )
             yield self._make_proposal(
@@ -432,7 +432,7 @@ class _Advisor:
                 f"Partition into {buckets} buckets of {name}",
                 self._format_partition_commands(f"bucket({buckets}, {{}})", name),
                 ProposedChange(),
-                predicted,
+                prediction,
                 2 * self._state.total_bytes,
             )
 
@@ -466,7 +466,7 @@ class _Advisor:
         files = max(1, self._state.files.file_count)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
-        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered}
+        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered_shapes}
         for candidate in find_cube_candidates(open_shapes, self._state.sample, rows_per_file):
             if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
                 continue
@@ -536,14 +536,14 @@ class _Advisor:
         layout = simulate_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._bucket_shares * self._index_shares
-        predicted = self._average_reads(sizes * shares, file_shares * shares, target_files)
-        if predicted.seconds < self.before.seconds:
+        prediction = self._average_reads(sizes * shares, file_shares * shares, target_files)
+        if prediction.seconds < self.before.seconds:
             yield self._make_proposal(
                 "file-size",
                 f"Merge {files:,} files into {target_files:,} of {self._state.target_bytes >> 20} MiB",
                 [shlex.join(["seamark", "run", "compact", self._state.name])],
                 ProposedChange("compact"),
-                predicted,
+                prediction,
                 2 * total,
             )
 
@@ -577,7 +577,7 @@ class _Advisor:
                     statement, self._state.sample, sampled_ids, self._state.files.file_count, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
-        shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0
+        shares[[statement.fingerprint in self._answered_shapes for statement in self._state.statements]] = 0.0
         return shares
 
     def _estimate_bucket_shares(self, added_buckets: dict[int, int]) -> Shares:
@@ -620,16 +620,16 @@ class _Advisor:
         title: str,
         commands: list[str],
         change: ProposedChange,
-        predicted: Reads,
+        prediction: Reads,
         cost_bytes: int,
     ) -> Proposal:
         """Make a proposal. Correct its prediction, and compute its cost and the bytes that it saves."""
-        uncorrected, predicted = predicted, self._correct_prediction(kind, predicted)
-        saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
+        raw_prediction, prediction = prediction, self._correct_prediction(kind, prediction)
+        saved_bytes = (self.before.bytes - prediction.bytes) * self._state.statements_per_day
         if kind == "file-size":
             # A merge of small files saves time. Count the saved time as the bytes that a scan reads in this time.
-            saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
-        pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
+            saved_bytes = (self.before.seconds - prediction.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
+        pays_after = cost_bytes / saved_bytes if saved_bytes > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
             id=hashlib.sha256(msgspec.json.encode([kind, commands])).hexdigest()[:12],
             kind=kind,
@@ -637,32 +637,32 @@ class _Advisor:
             commands=commands,
             change=change,
             before=self.before,
-            predicted=predicted,
+            predicted=prediction,
             cost_bytes=cost_bytes,
             cost_seconds=round(cost_bytes / REWRITE_BYTES_PER_S, 1),
-            saved_bytes_per_day=int(saved),
+            saved_bytes_per_day=int(saved_bytes),
             pays_after_days=None if pays_after is None else round(pays_after, 2),
-            correction=round(predicted.bytes / max(1, uncorrected.bytes), 4) or 1.0,
+            correction=round(prediction.bytes / max(1, raw_prediction.bytes), 4) or 1.0,
             time_correction=self._state.time_corrections.get(kind, 1.0),
         )
 
-    def _correct_prediction(self, kind: str, predicted: Reads) -> Reads:
+    def _correct_prediction(self, kind: str, prediction: Reads) -> Reads:
         """Correct a prediction by the measurements of earlier proposals of the same kind.
 
         A correction turns no gain into a loss, and no loss into a gain.
         """
-        before, files, size, seconds = self.before, predicted.files, float(predicted.bytes), predicted.seconds
+        reads_before, files, size, seconds = self.before, prediction.files, float(prediction.bytes), prediction.seconds
         factor = self._state.corrections.get(kind, 1.0)
-        if factor != 1.0 and 0 < predicted.bytes <= before.bytes:
-            size = min(before.bytes, predicted.bytes * factor)
-            files *= size / predicted.bytes
-            if before.bytes > predicted.bytes:  # The saved seconds follow the saved bytes.
-                saved_s = before.seconds - predicted.seconds
-                saved_s *= (before.bytes - size) / (before.bytes - predicted.bytes)
-                seconds = max(0.0, before.seconds - saved_s)
+        if factor != 1.0 and 0 < prediction.bytes <= reads_before.bytes:
+            size = min(reads_before.bytes, prediction.bytes * factor)
+            files *= size / prediction.bytes
+            if reads_before.bytes > prediction.bytes:  # The saved seconds follow the saved bytes.
+                saved_s = reads_before.seconds - prediction.seconds
+                saved_s *= (reads_before.bytes - size) / (reads_before.bytes - prediction.bytes)
+                seconds = max(0.0, reads_before.seconds - saved_s)
         time_factor = self._state.time_corrections.get(kind, 1.0)
-        if time_factor != 1.0 and seconds <= before.seconds:
-            seconds = min(before.seconds, seconds * time_factor)
+        if time_factor != 1.0 and seconds <= reads_before.seconds:
+            seconds = min(reads_before.seconds, seconds * time_factor)
         return Reads(round(files, 2), int(size), round(seconds, 4))
 
     def _get_column_name(self, column_id: int) -> str:
@@ -687,9 +687,9 @@ def _compute_net_bytes(proposal: Proposal) -> int:
 def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Return the best three proposals of each kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
-    best = []
+    best_proposals = []
     for proposal in proposals:
         counts[proposal.kind] += 1
         if counts[proposal.kind] <= 3:
-            best.append(proposal)
-    return best
+            best_proposals.append(proposal)
+    return best_proposals

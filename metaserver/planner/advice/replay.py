@@ -119,27 +119,29 @@ class SimulatedLayout:
 def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed: int) -> list[DrawnStatement]:
     """Draw statements from shapes. The same arguments always give the same statements."""
     statements = []
-    for number, recorded in enumerate(shapes):
+    for number, recorded_shape in enumerate(shapes):
         rng = np.random.default_rng([seed, number])
-        draws = _count_draws(recorded.shape, sample)
-        codes = _draw_compared_codes(recorded, sample, draws, rng)
+        draws = _count_draws(recorded_shape.shape, sample)
+        codes = _draw_compared_codes(recorded_shape, sample, draws, rng)
         for draw in range(draws):
-            if recorded.filters:
-                conditions = _build_filter_conditions(recorded.filters[draw % len(recorded.filters)], sample)
+            if recorded_shape.filters:
+                conditions = _build_filter_conditions(
+                    recorded_shape.filters[draw % len(recorded_shape.filters)], sample
+                )
             else:
-                samples = recorded.samples
+                samples = recorded_shape.samples
                 widths = samples[draw % len(samples)] if samples else FilterSample()
                 conditions = (
-                    _draw_conditions(recorded.shape, widths, sample, rng)
+                    _draw_conditions(recorded_shape.shape, widths, sample, rng)
                     if codes is None
-                    else _build_equality(recorded.shape.conjuncts[0][0].column_id, int(codes[draw]), sample)
+                    else _build_equality(recorded_shape.shape.conjuncts[0][0].column_id, int(codes[draw]), sample)
                 )
-            statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / draws, conditions))
+            statements.append(DrawnStatement(recorded_shape.fingerprint, recorded_shape.statements / draws, conditions))
     return statements
 
 
 def _draw_compared_codes(
-    recorded: RecordedShape, sample: RowSample, draws: int, rng: np.random.Generator
+    recorded_shape: RecordedShape, sample: RowSample, draws: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64] | None:
     """Draw the compared values for a shape whose only condition is an equality.
 
@@ -150,8 +152,8 @@ def _draw_compared_codes(
     Returns:
         The codes, or None if the shape has other conditions, or if the share of repeats is unknown.
     """
-    conjuncts = recorded.shape.conjuncts
-    repeats = [sample.repeats for sample in recorded.samples if sample.repeats >= 0]
+    conjuncts = recorded_shape.shape.conjuncts
+    repeats = [sample.repeats for sample in recorded_shape.samples if sample.repeats >= 0]
     if len(conjuncts) != 1 or len(conjuncts[0]) != 1 or not repeats:
         return None
     (term,) = conjuncts[0]
@@ -159,16 +161,16 @@ def _draw_compared_codes(
     if column is None or term.op != Op.EQ.value or term.transform != "identity":
         return None
     counts = np.bincount(column.codes, minlength=len(column.values) + 1)[1:].astype(np.float64)
-    occurring = np.flatnonzero(counts)
-    if not len(occurring):
+    occurring_codes = np.flatnonzero(counts)
+    if not len(occurring_codes):
         return None
     target = float(np.mean(repeats))
     low, high = 0.0, 1.0
     for _ in range(_EXPONENT_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _compute_repeat_share(counts[occurring], middle) > target else (middle, high)
-    weights = counts[occurring] ** low
-    return np.asarray(rng.choice(occurring + 1, size=draws, p=weights / weights.sum()), dtype=np.int64)
+        low, high = (low, middle) if _compute_repeat_share(counts[occurring_codes], middle) > target else (middle, high)
+    weights = counts[occurring_codes] ** low
+    return np.asarray(rng.choice(occurring_codes + 1, size=draws, p=weights / weights.sum()), dtype=np.int64)
 
 
 def _compute_repeat_share(counts: Shares, exponent: float) -> float:
@@ -179,9 +181,9 @@ def _compute_repeat_share(counts: Shares, exponent: float) -> float:
 
 def _build_equality(column_id: int, code: int, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
     """Return the conditions of a filter that requires a single value of a column."""
-    matching = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
-    matching[code] = True
-    return ((DrawnCondition(column_id, matching, 1),),)
+    is_match = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
+    is_match[code] = True
+    return ((DrawnCondition(column_id, is_match, 1),),)
 
 
 def _count_draws(shape: QueryShape, sample: RowSample) -> int:
@@ -212,29 +214,29 @@ def _build_condition(predicate: Bound, sample: RowSample) -> DrawnCondition | No
         return None
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
     column_values: Any = column.values
-    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    is_match = np.zeros(len(column.values) + 1, dtype=np.bool_)
     values_count = 0
     match predicate.op:
         case Op.EQ | Op.IN:
-            matching[1:] = np.isin(column.values, np.array(values, dtype=column.values.dtype))
+            is_match[1:] = np.isin(column.values, np.array(values, dtype=column.values.dtype))
             values_count = len(values)
         case Op.LT:
-            matching[1:] = column_values < values[0]
+            is_match[1:] = column_values < values[0]
         case Op.LT_EQ:
-            matching[1:] = column_values <= values[0]
+            is_match[1:] = column_values <= values[0]
         case Op.GT:
-            matching[1:] = column_values > values[0]
+            is_match[1:] = column_values > values[0]
         case Op.GT_EQ:
-            matching[1:] = column_values >= values[0]
+            is_match[1:] = column_values >= values[0]
         case Op.STARTS_WITH:
-            matching[1:] = [value.startswith(values[0]) for value in column.values]
+            is_match[1:] = [value.startswith(values[0]) for value in column.values]
         case Op.IS_NULL:
-            matching[0] = True
+            is_match[0] = True
         case Op.IS_NAN if column.values.dtype == np.float64:
-            matching[1:] = np.isnan(column_values)
+            is_match[1:] = np.isnan(column_values)
         case _:
             return None
-    return DrawnCondition(predicate.column_id, matching, values_count)
+    return DrawnCondition(predicate.column_id, is_match, values_count)
 
 
 def _draw_conditions(
@@ -280,29 +282,29 @@ def _draw_condition(
     term: ShapeTerm, column: SampledColumn, row: int, rng: np.random.Generator
 ) -> DrawnCondition | None:
     """Draw the values of one term, or return None if the operator may match rows in all files."""
-    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    is_match = np.zeros(len(column.values) + 1, dtype=np.bool_)
     values = 0
     match term.op:
         case Op.EQ.value:
-            matching[_draw_code(column, row, rng)] = True
+            is_match[_draw_code(column, row, rng)] = True
             values = 1
         case Op.IN.value:
             # The recorded number is rounded up to a power of ten.
             values = max(2, round(term.values / 3))
-            drawn = column.codes[rng.integers(len(column.codes), size=values)]
-            matching[drawn] = True
-            matching[0] = False
+            drawn_codes = column.codes[rng.integers(len(column.codes), size=values)]
+            is_match[drawn_codes] = True
+            is_match[0] = False
         case Op.IS_NULL.value:
-            matching[0] = True
+            is_match[0] = True
         case Op.STARTS_WITH.value:
-            matching = _draw_range(column, BOTH, _PREFIX_WIDTH, row, rng)
+            is_match = _draw_range(column, BOTH, _PREFIX_WIDTH, row, rng)
         case Op.LT.value | Op.LT_EQ.value:
-            matching = _draw_range(column, LOW, _WIDTH, row, rng)
+            is_match = _draw_range(column, LOW, _WIDTH, row, rng)
         case Op.GT.value | Op.GT_EQ.value:
-            matching = _draw_range(column, HIGH, _WIDTH, row, rng)
+            is_match = _draw_range(column, HIGH, _WIDTH, row, rng)
         case _:
             return None
-    return DrawnCondition(term.column_id, matching, values)
+    return DrawnCondition(term.column_id, is_match, values)
 
 
 def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int:
@@ -320,19 +322,19 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
     Args:
         side: LOW or HIGH for a range at this end of the values, or BOTH for a range around the value of the row.
     """
-    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    is_match = np.zeros(len(column.values) + 1, dtype=np.bool_)
     axis = column.values.astype(np.float64) if column.is_numeric else np.arange(len(column.values), dtype=np.float64)
     finite = axis[np.isfinite(axis)]
     if not len(finite):
-        return matching
+        return is_match
     low, high = float(finite[0]), float(finite[-1])
     width = share * (high - low)
     start = {LOW: low, HIGH: high - width}.get(side)
     if start is None:
         centre = axis[_draw_code(column, row, rng) - 1]
         start = min(max(low, float(centre) - width * float(rng.random())), high - width)
-    matching[1:] = (axis >= start) & (axis <= start + width)
-    return matching
+    is_match[1:] = (axis >= start) & (axis <= start + width)
+    return is_match
 
 
 # Layouts

@@ -174,8 +174,8 @@ def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
         return pa.nulls(rows)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+    joined_column = column.combine_chunks()
+    return joined_column.chunk(0) if isinstance(joined_column, pa.ChunkedArray) else joined_column
 
 
 def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
@@ -191,15 +191,17 @@ def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]
     kept_rows = np.arange(total)
     if total > LAYOUT_ROWS_MAX:
         kept_rows = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
-    sampled = {}
+    sampled_columns = {}
     for column_id, kind in columns.items():
-        encoded = _encode_column([part[column_id] for part in parts], kind)
-        if encoded is not None:
-            values, codes = encoded
+        encoded_column = _encode_column([part[column_id] for part in parts], kind)
+        if encoded_column is not None:
+            values, codes = encoded_column
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
-            sampled[column_id] = _drop_unused_values(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
-    return RowSample(sampled, len(parts), len(kept_rows))
+            sampled_columns[column_id] = _drop_unused_values(
+                SampledColumn(column_id, kind, values, codes[kept_rows], counts)
+            )
+    return RowSample(sampled_columns, len(parts), len(kept_rows))
 
 
 def _drop_unused_values(column: SampledColumn) -> SampledColumn:
@@ -223,13 +225,13 @@ def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.N
     if not types:
         return None
     widest = max(types, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
-    encoded = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
-    values = _convert_values(encoded.dictionary, kind)
+    dictionary_array = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
+    values = _convert_values(dictionary_array.dictionary, kind)
     order = np.argsort(values, kind="stable")
     code_of = np.empty(len(values) + 1, dtype=np.int32)
     code_of[order] = np.arange(1, len(values) + 1)
     code_of[len(values)] = 0
-    indices = pc.fill_null(encoded.indices, len(values)).to_numpy(zero_copy_only=False)
+    indices = pc.fill_null(dictionary_array.indices, len(values)).to_numpy(zero_copy_only=False)
     return values[order], code_of[indices]
 
 

@@ -154,24 +154,24 @@ def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     for shape_sums in shapes:
         sums = shape_sums.sums
         table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
-        after = _compute_read_fraction(sums)
-        before = before_of.get(shape_sums.fingerprint)
-        if before is None:
-            before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else after
-        before_bytes += before * table_bytes
-        after_bytes += after * table_bytes
+        fraction_after = _compute_read_fraction(sums)
+        fraction_before = before_of.get(shape_sums.fingerprint)
+        if fraction_before is None:
+            fraction_before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else fraction_after
+        before_bytes += fraction_before * table_bytes
+        after_bytes += fraction_after * table_bytes
         files += sums.files_left
-    saved = 1 - after_bytes / before_bytes if before_bytes else 0.0
+    saved_fraction = 1 - after_bytes / before_bytes if before_bytes else 0.0
     mean_bytes, mean_files = int(after_bytes / statements), files / statements
     reads = make_reads(mean_files, mean_bytes, [shape_sums.sums for shape_sums in shapes])
-    pays = saved >= GAIN_MIN_FRACTION
-    reason = f"{statements:,} statements since the change read {saved:.0%} fewer bytes than before"
+    pays = saved_fraction >= GAIN_MIN_FRACTION
+    reason = f"{statements:,} statements since the change read {saved_fraction:.0%} fewer bytes than before"
     if not pays:
         reason = (
-            f"{statements:,} statements since the change saved {saved:.1%} of the bytes; the minimum is "
+            f"{statements:,} statements since the change saved {saved_fraction:.1%} of the bytes; the minimum is "
             f"{GAIN_MIN_FRACTION:.0%}"
         )
-    return Verdict(pays, round(saved, 4), reads, reason)
+    return Verdict(pays, round(saved_fraction, 4), reads, reason)
 
 
 def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Reads:
@@ -179,10 +179,10 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
 
     The seconds are the mean of the times that engines have reported. Without a reported time, they are an estimate.
     """
-    timed = sum(shape_sums.timed for shape_sums in sums)
+    timed_statements = sum(shape_sums.timed for shape_sums in sums)
     seconds = (
-        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed
-        if timed
+        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed_statements
+        if timed_statements
         else EngineCosts().estimate(files, size_bytes)
     )
     return Reads(round(files, 2), size_bytes, round(seconds, 4))
@@ -230,7 +230,7 @@ def refuse_proposal(
     proposal: Proposal,
     properties: Mapping[str, str] | None,
     effective: TableMetadata,
-    applied: Sequence[AppliedProposal],
+    applied_proposal: Sequence[AppliedProposal],
     policy: AutoAdvicePolicy,
     now_ms: int,
     *,
@@ -243,7 +243,7 @@ def refuse_proposal(
         proposal: The proposal.
         properties: The properties that the proposal sets; see `find_changed_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
-        applied: The earlier proposals with trials.
+        applied_proposal: The earlier proposals with trials.
         policy: The policy of the table.
         now_ms: The time.
         clusters_by_default: Whether the server clusters tables that do not enable clustering themselves.
@@ -253,10 +253,10 @@ def refuse_proposal(
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    present = list_own_properties(applied)
+    own_properties = list_own_properties(applied_proposal)
     for name in properties:
         current = effective.properties.get(name)
-        if current is not None and present.get(name) != current:
+        if current is not None and own_properties.get(name) != current:
             return f"a user has defined the property {name}"
     if proposal.change.kind == "cluster":
         switch = CLUSTERING.switch
@@ -268,15 +268,15 @@ def refuse_proposal(
     elif len(read_definitions(effective).by_name) >= indexes_max:
         return f"the table has {indexes_max} indexes, which is the limit"
     columns = find_changed_columns(proposal, effective)
-    return _refuse_after_trial(proposal, columns, applied, policy, now_ms) or _refuse_cost(
-        proposal, applied, policy, now_ms
+    return _refuse_after_trial(proposal, columns, applied_proposal, policy, now_ms) or _refuse_cost(
+        proposal, applied_proposal, policy, now_ms
     )
 
 
 def _refuse_after_trial(
     proposal: Proposal,
     columns: Sequence[int],
-    applied: Sequence[AppliedProposal],
+    applied_proposal: Sequence[AppliedProposal],
     policy: AutoAdvicePolicy,
     now_ms: int,
 ) -> str | None:
@@ -285,7 +285,7 @@ def _refuse_after_trial(
     Only trials of the same kind of change on the same columns count. Columns are compared by id, because columns and
     indexes can be renamed.
     """
-    for earlier in applied:
+    for earlier in applied_proposal:
         trial = earlier.trial
         if trial is None or earlier.proposal.change.kind != proposal.change.kind or set(trial.columns) != set(columns):
             continue
@@ -298,10 +298,10 @@ def _refuse_after_trial(
 
 
 def _refuse_cost(
-    proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
+    proposal: Proposal, applied_proposal: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
 ) -> str | None:
     """Return the reason why the remaining budget is too small for the proposal, or None."""
-    spent_bytes, spent_seconds = sum_spent_budget(applied, now_ms)
+    spent_bytes, spent_seconds = sum_spent_budget(applied_proposal, now_ms)
     if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
         return (
             f"the proposal costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the "
@@ -317,49 +317,56 @@ def _refuse_cost(
     return None
 
 
-def list_own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
+def list_own_properties(applied_proposal: Iterable[AppliedProposal]) -> dict[str, str]:
     """Return the properties that the trials in effect have set."""
     properties: dict[str, str] = {}
-    for proposal in applied:
+    for proposal in applied_proposal:
         if proposal.trial is not None and proposal.trial.is_in_effect:
             properties |= proposal.trial.properties
     return properties
 
 
-def sum_spent_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
+def sum_spent_budget(applied_proposal: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
     """Return the bytes and seconds of the budget that the trials of the last 24 hours have used."""
     trials = [
-        proposal.trial for proposal in applied if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
+        proposal.trial
+        for proposal in applied_proposal
+        if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
     ]
     return sum(trial.spent_bytes for trial in trials), sum(trial.spent_seconds for trial in trials)
 
 
-def compute_corrections(applied: Iterable[AppliedProposal]) -> dict[str, float]:
+def compute_corrections(applied_proposal: Iterable[AppliedProposal]) -> dict[str, float]:
     """Return the factor for the predicted bytes of each kind of proposal, from the measurements of earlier proposals.
 
     The factor is the median of measured bytes divided by predicted bytes, within limits. With few measurements it is
     close to 1.
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    for proposal in applied:
-        measured, predicted = proposal.measured, proposal.proposal.predicted
-        if measured is not None and measured.bytes > 0 and predicted.bytes > 0:
+    for proposal in applied_proposal:
+        measured_reads, prediction = proposal.measured, proposal.proposal.predicted
+        if measured_reads is not None and measured_reads.bytes > 0 and prediction.bytes > 0:
             correction = max(0.01, proposal.proposal.correction)
-            ratios[proposal.proposal.kind].append(measured.bytes / predicted.bytes * correction)
+            ratios[proposal.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
     return _average_ratios(ratios)
 
 
-def compute_time_corrections(applied: Iterable[AppliedProposal]) -> dict[str, float]:
+def compute_time_corrections(applied_proposal: Iterable[AppliedProposal]) -> dict[str, float]:
     """Return the factor for the predicted seconds of each kind of proposal, from the times that engines have reported.
 
     The factor is computed as in `compute_corrections`. A proposal with few reported times does not count.
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    for proposal in applied:
-        recorded, predicted = proposal.recorded, proposal.proposal.predicted
-        if recorded is not None and proposal.timed >= STATEMENTS_MIN and recorded.seconds > 0 and predicted.seconds > 0:
+    for proposal in applied_proposal:
+        recorded_reads, prediction = proposal.recorded, proposal.proposal.predicted
+        if (
+            recorded_reads is not None
+            and proposal.timed >= STATEMENTS_MIN
+            and recorded_reads.seconds > 0
+            and prediction.seconds > 0
+        ):
             correction = max(0.01, proposal.proposal.time_correction)
-            ratios[proposal.proposal.kind].append(recorded.seconds / predicted.seconds * correction)
+            ratios[proposal.proposal.kind].append(recorded_reads.seconds / prediction.seconds * correction)
     return _average_ratios(ratios)
 
 

@@ -184,7 +184,7 @@ class ScanTaskWriter:
             return
         comma = b""
         layout_of = map(self._scan.view.locate_delete, self._deletes)
-        for _, of_block in groupby(layout_of, key=lambda located: id(located[0])):
+        for _, of_block in groupby(layout_of, key=lambda block_and_rows: id(block_and_rows[0])):
             rows_of_block = list(of_block)
             files = _Files(rows_of_block[0][0], self._partitions, self._texts)
             local = np.array([row for _, row in rows_of_block], dtype=np.int64)
@@ -301,9 +301,9 @@ class _Residuals:
         self._scan = scan
         self._limit_bytes = form.residual_bytes
         self._exact = form.exact_residuals
-        self._needed = dialect.needs_residuals
+        self._needs_residuals = dialect.needs_residuals
         self._bound_by_name = dialect.binds_residuals
-        self._longest = form.residual_bytes
+        self._residual_bytes_max = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
         self._unknown = collect_tautologies(scan.bound)
         self._whole_files = form.whole_files
@@ -316,15 +316,15 @@ class _Residuals:
             if self._is_java and predicate.op is Op.IS_NAN:
                 self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
-        self._to_stored: dict[tuple[int, _ResidualForm], tuple[Expression, bytes]] = {}
+        self._encoded_residuals: dict[tuple[int, _ResidualForm], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
         """Divide the size limit of residuals by the number of files in the answer."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
-        if longest != self._longest:
-            self._longest = longest
+        if longest != self._residual_bytes_max:
+            self._residual_bytes_max = longest
             self._by_key.clear()
-            self._to_stored.clear()
+            self._encoded_residuals.clear()
 
     def encode_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
         """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
@@ -333,14 +333,14 @@ class _Residuals:
         exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
         of a file, but counts them from metadata.
         """
-        deciding = self._scan.find_deciding_fields(block.spec_id)
+        deciding_fields = self._scan.find_deciding_fields(block.spec_id)
         forms = self._choose_forms(block, rows)
-        if not deciding:
+        if not deciding_fields:
             if forms is None:
                 return rows, (CONSTANT, self._encode_residual(self._scan.bound, _PLAIN))
             return rows, (CHOICE, [self._encode_residual(self._scan.bound, form) for form in forms])
         partition_fields = block.partition_fields
-        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding]
+        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding_fields]
         kind = (block.spec_id, partition_fields)
         texts = []
         partitions = encode_keys(block, columns, fields, rows)
@@ -352,8 +352,8 @@ class _Residuals:
                 text = self._by_key[*kind, key, form] = self._encode_partition(block, row, form)
             texts.append(text)
         if _FALSE_RESIDUAL in texts:
-            matching = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
-            rows, texts = rows[matching], [texts[position] for position in matching]
+            matching_positions = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
+            rows, texts = rows[matching_positions], [texts[position] for position in matching_positions]
         return rows, (CHOICE, texts)
 
     def _choose_forms(self, block: Block, rows: Longs) -> list[_ResidualForm] | None:
@@ -364,12 +364,12 @@ class _Residuals:
         for column_id in self._nan_columns:
             counts = block.find_count_column("nan_value_counts", column_id)
             is_nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
-        read_whole = np.zeros(len(rows), dtype=np.bool_)
+        is_read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
-            read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
-        if not (is_nan_free.any() or read_whole.any()):
+            is_read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
+        if not (is_nan_free.any() or is_read_whole.any()):
             return None
-        return list(map(_ResidualForm, is_nan_free.tolist(), read_whole.tolist()))
+        return list(map(_ResidualForm, is_nan_free.tolist(), is_read_whole.tolist()))
 
     def _encode_partition(self, block: Block, row: int, form: _ResidualForm) -> bytes:
         """Return the residual of the row's partition with its JSON key."""
@@ -384,15 +384,18 @@ class _Residuals:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        cached = self._to_stored.get((id(residual), form))
-        if cached is None:
-            if len(self._to_stored) >= _RESIDUALS_MAX:
-                self._to_stored.clear()
-            cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
-        return cached[1]
+        cached_value = self._encoded_residuals.get((id(residual), form))
+        if cached_value is None:
+            if len(self._encoded_residuals) >= _RESIDUALS_MAX:
+                self._encoded_residuals.clear()
+            cached_value = self._encoded_residuals[id(residual), form] = (
+                residual,
+                self._encode_bounded(residual, form),
+            )
+        return cached_value[1]
 
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
-        """Encode a residual in at most `_longest` bytes, as the client requires.
+        """Encode a residual in at most `_residual_bytes_max` bytes, as the client requires.
 
         The residual is weakened if it is longer and the client needs it. It is omitted if the client does not need it.
         """
@@ -402,18 +405,18 @@ class _Residuals:
             residual = match_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
         bindable = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
-        if bindable is not residual and not self._needed:
+        if bindable is not residual and not self._needs_residuals:
             return b""
         if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
         if bindable == TRUE and self._unknown:
             bindable = make_tautology(self._unknown[0])
         text = to_json(self.encode(bindable))
-        if self._exact or len(text) <= self._longest:
+        if self._exact or len(text) <= self._residual_bytes_max:
             return _KEY + text
-        if not self._needed:
+        if not self._needs_residuals:
             return b""
-        short = to_json(encode_expression(weaken_residual(bindable)))
-        if len(short) > self._longest:
-            short = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
-        return _KEY + short
+        short_json = to_json(encode_expression(weaken_residual(bindable)))
+        if len(short_json) > self._residual_bytes_max:
+            short_json = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
+        return _KEY + short_json

@@ -197,25 +197,30 @@ def _encode_format(name: object) -> bytes:
 
 def encode_strings(block: Block, column: PackedColumn) -> Part:
     """Return a packed column of strings in the form that the compiled writer reads."""
-    packed = column.packed
+    packed_values = column.packed
     offsets = (
-        _compute_address(block, packed.lengths),
-        packed.lengths_width,
-        _compute_address(block, packed.ends),
-        _compute_address(block, packed.tails),
+        _compute_address(block, packed_values.lengths),
+        packed_values.lengths_width,
+        _compute_address(block, packed_values.ends),
+        _compute_address(block, packed_values.tails),
     )
     return (
-        packed.width,
-        _compute_address(block, packed.codes),
-        _compute_address(block, packed.presence),
-        packed.common,
+        packed_values.width,
+        _compute_address(block, packed_values.codes),
+        _compute_address(block, packed_values.presence),
+        packed_values.common,
         *offsets,
     )
 
 
 def _read_integers(block: Block, column: PackedColumn) -> Part:
-    packed = column.packed
-    return packed.width, _compute_address(block, packed.codes), _compute_address(block, packed.presence), packed.base
+    packed_values = column.packed
+    return (
+        packed_values.width,
+        _compute_address(block, packed_values.codes),
+        _compute_address(block, packed_values.presence),
+        packed_values.base,
+    )
 
 
 def _compute_address(block: Block, offset: int) -> int:
@@ -285,7 +290,9 @@ class FileStats:
         ]
         for side in ("lower", "upper"):
             bounds = [(str(column), _make_bound_reader(block, side, column)) for column in stored_columns]
-            self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
+            self._maps.append(
+                (f"{side}-bounds", [(key, read_bounds) for key, read_bounds in bounds if read_bounds is not None])
+            )
 
     def write(self, rows: Longs) -> list[bytes]:
         """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
@@ -295,18 +302,18 @@ class FileStats:
 
 def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
     keys = [key for key, _ in columns]
-    values = zip(*(read(rows) for _, read in columns), strict=True)
+    values = zip(*(read_map(rows) for _, read_map in columns), strict=True)
     return [_write_map(name, keys, texts) for texts in values]
 
 
 def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
     """Return the JSON of a map without its null values, or an empty text if all are null."""
-    present = [text for text in texts if text is not None]
-    if not present:
+    non_null_texts = [text for text in texts if text is not None]
+    if not non_null_texts:
         return ""
-    if len(present) < len(keys):
+    if len(non_null_texts) < len(keys):
         keys = [key for key, text in zip(keys, texts, strict=True) if text is not None]
-    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(present)}]}}'
+    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(non_null_texts)}]}}'
 
 
 def _read_counts(column: PackedColumn | None) -> Texts:
@@ -334,9 +341,10 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
         numbers = read_at(column, rows).astype(dtype)
         size = 2 * numbers.itemsize
         digits = numbers.tobytes().hex().upper()
-        present = read_present_at(column, rows).tolist()
+        has_values = read_present_at(column, rows).tolist()
         return [
-            f'"{digits[at * size : (at + 1) * size]}"' if has_value else None for at, has_value in enumerate(present)
+            f'"{digits[index * size : (index + 1) * size]}"' if has_value else None
+            for index, has_value in enumerate(has_values)
         ]
 
     return read
@@ -464,14 +472,14 @@ class PartitionTexts:
         """
         fields = self._list_fields(block)
         # The cache is not part of the instance, because many views may exist, each with its own instance.
-        cached = cache.get_texts_by_key((block.partition_fields, fields, self._dialect))
+        texts_by_key = cache.get_texts_by_key((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = encode_keys(block, columns, range(len(columns.partition)), rows)
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
-            text = cached.get(key)
+            text = texts_by_key.get(key)
             if text is None:
                 text = _encode_partition(fields, block.partition(row), self._dialect).encode()
-                cached.put(key, text, len(key) + len(text))
+                texts_by_key.put(key, text, len(key) + len(text))
             texts.append(text)
         return texts
 
@@ -524,8 +532,8 @@ class _TextsOfView:
 
 def get_partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
     """Return the partition texts for a plan. Plans with the same view and metadata share one object."""
-    derived = scan.view.derived
-    by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
+    derived_values = scan.view.derived
+    by_dialect = (derived_values.get(_TextsOfView) or derived_values.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
     if texts is None or not texts.matches(scan.metadata):
         texts = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)

@@ -107,10 +107,10 @@ class GroupQuery:
         if "`" in self.where:  # Trino does not quote names with backticks, and `parse_sql` does.
             raise NotFromGroups("the condition has a backtick")
         try:
-            parsed = parse_sql(self.where, self.schema, strict=True)
-            if not parsed.exact:
+            sql_filter = parse_sql(self.where, self.schema, strict=True)
+            if not sql_filter.exact:
                 raise NotFromGroups("the condition is more than comparisons of columns with literals")
-            return bind(parsed.expression, self.schema, (), case_sensitive=True)
+            return bind(sql_filter.expression, self.schema, (), case_sensitive=True)
         except BadRequest as error:
             raise NotFromGroups(error.message) from None
 
@@ -174,9 +174,9 @@ def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefini
     """
     finest = _find_dimensions(query.schema, cube)
     dimensions = tuple(_find_dimension(term, finest) for term in query.dimensions)
-    filtered = {}
+    filtered_columns = {}
     for predicate in collect_predicates(condition):
-        filtered[predicate.column_id] = _find_filter_column(predicate, finest)
+        filtered_columns[predicate.column_id] = _find_filter_column(predicate, finest)
     columns, functions = _find_partials(query.schema, cube)
     for measure in query.measures:
         _check_measure(measure, floats=query.floats)
@@ -184,7 +184,7 @@ def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefini
         partials = tuple(tuple(columns[partial.text] for partial in measure.partials) for measure in query.measures)
     except KeyError as error:
         raise NotFromGroups(f"{error.args[0]} is not a measure of the cube") from None
-    return CubeAnswer(query, condition, filtered, dimensions, partials, functions)
+    return CubeAnswer(query, condition, filtered_columns, dimensions, partials, functions)
 
 
 def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
@@ -196,8 +196,8 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
             continue
         if kinds.get(term.column_id) != term.source or get_base_name(term.source) not in (*_TYPE_NAMES, "decimal"):
             continue
-        finest_so_far = finest.get(term.column_id)
-        if finest_so_far is None or _is_finer(term.transform, finest_so_far[1].transform):
+        finest_dimension = finest.get(term.column_id)
+        if finest_dimension is None or _is_finer(term.transform, finest_dimension[1].transform):
             finest[term.column_id] = f"d{number}", term
     return finest
 
@@ -323,17 +323,17 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         NotFromGroups: A value does not fit its type, or the order of the rows is not certain.
     """
     try:
-        grouped = _group_by_dimensions(_filter_groups(groups, answer), answer)
-        columns = [grouped[f"k{number}"] for number in range(len(answer.dimensions))]
-        finished: dict[tuple[str, tuple[str, ...]], pa.ChunkedArray] = {}
+        grouped_rows = _group_by_dimensions(_filter_groups(groups, answer), answer)
+        columns = [grouped_rows[f"k{number}"] for number in range(len(answer.dimensions))]
+        results: dict[tuple[str, tuple[str, ...]], pa.ChunkedArray] = {}
         for measure, partials in zip(answer.query.measures, answer.partials, strict=True):
             # A request may contain a measure several times, with different spaces.
             key = (measure.function, partials)
-            if key not in finished:
-                finished[key] = _finish_measure(measure, [grouped[name] for name in partials])
-            columns.append(finished[key])
-        numbered = pa.table({str(number): column for number, column in enumerate(columns)})
-        rows = _sort_rows(numbered, answer.query.sort_keys)
+            if key not in results:
+                results[key] = _finish_measure(measure, [grouped_rows[name] for name in partials])
+            columns.append(results[key])
+        numbered_table = pa.table({str(number): column for number, column in enumerate(columns)})
+        rows = _sort_rows(numbered_table, answer.query.sort_keys)
     except (SumOverflow, pa.ArrowException) as error:
         raise NotFromGroups(str(error)) from None
     if answer.query.limit is not None:
@@ -368,8 +368,8 @@ def _truncate_dimension(groups: pa.Table, dimension: _GroupedDimension) -> pa.Ch
     values = groups[dimension.column]
     if dimension.unit is None:
         return _unify_zeros(values)
-    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(values.type) else values
-    return pc.floor_temporal(plain, unit=dimension.unit).cast(values.type)
+    local_times = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(values.type) else values
+    return pc.floor_temporal(local_times, unit=dimension.unit).cast(values.type)
 
 
 def _unify_zeros(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -421,10 +421,10 @@ def _narrow_to_floats(values: pa.ChunkedArray) -> pa.ChunkedArray:
     Raises:
         ArrowInvalid: A finite value is beyond the range of floats.
     """
-    narrow = values.cast(pa.float32())
-    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(values))).as_py():
+    floats = values.cast(pa.float32())
+    if pc.any(pc.and_(pc.is_inf(floats), pc.is_finite(values))).as_py():
         raise pa.ArrowInvalid("a value is beyond the range of floats")
-    return narrow
+    return floats
 
 
 def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -435,8 +435,8 @@ def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.Da
             averages.append(None)
             continue
         sign, digits, exponent = total.as_tuple()
-        unscaled = int("".join(map(str, digits)))
-        size = (2 * unscaled + count) // (2 * count)
+        unscaled_value = int("".join(map(str, digits)))
+        size = (2 * unscaled_value + count) // (2 * count)
         # The arithmetic of Decimal would round to 28 digits.
         averages.append(Decimal((sign, tuple(map(int, str(size))), exponent)))
     return pa.chunked_array([pa.array(averages, kind)])
@@ -463,5 +463,5 @@ def _sort_rows(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
 
 
 def _to_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    joined_column = column.combine_chunks()
+    return joined_column if isinstance(joined_column, pa.Array) else pa.concat_arrays(joined_column.chunks)

@@ -90,7 +90,7 @@ class EncodedGroups:
         """Return the numbers of the groups that meet a condition, or None for all groups."""
         if condition == TRUE or not self.rows:
             return None
-        encoded: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
+        encoded_conditions: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
         unencoded_parts: list[Expression] = []
         for part in condition.children if isinstance(condition, And) else (condition,):
             ids = {predicate.column_id for predicate in collect_predicates(part)}
@@ -102,9 +102,9 @@ class EncodedGroups:
             if not matches.any():
                 return np.zeros(0, np.int64)
             if not matches.all():
-                encoded.append((float(matches.mean()), matches, column))
+                encoded_conditions.append((float(matches.mean()), matches, column))
         rows: _Rows | None = None
-        for _, matches, column in sorted(encoded, key=lambda match: match[0]):
+        for _, matches, column in sorted(encoded_conditions, key=lambda match: match[0]):
             if rows is None:
                 rows = np.flatnonzero(matches.take(column.codes))
             else:
@@ -114,8 +114,8 @@ class EncodedGroups:
             columns = {
                 column_id: self._take_rows(self._columns[get_group_column_name(column_id)], rows) for column_id in ids
             }
-            selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
-            rows = np.flatnonzero(selected) if rows is None else rows[selected]
+            is_selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
+            rows = np.flatnonzero(is_selected) if rows is None else rows[is_selected]
         return rows
 
     @staticmethod
@@ -132,14 +132,14 @@ def _encode_column(array: pa.Array) -> _EncodedColumn | None:
     """
     if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
         return None
-    encoded = pc.dictionary_encode(array, null_encoding="encode")
-    count = len(encoded.dictionary)
+    dictionary_array = pc.dictionary_encode(array, null_encoding="encode")
+    count = len(dictionary_array.dictionary)
     if count > _DISTINCT_VALUES_MAX or 2 * count > len(array):
         return None
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    return _EncodedColumn(encoded.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
+    codes = dictionary_array.indices.to_numpy(zero_copy_only=False)
+    return _EncodedColumn(dictionary_array.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
 
 
 def _to_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    joined_column = column.combine_chunks()
+    return joined_column if isinstance(joined_column, pa.Array) else pa.concat_arrays(joined_column.chunks)

@@ -140,14 +140,14 @@ class _Places:
     def is_complete(self) -> bool:
         return bool(self.covered.all())
 
-    def add(self, first: int, opened: Sequence[OpenIndex | None]) -> None:
+    def add(self, first: int, index_files: Sequence[OpenIndex | None]) -> None:
         """Find the files without a place in further index files.
 
         Args:
             first: The number of the first of these index files.
-            opened: The index files, or None for an index file that cannot be opened.
+            index_files: The index files, or None for an index file that cannot be opened.
         """
-        for number, index_file in enumerate(opened, first):
+        for number, index_file in enumerate(index_files, first):
             if index_file is None:
                 continue
             unplaced_files = self._order[self.file_of[self._order] < 0]
@@ -227,7 +227,7 @@ class Segments:
 
         The cache also has segments. Their key takes the place of the location.
         """
-        self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
+        self._oversize_reasons: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
         """The reasons why groups cannot be merged, by the key of their segment."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
         self._builds = asyncio.Semaphore(_CONCURRENT_BUILDS_MAX)
@@ -252,19 +252,19 @@ class Segments:
         Raises:
             SegmentTooLarge: The groups cannot be merged within the limits, or several index files are damaged.
         """
-        damaged = set[str]()
+        damaged_locations = set[str]()
         for _ in range(_ATTEMPTS_MAX):
-            places = await self._locate_entries(entry, definition, ids, frozenset(damaged))
-            covered = places.covered
-            if not covered.any():
-                return MergedGroups(build_entry_schema(definition.terms, definition.measures).empty_table(), covered)
+            places = await self._locate_entries(entry, definition, ids, frozenset(damaged_locations))
+            is_covered = places.covered
+            if not is_covered.any():
+                return MergedGroups(build_entry_schema(definition.terms, definition.measures).empty_table(), is_covered)
             prefix = f"cube/{entry.uuid}/{definition.id}"
             merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all)
             try:
-                return MergedGroups(await self._merge_group(merger, merger.tree.root), covered)
+                return MergedGroups(await self._merge_group(merger, merger.tree.root), is_covered)
             except _DamagedIndexFile as error:
                 self._indexes.schedule_verification([error.file], "the groups cannot be read")
-                damaged.add(error.file.location)
+                damaged_locations.add(error.file.location)
         raise SegmentTooLarge("several index files of the cube are damaged")
 
     async def read_parts(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> AsyncIterator[GroupPart]:
@@ -277,25 +277,25 @@ class Segments:
             definition: The definition of the cube.
             ids: The identities of the data files.
         """
-        damaged = set[str]()
-        waiting = np.arange(len(ids))
+        damaged_locations = set[str]()
+        pending_files = np.arange(len(ids))
         for _ in range(_ATTEMPTS_MAX):
-            places = await self._locate_entries(entry, definition, ids[waiting], frozenset(damaged))
-            covered = waiting[places.covered]
-            if not len(covered):
+            places = await self._locate_entries(entry, definition, ids[pending_files], frozenset(damaged_locations))
+            is_covered = pending_files[places.covered]
+            if not len(is_covered):
                 return
             prefix = f"cube/{entry.uuid}/{definition.id}"
             make_merger = partial(_Merger, self, prefix, definition, places, stores_all=False)
-            merger = make_merger() if len(covered) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
+            merger = make_merger() if len(is_covered) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
             try:
                 async for first, end, groups in self._list_parts(merger, merger.tree.root):
-                    files = covered[first:end]
-                    waiting = waiting[~np.isin(waiting, files)]
+                    files = is_covered[first:end]
+                    pending_files = pending_files[~np.isin(pending_files, files)]
                     yield GroupPart(groups, files)
                 return
             except _DamagedIndexFile as error:
                 self._indexes.schedule_verification([error.file], "the groups cannot be read")
-                damaged.add(error.file.location)
+                damaged_locations.add(error.file.location)
 
     async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, EncodedGroups]]:
         """Yield (first file, end, groups of the part) for the parts of a group of files.
@@ -308,7 +308,7 @@ class Segments:
                 yield number, number + 1, await merger.read_entry(number)
             return
         try:
-            merged = await self._merge_group(merger, group)
+            merged_groups = await self._merge_group(merger, group)
         except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
             members = merger.tree.list_subgroups(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
@@ -318,15 +318,15 @@ class Segments:
                 async for part in self._list_parts(merger, member):
                     yield part
             return
-        yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged)
+        yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged_groups)
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
         """Return the encoded groups of a segment, from the cache if possible."""
-        encoded = self.get_entry(key, _WHOLE_SEGMENT)
-        if encoded is None:
-            encoded = await asyncio.to_thread(EncodedGroups, segment)
-            self.put_entry(key, _WHOLE_SEGMENT, encoded)
-        return encoded
+        encoded_groups = self.get_entry(key, _WHOLE_SEGMENT)
+        if encoded_groups is None:
+            encoded_groups = await asyncio.to_thread(EncodedGroups, segment)
+            self.put_entry(key, _WHOLE_SEGMENT, encoded_groups)
+        return encoded_groups
 
     async def _merge_group(self, merger: _Merger, group: FileGroup) -> pa.Table:
         """Return the merged groups of a group of files, from the stored segment if possible.
@@ -338,7 +338,7 @@ class Segments:
         stored_segment = self._stack.get_cached(key)
         if stored_segment is not None:
             return stored_segment
-        reason = self._too_large.get(key)
+        reason = self._oversize_reasons.get(key)
         if reason is not None:
             raise SegmentTooLarge(reason)
 
@@ -348,37 +348,39 @@ class Segments:
                     return await merger.merge(group)
                 except SegmentTooLarge as error:
                     # Store the reason. Otherwise, each request would merge the groups again up to the limit.
-                    self._too_large.put(key, str(error), len(key) + len(str(error)))
+                    self._oversize_reasons.put(key, str(error), len(key) + len(str(error)))
                     raise
 
         return await self._flights.run(f"{key}/{merger.stores_all}", build)
 
     async def _locate_entries(
-        self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]
+        self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged_locations: frozenset[str]
     ) -> _Places:
         """Return the places of the entries of these data files in live index files.
 
         The places are cached if all index files were opened and none is damaged.
         """
-        registered = await self._registry.load_files(entry)
+        index_files = await self._registry.load_files(entry)
         digest = (
             _compute_digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_compute_digest, ids)
         )
-        key = (entry.uuid, definition.id, registered.version, digest)
-        places = None if damaged else self._places.get(key)
+        key = (entry.uuid, definition.id, index_files.version, digest)
+        places = None if damaged_locations else self._places.get(key)
         if places is not None:
             return places
         # Two index files may have entries of the same data file. These are equal, and the newer entry is read.
-        files = [file for file in registered.list_live_files(definition.id)[::-1] if file.location not in damaged]
+        files = [
+            file for file in index_files.list_live_files(definition.id)[::-1] if file.location not in damaged_locations
+        ]
         places = await asyncio.to_thread(_Places, ids, files)
         was_opened = True
         for start in range(0, len(files), _CONCURRENT_OPENS_MAX):
             if places.is_complete:
                 break
-            opened = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
-            was_opened = was_opened and all(opened)
-            await asyncio.to_thread(places.add, start, opened)
-        if was_opened and not damaged:
+            open_file = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
+            was_opened = was_opened and all(open_file)
+            await asyncio.to_thread(places.add, start, open_file)
+        if was_opened and not damaged_locations:
             self._places.put(key, places, places.size_bytes)
         return places
 
@@ -413,7 +415,7 @@ class _Merger:
         self._segments = segments
         self._prefix = prefix
         self._files = places.files
-        self._file_of, self._entry_of = places.file_of[places.covered], places.entry_of[places.covered]
+        self._file_numbers, self._entry_numbers = places.file_of[places.covered], places.entry_of[places.covered]
         self.tree = places.make_tree()
         self.stores_all = stores_all
         self._schema = build_entry_schema(definition.terms, definition.measures)
@@ -439,18 +441,18 @@ class _Merger:
         if len(members) == 1:
             return await self.merge(members[0])
         if members:
-            merging = _Merging(self._schema, self._functions)
+            merger = _Merging(self._schema, self._functions)
             for member in members:
                 part = await self.merge(member)
-                await asyncio.to_thread(merging.add, part)
-            merged = await asyncio.to_thread(merging.finish)
+                await asyncio.to_thread(merger.add, part)
+            merged_groups = await asyncio.to_thread(merger.finish)
         else:
-            merged = await self._merge_entries(group)
+            merged_groups = await self._merge_entries(group)
         self._segments.stats.merged += 1
         if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
-            payload = await asyncio.to_thread(_encode_segment, merged)
-            self._segments.put(key, merged, payload)
-        return merged
+            payload = await asyncio.to_thread(_encode_segment, merged_groups)
+            self._segments.put(key, merged_groups, payload)
+        return merged_groups
 
     async def read_entry(self, number: int) -> EncodedGroups:
         """Return the groups of one file.
@@ -458,16 +460,16 @@ class _Merger:
         Raises:
             _DamagedIndexFile: The entry cannot be read.
         """
-        file, entry = self._files[int(self._file_of[number])], int(self._entry_of[number])
+        file, entry = self._files[int(self._file_numbers[number])], int(self._entry_numbers[number])
         in_memory = self._segments.get_entry(file.location, entry)
         if in_memory is not None and in_memory.schema == self._schema:
             return in_memory
-        (opened,) = await self._segments.open([file])
-        if opened is None:
+        (open_file,) = await self._segments.open([file])
+        if open_file is None:
             raise _DamagedIndexFile(file)
         self._segments.stats.entries_read += 1
         try:
-            groups = await asyncio.to_thread(_read_entry, opened, entry)
+            groups = await asyncio.to_thread(_read_entry, open_file, entry)
         except ValueError:  # The entry is damaged, or Arrow cannot read its columns.
             raise _DamagedIndexFile(file) from None
         if groups.schema != self._schema:
@@ -482,35 +484,35 @@ class _Merger:
             SegmentTooLarge: See `_Merging`.
             _DamagedIndexFile: An entry cannot be read.
         """
-        file_of, entry_of = (values[group.first : group.end] for values in (self._file_of, self._entry_of))
-        merging = _Merging(self._schema, self._functions)
+        file_of, entry_of = (values[group.first : group.end] for values in (self._file_numbers, self._entry_numbers))
+        merger = _Merging(self._schema, self._functions)
         for number in np.unique(file_of).tolist():
             file = self._files[number]
-            (opened,) = await self._segments.open([file])
-            if opened is None:
+            (open_file,) = await self._segments.open([file])
+            if open_file is None:
                 raise _DamagedIndexFile(file)
             entries = np.sort(entry_of[file_of == number]).tolist()
             self._segments.stats.entries_read += len(entries)
             try:
-                await asyncio.to_thread(_add_entries, merging, opened, entries)
+                await asyncio.to_thread(_add_entries, merger, open_file, entries)
             except ValueError:  # An entry is damaged, or its columns differ from the definition.
                 raise _DamagedIndexFile(file) from None
-        return await asyncio.to_thread(merging.finish)
+        return await asyncio.to_thread(merger.finish)
 
 
 def _compute_digest(ids: Ids) -> bytes:
     return blake2b(np.ascontiguousarray(ids).tobytes(), digest_size=16).digest()
 
 
-def _add_entries(merging: _Merging, opened: OpenIndex, numbers: Sequence[int]) -> None:
-    entries = opened.index
+def _add_entries(merger: _Merging, index_file: OpenIndex, numbers: Sequence[int]) -> None:
+    entries = index_file.index
     assert isinstance(entries, CubeEntries)
     for groups in entries.read(numbers):
-        merging.add(pa.Table.from_batches([groups]))
+        merger.add(pa.Table.from_batches([groups]))
 
 
-def _read_entry(opened: OpenIndex, number: int) -> EncodedGroups:
-    entries = opened.index
+def _read_entry(index_file: OpenIndex, number: int) -> EncodedGroups:
+    entries = index_file.index
     assert isinstance(entries, CubeEntries)
     return EncodedGroups(pa.Table.from_batches(entries.read([number])))
 

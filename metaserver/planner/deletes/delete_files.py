@@ -72,9 +72,9 @@ class DeleteFiles:
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         self._objects = objects
         self._decoded_bytes = decoded_bytes
-        self._decoding = asyncio.Semaphore(CONCURRENT_DECODES_MAX)
+        self._decode_slots = asyncio.Semaphore(CONCURRENT_DECODES_MAX)
         self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_DELETES_BYTES, "delete-files")
-        self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
+        self._reads: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
     async def read_all(
         self, requests: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
@@ -112,13 +112,13 @@ class DeleteFiles:
             Unreadable: The file is too large, cannot be read, or is invalid.
         """
         key = (file.path, file.offset, columns)
-        cached = self._kept.get(key)
-        if cached is not None:
-            return cached
+        cached_value = self._kept.get(key)
+        if cached_value is not None:
+            return cached_value
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
             raise Unreadable(file.path, f"the file has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
-        return await self._reading.run(key, lambda: self._fetch_content(key, file, columns))
+        return await self._reads.run(key, lambda: self._fetch_content(key, file, columns))
 
     async def _fetch_content(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:
         """Read and decode a delete file, and cache its content.
@@ -134,7 +134,7 @@ class DeleteFiles:
         except (BadRequest, StorageError, TooLarge) as error:
             # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(file.path, error.message) from None
-        async with self._decoding:
+        async with self._decode_slots:
             content = await asyncio.to_thread(
                 decode_delete_content, data, file, columns, limit_bytes=self._decoded_bytes
             )

@@ -61,9 +61,9 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
         return sequences
     if manifest.sequence_number:
         # Version 1 manifests have the sequence number 0, and so do their entries.
-        invalid = np.flatnonzero(is_missing & (block.read_longs("status")[rows] != ADDED))
-        if len(invalid):
-            name = block.read_text("file_path", int(rows[invalid[0]]))
+        invalid_rows = np.flatnonzero(is_missing & (block.read_longs("status")[rows] != ADDED))
+        if len(invalid_rows):
+            name = block.read_text("file_path", int(rows[invalid_rows[0]]))
             raise Corrupt(
                 f"Manifest {block.location}: the entry of {name} has no sequence number, and its "
                 "status is not ADDED, so it cannot inherit one"
@@ -85,8 +85,8 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     stored_ids = block.read_longs("first_row_id")[:end]
     is_missing = stored_ids == MISSING
     counts = np.where(is_missing, block.read_longs("record_count")[:end], 0)
-    assigned = np.where(is_missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
-    return assigned[rows]
+    row_ids = np.where(is_missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
+    return row_ids[rows]
 
 
 _POSITIONS, _EQUALITY = 1, 2
@@ -112,7 +112,7 @@ class DeleteIndex:
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
         self._schemas = tuple(schemas)
-        self._unpartitioned = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
+        self._is_unpartitioned_by_spec = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
         self._fields: dict[int, tuple[int, ...]] = {}
         self._days: dict[tuple[int, int], int] = {}
         self._partitions: dict[int, dict[Partition, int]] = {}
@@ -142,9 +142,9 @@ class DeleteIndex:
         Raises:
             Corrupt: A data file has no sequence number.
         """
-        applying: list[tuple[int, ...]] = [()] * len(entry_ids)
+        deletes_by_file: list[tuple[int, ...]] = [()] * len(entry_ids)
         if not len(entry_ids) or not self._view.delete_file_count:
-            return applying
+            return deletes_by_file
         sequences = np.empty(len(entry_ids), dtype=np.int64)
         paths = np.full(len(entry_ids), -1, dtype=np.int64)
         partitions = np.full(len(entry_ids), -1, dtype=np.int64)
@@ -155,10 +155,10 @@ class DeleteIndex:
                 paths[positions] = self._find_path_ids(block, local)
             if block.spec_id in self._partitions:
                 partitions[positions] = self._find_partition_ids(block, local)
-        self._add_position_deletes(applying, sequences, paths, partitions)
+        self._add_position_deletes(deletes_by_file, sequences, paths, partitions)
         if self._equality is not None:
-            self._add_equality_deletes(self._equality, applying, entry_ids, sequences, partitions)
-        return applying
+            self._add_equality_deletes(self._equality, deletes_by_file, entry_ids, sequences, partitions)
+        return deletes_by_file
 
     def _collect_entries(
         self,
@@ -175,22 +175,22 @@ class DeleteIndex:
             self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64)
         )
         contents = block.read_longs("content")
-        invalid = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
-        if len(invalid):
-            name = block.read_text("file_path", int(invalid[0]))
+        invalid_rows = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
+        if len(invalid_rows):
+            name = block.read_text("file_path", int(invalid_rows[0]))
             raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
         rows = np.flatnonzero(contents == _POSITIONS)
         if len(rows):
             is_vector = _are_vectors(block, rows)
             paths = self._number_paths(_read_referenced_files(block, rows, is_vector))
-            for kind, selected in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
-                kind.add(paths[selected], sequences[rows[selected]], first + rows[selected])
+            for kind, is_of_kind in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
+                kind.add(paths[is_of_kind], sequences[rows[is_of_kind]], first + rows[is_of_kind])
             other_rows = rows[paths < 0]
             by_partition.add(self._number_partitions(block, other_rows), sequences[other_rows], first + other_rows)
         rows = np.flatnonzero(contents == _EQUALITY)
         if len(rows):
-            unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
-            scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
+            is_unpartitioned = self._is_unpartitioned_by_spec.get(block.spec_id, not block.partition_fields)
+            scopes = np.full(len(rows), _GLOBAL) if is_unpartitioned else self._number_partitions(block, rows)
             columns = block.read_lists("equality_ids")
             for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
                 # An equality delete applies only to data files with strictly lower sequence numbers.
@@ -301,9 +301,9 @@ class DeleteIndex:
             yield number, positions, local[positions]
 
     def _add_position_deletes(
-        self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
+        self, deletes_by_file: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
-        """Add the position deletes of each data file to `applying`.
+        """Add the position deletes of each data file to `deletes_by_file`.
 
         If a data file has a deletion vector, only the deletion vector is added.
         """
@@ -333,17 +333,17 @@ class DeleteIndex:
             )
         tuples = _join_delete_files([(group, first[examples]) for group, first in parts])
         for position, kind in zip(positions.tolist(), groups.tolist(), strict=True):
-            applying[position] = tuples[kind]
+            deletes_by_file[position] = tuples[kind]
 
     def _add_equality_deletes(
         self,
         equality: EqualityDeletes,
-        applying: list[tuple[int, ...]],
+        deletes_by_file: list[tuple[int, ...]],
         rows: Longs,
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Add the equality deletes of each data file to `applying`. Files with equal results share one tuple."""
+        """Add the equality deletes of each data file to `deletes_by_file`. Files with equal results share one tuple."""
         deletes_of: dict[int, list[int]] = {}
         blocks = [
             (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
@@ -357,8 +357,8 @@ class DeleteIndex:
                 deletes_of.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         for position, equality_deletes in deletes_of.items():
-            merged = tuple(sorted((*applying[position], *equality_deletes)))
-            applying[position] = shared.setdefault(merged, merged)
+            merged_deletes = tuple(sorted((*deletes_by_file[position], *equality_deletes)))
+            deletes_by_file[position] = shared.setdefault(merged_deletes, merged_deletes)
 
 
 class _DeleteCollector:
@@ -384,8 +384,8 @@ class _DeletesByGroup:
     With this order, the delete files that apply to a data file are at the end of the data file's group.
     """
 
-    def __init__(self, collected: _DeleteCollector) -> None:
-        groups, sequences, deletes = collected.collect_columns()
+    def __init__(self, collector: _DeleteCollector) -> None:
+        groups, sequences, deletes = collector.collect_columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
         # For empty input, np.unique imports modules, which takes tens of milliseconds in the first plan of a process.
@@ -422,13 +422,13 @@ def _join_delete_files(parts: Sequence[tuple[_DeletesByGroup, Longs]]) -> list[t
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]
         return [(group.deletes[position],) for position in first.tolist()]
-    joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
+    delete_lists: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
     for group, first in parts:
         deletes = group.deletes
-        for example_deletes, start, end in zip(joined, first.tolist(), group.ends[first].tolist(), strict=True):
+        for example_deletes, start, end in zip(delete_lists, first.tolist(), group.ends[first].tolist(), strict=True):
             if start >= 0:
                 example_deletes += deletes[start:end]
-    return [tuple(sorted(example_deletes)) for example_deletes in joined]
+    return [tuple(sorted(example_deletes)) for example_deletes in delete_lists]
 
 
 def _is_unpartitioned(spec: PartitionSpec) -> bool:
@@ -469,23 +469,23 @@ def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence
     Objects are equal if the partition values are equal. Floats are compared by their bits (spec, "Scan Planning",
     note 3): NaN equals itself, and 0.0 differs from -0.0. A number equals the same number of a promoted type.
     """
-    kind_and_packed = block.find_partition_column(field_id)
-    kind, packed = kind_and_packed or ("", None)
-    if packed is None:
+    kind_and_column = block.find_partition_column(field_id)
+    kind, packed_column = kind_and_column or ("", None)
+    if packed_column is None:
         return [None] * len(rows)
-    column = block.read_column(packed)
-    if packed.form == Form.STRINGS:
+    column = block.read_column(packed_column)
+    if packed_column.form == Form.STRINGS:
         texts = read_strings(column, rows)
         if not kind.startswith("decimal"):
             return texts
         return [None if text is None else decode_value(Form.STRINGS, kind, text) for text in texts]
-    if packed.form == Form.FLOATS:
+    if packed_column.form == Form.FLOATS:
         doubles = column.doubles()[rows]
         doubles[np.isnan(doubles)] = np.nan
         values: list[object] = doubles.view(np.int64).tolist()
     else:
         values = column.read_longs()[rows].tolist()
-    if packed.presence != NONE:
+    if packed_column.presence != NONE:
         for position in np.flatnonzero(~column.present()[rows]).tolist():
             values[position] = None
     return values

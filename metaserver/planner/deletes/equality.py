@@ -176,9 +176,9 @@ class _ColumnGroup:
 
         Both numbers are equal if the scope is empty or if all of its deletes are too old.
         """
-        at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
-        applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
-        return np.where(applicable, self._firsts[at], 0), np.where(applicable, self._firsts[at + 1], 0)
+        positions = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
+        applicable = (self._scopes[positions] == scopes) & (self._newest[positions] >= sequences)
+        return np.where(applicable, self._firsts[positions], 0), np.where(applicable, self._firsts[positions + 1], 0)
 
     def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
@@ -187,18 +187,18 @@ class _ColumnGroup:
 
         Each is a tuple with an array for each column.
         """
-        above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
-        below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
+        ranks_above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
+        ranks_below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         flags = tuple(np.zeros(len(in_scope), dtype=np.uint8) for _ in self._columns)
         for block, positions, rows in pieces:
-            selected = in_scope[positions]
-            if selected.any():
-                positions, rows = positions[selected], rows[selected]
-                for at, column in enumerate(self._columns):
-                    above[at][positions], below[at][positions], flags[at][positions] = column.compute_data_bounds(
-                        block, rows
+            rows_in_scope = in_scope[positions]
+            if rows_in_scope.any():
+                positions, rows = positions[rows_in_scope], rows[rows_in_scope]
+                for number, column in enumerate(self._columns):
+                    ranks_above[number][positions], ranks_below[number][positions], flags[number][positions] = (
+                        column.compute_data_bounds(block, rows)
                     )
-        return above, below, flags
+        return ranks_above, ranks_below, flags
 
     def _find_pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
         """Return (row, leaf) of all pairs that may match.
@@ -232,11 +232,11 @@ class _ColumnGroup:
 def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[pairs]: whether a delete below each node may match rows of the data file."""
     keep = level.sequence[node] >= data_files.sequence[row]
-    for lower, upper, flags, above, below, own in zip(
+    for lower, upper, flags, rank_above, rank_below, own_flags in zip(
         level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
     ):
-        meet = (upper[node] >= above[row]) & (lower[node] < below[row])
-        keep &= meet | (flags[node] & own[row] != 0)
+        meet = (upper[node] >= rank_above[row]) & (lower[node] < rank_below[row])
+        keep &= meet | (flags[node] & own_flags[row] != 0)
     return keep
 
 
@@ -302,13 +302,13 @@ class _EqualityColumn:
     def compute_data_bounds(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
         """Return `above`, `below` and the flags of data files; see `_DataFiles`."""
         statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
-        above = _compute_ranks(
+        rank_above = _compute_ranks(
             self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED
         )
-        below = _compute_ranks(
+        rank_below = _compute_ranks(
             self._lowers, statistics.upper, statistics.upper_known, "right", _UNBOUNDED, statistics.empty, -1
         )
-        return above, below, statistics.flags
+        return rank_above, rank_below, statistics.flags
 
 
 class _ColumnStatistics(NamedTuple):
@@ -334,17 +334,17 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
     """
     nulls = block.count("null_value_counts", column_id)[rows]
     is_known = nulls != MISSING
-    empty = is_known & (nulls == block.count("value_counts", column_id)[rows])
+    is_empty = is_known & (nulls == block.count("value_counts", column_id)[rows])
     flags = np.where(is_known, nulls > 0, not required).astype(np.uint8)
     if order == "float":
-        flags[(block.count("nan_value_counts", column_id)[rows] != 0) & ~empty] |= _NAN
-    lower, lower_known = _read_bounds(block, "lower", column_id, rows, order)
-    upper, upper_known = _read_bounds(block, "upper", column_id, rows, order)
+        flags[(block.count("nan_value_counts", column_id)[rows] != 0) & ~is_empty] |= _NAN
+    lower, is_lower_known = _read_bounds(block, "lower", column_id, rows, order)
+    upper, is_upper_known = _read_bounds(block, "upper", column_id, rows, order)
     if order == "uuid" and lower is not None and upper is not None:
-        lower_known = upper_known = lower_known & upper_known & (lower <= upper)
+        is_lower_known = is_upper_known = is_lower_known & is_upper_known & (lower <= upper)
     elif order == "uuid":
         lower = upper = None
-    return _ColumnStatistics(lower, lower_known, upper, upper_known, flags, empty)
+    return _ColumnStatistics(lower, is_lower_known, upper, is_upper_known, flags, is_empty)
 
 
 def _read_bounds(
@@ -388,29 +388,29 @@ def _name_order(kind: str) -> str:
 
 
 def _compute_ranks(
-    among: Values,
+    sorted_values: Values,
     values: Values | None,
     is_known: npt.NDArray[np.bool_],
     side: Literal["left", "right"],
     unknown_rank: int,
-    empty: npt.NDArray[np.bool_],
+    is_empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """Return the rank of each value: the number of items of `among` that are less than the value.
+    """Return the rank of each value: the number of items of `sorted_values` that are less than the value.
 
     Args:
-        among: The values among which to rank, ascending.
+        sorted_values: The values among which to rank, ascending.
         values: The values to rank, or None if none of them is known.
         is_known: Whether each value is known.
         side: "left" to count smaller items, "right" to count smaller and equal items.
         unknown_rank: The rank of unknown values.
-        empty: Whether each file has no values.
+        is_empty: Whether each file has no values.
         nowhere: The rank of files without values.
     """
     ranks = np.full(len(is_known), unknown_rank, dtype=np.int64)
-    if values is not None and len(among):
-        ranks[is_known] = np.searchsorted(among, values[is_known], side=side)
-    ranks[empty] = nowhere
+    if values is not None and len(sorted_values):
+        ranks[is_known] = np.searchsorted(sorted_values, values[is_known], side=side)
+    ranks[is_empty] = nowhere
     return ranks
 
 

@@ -40,8 +40,8 @@ class FileIds:
     def __init__(self, view: TableView) -> None:
         ids, is_known = list_file_ids(view)
         self.count = len(ids)
-        identified = np.flatnonzero(is_known)
-        self._order: Longs = identified[np.lexsort((ids[identified, 1], ids[identified, 0]))]
+        identified_files = np.flatnonzero(is_known)
+        self._order: Longs = identified_files[np.lexsort((ids[identified_files, 1], ids[identified_files, 0]))]
         self._ids: Words = ids[self._order]
 
     @property
@@ -68,8 +68,8 @@ class FileIds:
         """
         sorted_positions = find_ids(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
-        present = sorted_positions >= 0
-        positions[present] = self._order[sorted_positions[present]]
+        is_found = sorted_positions >= 0
+        positions[is_found] = self._order[sorted_positions[is_found]]
         return positions
 
     def read_identities(self, positions: Longs) -> tuple[Words, Mask]:
@@ -87,8 +87,8 @@ class FileIds:
         If a view lists a file twice, the result is True for both positions.
         """
         mask = np.zeros(self.count, dtype=np.bool_)
-        ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
-        mask[self._order[find_ids(ordered, self._ids) >= 0]] = True
+        sorted_ids = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
+        mask[self._order[find_ids(sorted_ids, self._ids) >= 0]] = True
         return mask
 
 
@@ -140,9 +140,9 @@ class Coverage:
         parts: list[CoveredFiles] = []
         for index_file in files:
             part = CoveredFiles(index_file.location, ids.find(index_file.files.ids))
-            present = part.positions[part.positions >= 0]
-            if len(present):
-                self.uncovered[present] = 0
+            found_positions = part.positions[part.positions >= 0]
+            if len(found_positions):
+                self.uncovered[found_positions] = 0
                 parts.append(part)
         self.parts = tuple(parts)
         self._by_position: tuple[Longs, Longs] | None = None
@@ -188,18 +188,18 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
     The latest coverage of each definition is cached as long as the view exists.
     """
-    cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
+    cached_value = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
-    stale = [key for key in index_files if key not in cached or cached[key][0] != locations[key]]
-    coverage_of = {key: cached[key][1] for key in index_files if key not in stale}
-    if stale:
+    stale_keys = [key for key in index_files if key not in cached_value or cached_value[key][0] != locations[key]]
+    coverage_of = {key: cached_value[key][1] for key in index_files if key not in stale_keys}
+    if stale_keys:
 
         def cover() -> dict[str, Coverage]:
             ids = compute_view_file_ids(view)
-            return {key: Coverage(ids, index_files[key]) for key in stale}
+            return {key: Coverage(ids, index_files[key]) for key in stale_keys}
 
         new_coverages = await asyncio.to_thread(cover)
-        cached.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
+        cached_value.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
         coverage_of |= new_coverages
     return coverage_of
 
@@ -226,14 +226,14 @@ class _BlockIds(NamedTuple):
         return self.ids.nbytes + self.is_known.nbytes
 
 
-def find_ids(ordered: Words, ids: Words) -> Longs:
-    """Return the position in `ordered` of each identity in `ids`, int64[n]; -1 if the identity is absent.
+def find_ids(sorted_items: Words, ids: Words) -> Longs:
+    """Return the position in `sorted_items` of each identity in `ids`, int64[n]; -1 if the identity is absent.
 
     Args:
-        ordered: uint64[m, 2]: identities in ascending order.
+        sorted_items: uint64[m, 2]: identities in ascending order.
         ids: uint64[n, 2]: the identities to find.
     """
-    high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
+    high, low = np.ascontiguousarray(sorted_items[:, 0]), sorted_items[:, 1]
     positions = np.full(len(ids), -1, dtype=np.int64)
     at = np.searchsorted(high, ids[:, 0], side="left")
     end = np.searchsorted(high, ids[:, 0], side="right")

@@ -111,14 +111,16 @@ class IndexProjection:
 
     def select_predicates(self, definition_id: str) -> list[IndexPredicate]:
         """Return the distinct predicates that the index files of one definition evaluate."""
-        single = [
+        single_predicates = [
             IndexPredicate(definition, (predicate,))
             for predicate in {
                 make_predicate_key(bound): bound for bound in collect_predicates(self.expression)
             }.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]
-        return single + [IndexPredicate(*composite) for composite in self.composite if composite[0].id == definition_id]
+        return single_predicates + [
+            IndexPredicate(*composite) for composite in self.composite if composite[0].id == definition_id
+        ]
 
 
 def project_onto_indexes(
@@ -198,7 +200,7 @@ def _project_predicate(
         for field in fields.get(predicate.column_id, ())
         if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
-    plain = PartitionSpec(0, tuple(field for field in applicable if is_known(field.transform)))
+    plain_spec = PartitionSpec(0, tuple(field for field in applicable if is_known(field.transform)))
     of_functions = [
         _project_function(predicate, by_field[field.field_id or 0].terms[0], field.field_id or 0, field.name)
         for field in applicable
@@ -209,7 +211,7 @@ def _project_predicate(
         for field in applicable
         if field.transform == predicate.transform and parse_lookup(field.transform) is not None
     ]
-    return join_by_and(project_inclusive(predicate, plain), *of_functions, *of_attributes)
+    return join_by_and(project_inclusive(predicate, plain_spec), *of_functions, *of_attributes)
 
 
 def _has_valid_values(predicate: Bound, term: Term) -> bool:
@@ -258,9 +260,9 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
         ]
         if not candidates:
             return None
-        fewest = min(candidates, key=lambda predicate: len(predicate.values))
-        equalities.append(fewest)
-        combinations *= len(fewest.values)
+        smallest_predicate = min(candidates, key=lambda predicate: len(predicate.values))
+        equalities.append(smallest_predicate)
+        combinations *= len(smallest_predicate.values)
     return tuple(equalities) if combinations <= COMBINATIONS_MAX else None
 
 

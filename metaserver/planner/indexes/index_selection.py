@@ -92,12 +92,12 @@ class IndexSelection:
         if not texts:
             return ()
         key = (metadata.table_uuid, metadata.current_schema_id, texts, metadata.properties.get(NAME_MAPPING))
-        cached = self._definitions.get(key)
-        if cached is None or cached[0] != metadata.schemas:
-            cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
+        cached_value = self._definitions.get(key)
+        if cached_value is None or cached_value[0] != metadata.schemas:
+            cached_value = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _CACHED_DEFINITIONS_MAX:
                 self._definitions.popitem(last=False)
-        return tuple(definition for definition in cached[1].enabled if not KINDS[definition.kind].aggregates)
+        return tuple(definition for definition in cached_value[1].enabled if not KINDS[definition.kind].aggregates)
 
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
@@ -119,16 +119,16 @@ class IndexSelection:
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, remote_hits = await self._open_files(projection, files, until_s)
+        open_file, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
-            **opened,
+            **open_file,
         }
-        described = {
+        usable_indexes = {
             definition_id: [usable[file.location] for file in of_definition if file.location in usable]
             for definition_id, of_definition in listed_files.items()
         }
-        coverage = await compute_coverages(view, described)
+        coverage = await compute_coverages(view, usable_indexes)
         hits_by_key: dict[object, dict[str, Flags]] = {}
         for location, of_file in remote_hits.items():
             for key, hits in of_file.hits.items():
@@ -138,13 +138,13 @@ class IndexSelection:
         by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
         is_missing = is_missing or any(file.location in remote_hits and file.definition in by_keys for file in files)
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
-        return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, is_missing)
+        return Probe(view, projection, coverage, open_file, hits_by_key, remote_indexes, files, until_s, is_missing)
 
     def record(self, probe: Probe, entry: Entry) -> None:
         """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
         now_ms = self._clock.now_ms()
-        for definition_id, (files_in, removed) in probe.counts.items():
-            self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
+        for definition_id, (files_in, removed_files) in probe.counts.items():
+            self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed_files, now_ms=now_ms)
         for file in probe.listed_files:
             if file.location in probe.damaged:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
@@ -173,37 +173,39 @@ class IndexSelection:
 
         Index files that do not arrive in time are missing from both results; their fetches continue.
         """
-        opened: dict[str, OpenIndex] = {}
+        open_file: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
         for file in files:
             opened_index = self._indexes.find_in_memory(file)
             if opened_index is None:
                 absent.append(file)
             else:
-                opened[file.location] = opened_index
+                open_file[file.location] = opened_index
         if not absent:
-            return opened, {}
-        large = [file for file in absent if self._indexes.supports_remote_reads(file)]
-        fresh = not all(self._indexes.is_being_fetched(file) for file in large)
+            return open_file, {}
+        large_files = [file for file in absent if self._indexes.supports_remote_reads(file)]
+        are_all_local = not all(self._indexes.is_being_fetched(file) for file in large_files)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if fresh:  # Reading from the local disk takes little time.
+        if are_all_local:  # Reading from the local disk takes little time.
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         remote_reads = {
             file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
-            for file in large
+            for file in large_files
             if not tasks[file.location].done()
         }
-        awaited = [task for location, task in tasks.items() if location not in remote_reads]
-        await asyncio.wait([*awaited, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
+        awaited_tasks = [task for location, task in tasks.items() if location not in remote_reads]
+        await asyncio.wait(
+            [*awaited_tasks, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic())
+        )
         remote_hits = {
             location: hits for location, task in remote_reads.items() if (hits := _take_result(task)) is not None
         }
         for task in remote_reads.values():
             task.cancel()
-        if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
-            await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
-        opened |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
-        return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
+        if unanswered_tasks := [tasks[location] for location in remote_reads if location not in remote_hits]:
+            await asyncio.wait(unanswered_tasks, timeout=max(0.0, until_s - self._clock.monotonic()))
+        open_file |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
+        return open_file, {location: hits for location, hits in remote_hits.items() if location not in open_file}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
         """Evaluate all predicates of the plan in a large index file, with range reads.
@@ -245,10 +247,10 @@ class IndexSelection:
             if file.location in missing_files
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
-        loaded = [_take_result(task) for task in tasks]
+        load_results = [_take_result(task) for task in tasks]
         for task in tasks:
             task.cancel()
-        return any(loaded)
+        return any(load_results)
 
 
 async def _load_rows(index: RemoteIndexFile, files: Sequence[int], _: RemoteIndexFile) -> bool | None:

@@ -67,7 +67,7 @@ class Probe:
     """
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
     """The data files whose rows are in a bitmap index but not in memory, by location of the index file."""
-    _counted: set[object] = field(default_factory=set)
+    _counted_keys: set[object] = field(default_factory=set)
     _kept_flags: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
@@ -85,61 +85,61 @@ class Probe:
         """Reset the counts before the plan runs again with more of the indexes loaded."""
         self.counts.clear()
         self.missing_rows.clear()
-        self._counted.clear()
+        self._counted_keys.clear()
 
-    def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
+    def list_steps(self, is_expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
         used_kinds = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
             if kind in used_kinds:
                 kinds |= {kind}
-                yield kind, partial(self.narrow, kinds=kinds, expired=expired)
+                yield kind, partial(self.narrow, kinds=kinds, is_expired=is_expired)
         if self.can_prune_by_row:
-            yield "bitmap_rows", partial(self.narrow_by_row, expired=expired)
+            yield "bitmap_rows", partial(self.narrow_by_row, is_expired=is_expired)
 
     @property
     def used(self) -> tuple[IndexUse, ...]:
         """The numbers of files that each index has checked and removed until now."""
         by_id = {definition.id: definition for definition in self.projection.definitions}
         return tuple(
-            IndexUse(by_id[key].name, by_id[key].kind, files_in, removed)
-            for key, (files_in, removed) in self.counts.items()
+            IndexUse(by_id[key].name, by_id[key].kind, files_in, removed_files)
+            for key, (files_in, removed_files) in self.counts.items()
         )
 
-    def narrow(self, selection: FileSelection, kinds: frozenset[str], expired: Expired) -> None:
+    def narrow(self, selection: FileSelection, kinds: frozenset[str], is_expired: Expired) -> None:
         """Narrow the selection by all indexes of these kinds.
 
         `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
         """
-        self._narrow_by_expression(selection, self.projection.expression, kinds, expired)
+        self._narrow_by_expression(selection, self.projection.expression, kinds, is_expired)
         for definition, equalities in self.projection.composite:
-            if definition.kind in kinds and not expired():
-                self._narrow_by_predicate(selection, IndexPredicate(definition, equalities), expired)
+            if definition.kind in kinds and not is_expired():
+                self._narrow_by_predicate(selection, IndexPredicate(definition, equalities), is_expired)
         for predicate in self.projection.key_set_predicates:
-            if predicate.definition.kind in kinds and not expired():
-                self._narrow_by_predicate(selection, predicate, expired)
+            if predicate.definition.kind in kinds and not is_expired():
+                self._narrow_by_predicate(selection, predicate, is_expired)
 
     def _narrow_by_expression(
-        self, selection: FileSelection, expression: Expression, kinds: frozenset[str], expired: Expired
+        self, selection: FileSelection, expression: Expression, kinds: frozenset[str], is_expired: Expired
     ) -> None:
         """Narrow the selection by the indexes of these kinds on single terms."""
         match expression:
             case And(children):
                 for child in children:
-                    self._narrow_by_expression(selection, child, kinds, expired)
+                    self._narrow_by_expression(selection, child, kinds, is_expired)
             case Or(children):
                 if not all(self._can_prune(child, kinds) for child in children):
                     return
                 ways = (
-                    partial(self._narrow_by_expression, expression=child, kinds=kinds, expired=expired)
+                    partial(self._narrow_by_expression, expression=child, kinds=kinds, is_expired=is_expired)
                     for child in children
                 )
-                narrow_to_any(selection, ways, expired)
+                narrow_to_any(selection, ways, is_expired)
             case Bound():
                 definition = self.projection.by_field[expression.column_id]
-                if definition.kind in kinds and not expired():
-                    self._narrow_by_predicate(selection, IndexPredicate(definition, (expression,)), expired)
+                if definition.kind in kinds and not is_expired():
+                    self._narrow_by_predicate(selection, IndexPredicate(definition, (expression,)), is_expired)
 
     def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
         """Return whether an index of these kinds evaluates a predicate of the expression."""
@@ -148,7 +148,7 @@ class Probe:
         )
 
     def _narrow_by_predicate(
-        self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, expired: Expired
+        self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, is_expired: Expired
     ) -> None:
         """Keep the files that may match a predicate, and count the checked and removed files.
 
@@ -156,18 +156,21 @@ class Probe:
         """
         definition_id, key = predicate.definition.id, predicate.key
         if key not in self._kept_flags:
-            self._kept_flags[key] = self._flag_kept_files(predicate, expired)
+            self._kept_flags[key] = self._flag_kept_files(predicate, is_expired)
         kept_flags = self._kept_flags[key]
-        is_first = key not in self._counted
-        self._counted.add(key)
+        is_first = key not in self._counted_keys
+        self._counted_keys.add(key)
         if kept_flags is not None:
             files_before = selection.count()
             selection.intersect(kept_flags)
-            files, removed = self.counts.get(definition_id, (0, 0))
+            files, removed_files = self.counts.get(definition_id, (0, 0))
             # A later step with more kinds applies the result of this probe again without another probe.
-            self.counts[definition_id] = files + files_before * is_first, removed + files_before - selection.count()
+            self.counts[definition_id] = (
+                files + files_before * is_first,
+                removed_files + files_before - selection.count(),
+            )
 
-    def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
+    def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, is_expired: Expired) -> Flags | None:
         """Return the files that the index keeps, uint8[files of the view], or None if it cannot evaluate the predicate.
 
         A file is kept if the index does not cover it, if a row may match, or if the time did not suffice to check it.
@@ -180,7 +183,7 @@ class Probe:
         for part in coverage.parts:
             index = self.opened.get(part.location)
             hits = remote_hits.get(part.location)
-            if index is not None and part.location not in self.damaged and not expired():
+            if index is not None and part.location not in self.damaged and not is_expired():
                 try:
                     hits = query.mark_files(index.index)
                 except ValueError as error:
@@ -216,12 +219,12 @@ class Probe:
     def _is_bitmap(self, predicate: Bound) -> bool:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
-    def narrow_by_row(self, selection: FileSelection, expired: Expired) -> None:
+    def narrow_by_row(self, selection: FileSelection, is_expired: Expired) -> None:
         """Remove the files in which no single row satisfies the predicates of all bitmap indexes."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()
         for position in selection.list_positions().tolist():
-            if expired():
+            if is_expired():
                 break
             if not has_row(conjuncts, position, partial(self._find_rows, remainder, position)):
                 kept_flags[position] = 0

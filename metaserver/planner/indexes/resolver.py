@@ -83,13 +83,17 @@ class IndexResolver:
 
         live_files = (await self._indexes.registry.load_files(entry)).list_live_files(definition.id)
         if hashes is None:
-            ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, live_files))
+            open_files: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(
+                *map(self._indexes.open, live_files)
+            )
         else:
-            ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
-        usable = [result for result in ready if result is not None]
+            open_files = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
+        usable = [result for result in open_files if result is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
-        opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
-        return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
+        open_file = {index.location: index for index in usable if isinstance(index, OpenIndex)}
+        return RecordIndex(
+            coverage, open_file, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)}
+        )
 
     async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
         """Return the files of a bitmap index. `load` loads their rows."""
@@ -98,8 +102,8 @@ class IndexResolver:
             return index
 
         live_files = (await self._indexes.registry.load_files(entry)).list_live_files(definition.id)
-        ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
-        usable = [index for index in ready if index is not None]
+        open_files = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
+        usable = [index for index in open_files if index is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
         return BitmapIndex(definition, coverage, files, {file.location: file for file in live_files})
@@ -112,9 +116,9 @@ class IndexResolver:
         """
         missing_files: dict[str, list[int]] = {}
         for position in positions:
-            covered = index.coverage.find_index_file(position)
-            if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
-                missing_files.setdefault(covered[0], []).append(covered[1])
+            file_and_row = index.coverage.find_index_file(position)
+            if file_and_row is not None and isinstance(index.files.get(file_and_row[0]), RemoteIndexFile):
+                missing_files.setdefault(file_and_row[0], []).append(file_and_row[1])
         await asyncio.gather(
             *(self._load_file_rows(index, location, files) for location, files in missing_files.items())
         )
@@ -127,16 +131,16 @@ class IndexResolver:
         async def load(_: RemoteIndexFile) -> RemoteIndexFile | None:
             return remote if await remote.bitmap.load_rows(files) else None
 
-        ready = await self._indexes.open_or_read(file, load)
-        if ready is not None:
-            index.files[location] = ready
+        load_result = await self._indexes.open_or_read(file, load)
+        if load_result is not None:
+            index.files[location] = load_result
 
-    async def schedule_verification(self, entry: Entry, damaged: Mapping[str, str]) -> None:
+    async def schedule_verification(self, entry: Entry, damaged_files: Mapping[str, str]) -> None:
         """Schedule a check of damaged index files.
 
         The method never raises.
         """
-        if damaged:
+        if damaged_files:
             registered_files = await self._indexes.registry.load_files(entry)
-            files = [file for file in registered_files.files if file.location in damaged]
-            await self._indexes.verify_source(files, "; ".join(damaged.values()))
+            files = [file for file in registered_files.files if file.location in damaged_files]
+            await self._indexes.verify_source(files, "; ".join(damaged_files.values()))

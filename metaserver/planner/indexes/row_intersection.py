@@ -53,33 +53,33 @@ class Conjunct:
         self,
         keys: WantedKeys,
         coverage: Coverage,
-        opened: Mapping[str, OpenIndex],
-        damaged: dict[str, str],
+        indexes_by_location: Mapping[str, OpenIndex],
+        damaged_files: dict[str, str],
     ) -> None:
         """Prepare the conjunct.
 
         Args:
             keys: The keys that match.
             coverage: The files that the index files cover.
-            opened: The index files in memory, by location.
-            damaged: The reasons why index files are damaged, by location. The conjunct adds the damaged index files
-                that it finds, and does not use them again.
+            indexes_by_location: The index files in memory, by location.
+            damaged_files: The reasons why index files are damaged, by location. The conjunct adds the damaged index
+                files that it finds, and does not use them again.
         """
         self._keys = keys
-        self._damaged = damaged
-        self.parts = [self._get_part(part.location, opened) for part in coverage.parts]
-        self._part_of, self._file_of = (numbers.tolist() for numbers in coverage.by_position)
+        self._damaged_files = damaged_files
+        self.parts = [self._get_part(part.location, indexes_by_location) for part in coverage.parts]
+        self._part_numbers, self._file_numbers = (numbers.tolist() for numbers in coverage.by_position)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
-    def _get_part(self, location: str, opened: Mapping[str, OpenIndex]) -> _ConjunctIndexFile | None:
+    def _get_part(self, location: str, indexes_by_location: Mapping[str, OpenIndex]) -> _ConjunctIndexFile | None:
         """Return the part for the index file at this location.
 
         Returns:
             None if the index file cannot be used, or if the conjunct selects all keys of the index file.
         """
-        index = opened.get(location)
-        if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
+        index = indexes_by_location.get(location)
+        if index is None or location in self._damaged_files or not isinstance(index.index, Bitmap):
             return None
         try:
             if index.index.has_only(self._keys):
@@ -88,7 +88,7 @@ class Conjunct:
                 location, index.index, index.files.records.tolist(), index.index.share(self._keys)
             )
         except ValueError as error:
-            self._damaged[location] = str(error)
+            self._damaged_files[location] = str(error)
             return None
 
     @property
@@ -101,9 +101,9 @@ class Conjunct:
 
         `position` is the position of the data file in the view.
         """
-        number = self._part_of[position]
+        number = self._part_numbers[position]
         part = None if number < 0 else self.parts[number]
-        return None if part is None else (part, self._file_of[position])
+        return None if part is None else (part, self._file_numbers[position])
 
     def find_column(self, part: _ConjunctIndexFile, file: int) -> Column | None:
         """Return the column of a data file, as `Bitmap.find_column` does.
@@ -118,13 +118,13 @@ class Conjunct:
         table = self._keys.table
         return None if table is None else part.bitmap.find_column(file, table)
 
-    def find_rows(self, part: _ConjunctIndexFile, file: int, among: Bits | None) -> Bits:
-        """Return the rows of a data file that satisfy the conjunct, among the rows in `among`."""
-        return part.bitmap.find_rows_with_keys(file, self._keys, among)
+    def find_rows(self, part: _ConjunctIndexFile, file: int, candidate_rows: Bits | None) -> Bits:
+        """Return the rows of a data file that satisfy the conjunct, among the rows in `candidate_rows`."""
+        return part.bitmap.find_rows_with_keys(file, self._keys, candidate_rows)
 
     def mark_damaged(self, part: _ConjunctIndexFile, reason: str) -> None:
         """Record that an index file is damaged, and do not use it again."""
-        self._damaged[part.location] = reason
+        self._damaged_files[part.location] = reason
         self.parts[self.parts.index(part)] = None
 
 
@@ -154,16 +154,16 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
             columns.append(column)
             used_parts.append((conjunct, part))
             records = part.records[file]
-    among = find_other_rows()
+    candidate_rows = find_other_rows()
     for conjunct, part, file in separate:
         try:
-            among = conjunct.find_rows(part, file, among)
+            candidate_rows = conjunct.find_rows(part, file, candidate_rows)
         except ValueError as error:
             conjunct.mark_damaged(part, str(error))
     if not columns:
-        return among is None or bool(among.any())
+        return candidate_rows is None or bool(candidate_rows.any())
     try:
-        return any_row(columns[:COLUMNS_MAX], records, among)
+        return any_row(columns[:COLUMNS_MAX], records, candidate_rows)
     except ValueError as error:  # The kernel does not report which column is damaged.
         for conjunct, part in used_parts:
             conjunct.mark_damaged(part, str(error))

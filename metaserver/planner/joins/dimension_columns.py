@@ -53,25 +53,25 @@ class FileColumn:
     """One column of one data file. An instance is immutable."""
 
     def __init__(
-        self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
+        self, distinct: Distinct, ranks: Ranks, *, codes: bool, is_present: Mask | None, nans: Mask | None = None
     ) -> None:
         """Create the column from its keys.
 
         Args:
             distinct: The sorted distinct keys.
-            ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
+            ranks: The rank of each row's key; undefined for rows that are null or NaN, where `is_present` is False.
             codes: Whether the keys are codes, which are uint64, instead of bytes.
-            present: bool[rows]: whether each row has a key. None if all rows have one.
+            is_present: bool[rows]: whether each row has a key. None if all rows have one.
             nans: bool[rows]: whether each row is NaN. None if no row is NaN.
         """
         self._form = CODES if codes else BYTES
-        self._packed: Bytes = pack_dictionary(distinct)
+        self._packed_keys: Bytes = pack_dictionary(distinct)
         self._count = len(distinct)
         self._ranks = ranks
         self.rows = len(ranks)
         self.clipped = distinct.clipped
         """Whether some keys are truncated values."""
-        self._present, self._nans = present, nans
+        self._is_present, self._nans = is_present, nans
 
     @staticmethod
     def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
@@ -88,7 +88,7 @@ class FileColumn:
     def _build_from_keys(keys: Keys) -> FileColumn:
         distinct, ranks = rank_keys(keys)
         nans = None if keys.nan is None else unpack_bits(keys.nan, keys.rows)
-        return FileColumn(distinct, ranks, codes=keys.codes is not None, present=keys.present, nans=nans)
+        return FileColumn(distinct, ranks, codes=keys.codes is not None, is_present=keys.present, nans=nans)
 
     @staticmethod
     def _build_from_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
@@ -105,13 +105,13 @@ class FileColumn:
                 distinct,
                 np.zeros(len(indexes), np.uint32),
                 codes=keys.codes is not None,
-                present=np.zeros(len(indexes), dtype=np.bool_),
+                is_present=np.zeros(len(indexes), dtype=np.bool_),
             )
-        present: Mask | None = None
+        is_present: Mask | None = None
         if indices.null_count or keys.present is not None:
-            present = indices.is_valid().to_numpy(zero_copy_only=False)
-            present = present if keys.present is None else present & keys.present[indexes]
-        return FileColumn(distinct, ranks[indexes], codes=keys.codes is not None, present=present)
+            is_present = indices.is_valid().to_numpy(zero_copy_only=False)
+            is_present = is_present if keys.present is None else is_present & keys.present[indexes]
+        return FileColumn(distinct, ranks[indexes], codes=keys.codes is not None, is_present=is_present)
 
     @staticmethod
     def make_absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
@@ -140,20 +140,22 @@ class FileColumn:
 
     @property
     def size_bytes(self) -> int:
-        masks = (self._present, self._nans)
-        return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
+        masks = (self._is_present, self._nans)
+        return (
+            self._packed_keys.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
+        )
 
     def find_rows_within(self, ranges: KeyRanges) -> Mask:
         """Return whether each row is within the ranges, bool[rows]. The ranges may include null and NaN."""
-        selected = np.zeros(self._count, dtype=np.bool_)
+        is_selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
             *(positions.tolist() for positions in Bounds(ranges, self._form).find_intervals(self._opened)), strict=True
         ):
-            selected[begin:end] = True
-        mask = self._find_rows_with_values(selected)
-        if self._present is not None and (ranges.nulls or ranges.nans):
+            is_selected[begin:end] = True
+        mask = self._find_rows_with_values(is_selected)
+        if self._is_present is not None and (ranges.nulls or ranges.nans):
             nans = np.zeros(self.rows, dtype=np.bool_) if self._nans is None else self._nans
-            mask |= ranges.nulls & ~self._present & ~nans
+            mask |= ranges.nulls & ~self._is_present & ~nans
             mask |= ranges.nans & nans
         return mask
 
@@ -161,23 +163,23 @@ class FileColumn:
         """Return whether the key of each row is in `keys`, bool[rows]."""
         return self._find_rows_with_values(keys.mark_keys(read_distinct(self._opened)).view(np.bool_))
 
-    def mark_matching_rows(self, matching: Callable[[Distinct], Mask]) -> Mask:
+    def mark_matching_rows(self, match_keys: Callable[[Distinct], Mask]) -> Mask:
         """Return whether each row has a matching key, bool[rows].
 
         Args:
-            matching: A function that returns bool[keys]: whether each distinct key matches.
+            match_keys: A function that returns bool[keys]: whether each distinct key matches.
         """
-        return self._find_rows_with_values(matching(read_distinct(self._opened)))
+        return self._find_rows_with_values(match_keys(read_distinct(self._opened)))
 
     def collect_keys(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
-        present = self._present if rows is None else rows if self._present is None else rows & self._present
+        is_present = self._is_present if rows is None else rows if self._is_present is None else rows & self._is_present
         distinct = read_distinct(self._opened)
-        if present is None or present.all():
+        if is_present is None or is_present.all():
             return distinct
-        selected = np.zeros(self._count, dtype=np.bool_)
-        selected[self._ranks[present]] = True
-        return _select_keys(distinct, selected)
+        is_selected = np.zeros(self._count, dtype=np.bool_)
+        is_selected[self._ranks[is_present]] = True
+        return _select_keys(distinct, is_selected)
 
     @property
     def codes(self) -> tuple[Codes, Mask]:
@@ -187,31 +189,31 @@ class FileColumn:
 
         NaN has the greatest code.
         """
-        distinct, ranks, present = self.ranked
+        distinct, ranks, is_present = self.ranked
         assert distinct.codes is not None
         codes = distinct.codes[ranks] if self._count else np.zeros(self.rows, dtype=np.uint64)
         if self._nans is None:
-            return codes, present
-        return np.where(self._nans, np.uint64(CODE_MAX), codes), present | self._nans
+            return codes, is_present
+        return np.where(self._nans, np.uint64(CODE_MAX), codes), is_present | self._nans
 
     @property
     def ranked(self) -> tuple[Distinct, Ranks, Mask]:
         """The distinct keys, the rank of each row's key, and bool[rows], whether each row has a key."""
         if not self._count:
-            present = np.zeros(self.rows, dtype=np.bool_)
+            is_present = np.zeros(self.rows, dtype=np.bool_)
         else:
-            present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
-        return read_distinct(self._opened), self._ranks, present
+            is_present = np.ones(self.rows, dtype=np.bool_) if self._is_present is None else self._is_present
+        return read_distinct(self._opened), self._ranks, is_present
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
-        return open_dictionary(self._packed.data, self._count, self._form)
+        return open_dictionary(self._packed_keys.data, self._count, self._form)
 
-    def _find_rows_with_values(self, selected: Mask) -> Mask:
+    def _find_rows_with_values(self, is_selected: Mask) -> Mask:
         if not self._count:
             return np.zeros(self.rows, dtype=np.bool_)
-        mask: Mask = selected[self._ranks]
-        return mask if self._present is None else mask & self._present
+        mask: Mask = is_selected[self._ranks]
+        return mask if self._is_present is None else mask & self._is_present
 
 
 Columns = Mapping[DimensionColumn, FileColumn]
@@ -220,8 +222,8 @@ Columns = Mapping[DimensionColumn, FileColumn]
 def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
     """Yield the columns that `find_rows_where` reads."""
     for predicate in collect_predicates(bound):
-        if (plain := _to_plain_condition(predicate)) is not None:
-            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in collect_predicates(plain))
+        if (plain_predicate := _to_plain_condition(predicate)) is not None:
+            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in collect_predicates(plain_predicate))
     yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
 
@@ -229,10 +231,10 @@ def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter],
     """Return whether each row may match the expression and every dynamic filter, bool[rows]. None means all rows."""
     mask = _find_matching_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
-        matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].mark_rows_with_keys(
+        is_match = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].mark_rows_with_keys(
             dynamic_filter.keys
         )
-        mask = intersect_masks(mask, matching)
+        mask = intersect_masks(mask, is_match)
     return mask
 
 
@@ -260,11 +262,15 @@ def _find_matching_rows(expression: Expression, columns: Columns) -> Mask | None
 
 def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
     """Return whether each row may match the predicate, bool[rows], or None if it cannot be evaluated."""
-    plain = _to_plain_condition(predicate)
-    if plain is None or not isinstance(plain, Bound):
-        return None if plain is None else _find_matching_rows(plain, columns)
-    ranges = compute_key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
-    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].find_rows_within(ranges)
+    plain_predicate = _to_plain_condition(predicate)
+    if plain_predicate is None or not isinstance(plain_predicate, Bound):
+        return None if plain_predicate is None else _find_matching_rows(plain_predicate, columns)
+    ranges = compute_key_ranges(plain_predicate, plain_predicate.kind, ComparisonSemantics.POSSIBLE)
+    return (
+        None
+        if ranges is None
+        else columns[DimensionColumn(plain_predicate.column_id, plain_predicate.kind)].find_rows_within(ranges)
+    )
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
@@ -281,15 +287,15 @@ def union_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     return key_parts[0] if len(key_parts) == 1 else merge_distinct(key_parts, CODES if has_codes(kind) else BYTES)
 
 
-def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
-    """Return the distinct keys for which `selected`, bool[keys], is True."""
+def _select_keys(distinct: Distinct, is_selected: Mask) -> Distinct:
+    """Return the distinct keys for which `is_selected`, bool[keys], is True."""
     if distinct.codes is not None:
-        return Distinct(distinct.codes[selected])
+        return Distinct(distinct.codes[is_selected])
     assert distinct.starts is not None
     assert distinct.heap is not None
     lengths = np.diff(distinct.starts)
-    starts = np.concatenate([[0], np.cumsum(lengths[selected])])
-    return Distinct(None, starts, distinct.heap[np.repeat(selected, lengths)])
+    starts = np.concatenate([[0], np.cumsum(lengths[is_selected])])
+    return Distinct(None, starts, distinct.heap[np.repeat(is_selected, lengths)])
 
 
 def _read_default(column: Column, kind: str, path: str) -> int | bytes:

@@ -139,11 +139,11 @@ class DimensionRequest:
     def key(self) -> Hashable:
         """The key under which the key sets of the request are cached."""
         snapshot = self.bound_scan.snapshot
-        at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
+        snapshot_key = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
         mapping = read_name_mapping(metadata.properties)
         sources = tuple(_find_default_and_names(metadata, mapping, column) for column in self.read_columns)
-        scan = (self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text)
+        scan = (self.entry.uuid, snapshot_key, self.bound_scan.schema.id, self.bound_scan.text)
         return *scan, self.columns, self.likes, sources, self.operators
 
 
@@ -175,9 +175,9 @@ class Dimensions:
             DimensionSkipped: The keys cannot be determined, or are not ready in time.
         """
         key = request.key
-        cached = self._keys.get(key)
-        if cached is not None:
-            return cached
+        cached_value = self._keys.get(key)
+        if cached_value is not None:
+            return cached_value
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(self._compute_key_sets(request, key), name="dimension")
@@ -191,9 +191,9 @@ class Dimensions:
             raise DimensionSkipped(error.message) from None
 
     async def derive_condition(
-        self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
+        self, bound_scan: BoundScan, entry: Entry, read_value: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Plan the scan, and return the condition that `read` derives from the plan in a thread.
+        """Plan the scan, and return the condition that `read_value` derives from the plan in a thread.
 
         The method waits until `until_s`, in monotonic seconds.
 
@@ -203,7 +203,7 @@ class Dimensions:
 
         async def plan() -> Expression:
             scan = await self._planner.plan(bound_scan, entry)
-            return await asyncio.to_thread(read, scan)
+            return await asyncio.to_thread(read_value, scan)
 
         try:
             return await asyncio.wait_for(plan(), max(0.0, until_s - self._clock.monotonic()))
@@ -276,10 +276,10 @@ class Dimensions:
 
         async def read(file: ListedFile) -> Columns:
             columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed_columns}
-            uncached = [ref for ref, column in columns.items() if column is None]
-            if uncached:
-                fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, uncached)
-                for ref, column in fresh.items():
+            uncached_refs = [ref for ref, column in columns.items() if column is None]
+            if uncached_refs:
+                new_columns = await asyncio.to_thread(read_file_columns, rows, metadata, file, uncached_refs)
+                for ref, column in new_columns.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
                     columns[ref] = column
@@ -386,38 +386,38 @@ def _collect_keys(
 
 
 def _collect_spans(
-    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]
+    request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None]
 ) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the spans of the planned table's column that the selected rows allow."""
     kind = request.columns[0][1]
     try:
-        return (_collect_code_spans if has_codes(kind) else _collect_ranked_spans)(request, read, rows, kind)
+        return (_collect_code_spans if has_codes(kind) else _collect_ranked_spans)(request, columns_by_file, rows, kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 
 
 def _collect_code_spans(
-    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
+    request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the spans for a type whose keys are codes."""
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for columns, mask in zip(read, rows, strict=True):
-        compared = []
+    for columns, mask in zip(columns_by_file, rows, strict=True):
+        compared_columns = []
         for ref, _ in request.columns:
-            codes, present = columns[ref].codes
-            compared.append((codes, present if mask is None else present & mask, ref.kind))
-        of_file = compute_spans(compared, request.operators, kind)
+            codes, is_present = columns[ref].codes
+            compared_columns.append((codes, is_present if mask is None else is_present & mask, ref.kind))
+        of_file = compute_spans(compared_columns, request.operators, kind)
         starts.append(of_file[0])
         ends.append(of_file[1])
     return convert_spans_to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
 
 
 def _collect_ranked_spans(
-    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
+    request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the spans for a type whose keys are bytes."""
     files = []
-    for columns, mask in zip(read, rows, strict=True):
+    for columns, mask in zip(columns_by_file, rows, strict=True):
         ranked_columns = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]
         if mask is not None:
             ranked_columns = [column._replace(present=column.present & mask) for column in ranked_columns]

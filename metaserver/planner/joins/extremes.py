@@ -116,8 +116,8 @@ def _find_inner_bound(
         narrow_by_stats(selection, outside.condition, never_expires)
         has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())
     positions = np.flatnonzero(has_values)
-    ordered = positions[np.argsort(bounds[positions], kind="stable")]
-    nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
+    sorted_positions = positions[np.argsort(bounds[positions], kind="stable")]
+    nearest = np.sort((sorted_positions[::-1] if extreme == MAXIMUM else sorted_positions)[:FILES_MAX])
     files_without_deletes = nearest[[not of_file for of_file in scan.find_deletes_by_file(scan.entry_ids[nearest])]]
     if not len(files_without_deletes):
         return None

@@ -245,9 +245,9 @@ def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) 
 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
     """Return a result without filters, whose outcome says that the join was not used."""
-    first, *nested = result.outcomes
+    first, *nested_outcomes = result.outcomes
     reason = first.reason or "one of its alternatives was not used"
-    return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
+    return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested_outcomes))
 
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
@@ -259,7 +259,7 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
     if not join.needs_keys:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes)
         return JoinFilters((), (outcome,), TRUE, star)
-    nested = await build_join_filters(dimensions, join.joins, until_s)
+    nested_filters = await build_join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
     dynamic_filters: tuple[DynamicFilter, ...] = ()
@@ -270,7 +270,7 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
 
         def bind() -> BoundScan:
-            return nested.apply_to(BoundScan.bind(join.metadata, request))
+            return nested_filters.apply_to(BoundScan.bind(join.metadata, request))
 
         bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES_MAX) else bind()
         columns = tuple(
@@ -291,11 +291,11 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
                 for pair, key_set in zip(pairs, keys, strict=True)
             )
         outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True, indexes=indexes)
-    except DimensionSkipped as skipped:
+    except DimensionSkipped as error:
         outcome = JoinOutcome(
-            join.table, join.snapshot_id, None, used=bool(indexes), reason=skipped.reason, indexes=indexes
+            join.table, join.snapshot_id, None, used=bool(indexes), reason=error.reason, indexes=indexes
         )
-    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition, star)
+    return JoinFilters(dynamic_filters, (outcome, *nested_filters.outcomes), condition, star)
 
 
 async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
@@ -315,8 +315,8 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
 
         condition = await dimensions.derive_condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
-    except DimensionSkipped as skipped:
-        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
+    except DimensionSkipped as error:
+        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=error.reason)
     return JoinFilters((), (outcome,), condition)
 
 

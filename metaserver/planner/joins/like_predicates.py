@@ -77,10 +77,10 @@ def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | Non
     """Return whether each row may match all of `likes`, bool[rows]. None means all rows."""
     mask: Mask | None = None
     for alternatives in likes:
-        matching = np.logical_or.reduce(
+        is_match = np.logical_or.reduce(
             [columns[like.column].mark_matching_rows(partial(_match_keys, like.predicate)) for like in alternatives]
         )
-        mask = intersect_masks(mask, matching)
+        mask = intersect_masks(mask, is_match)
     return mask
 
 
@@ -101,5 +101,5 @@ def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
         matches: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:  # The pattern needs more memory than RE2 allows.
         return np.ones(len(keys), dtype=np.bool_)
-    matching: Mask = (matches != predicate.negated) | unknown
-    return matching
+    is_match: Mask = (matches != predicate.negated) | unknown
+    return is_match

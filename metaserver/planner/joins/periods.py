@@ -77,7 +77,7 @@ def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:
     """
     if not ordinals:
         return []
-    gaps = [(following - ordinal, number) for number, (ordinal, following) in enumerate(pairwise(ordinals), 1)]
+    gaps = [(next_ordinal - ordinal, number) for number, (ordinal, next_ordinal) in enumerate(pairwise(ordinals), 1)]
     widest = sorted((gap, number) for gap, number in gaps if gap > 1)[1 - RANGES_MAX :]
     begins = [0, *sorted(number for _, number in widest)]
     return [(ordinals[begin], ordinals[end - 1]) for begin, end in pairwise([*begins, len(ordinals)])]

@@ -118,9 +118,9 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
             return np.where(is_midnight & np.bool_(is_strict), days - 1, days), np.ones(len(values), dtype=np.bool_)
     if not is_strict:
         return limits, np.ones(len(values), dtype=np.bool_)
-    possible: Mask = limits < _LONG_MAX if is_lower else limits > _LONG_MIN
-    shifted: Longs = np.where(possible, limits, 0) + (1 if is_lower else -1)
-    return shifted, possible
+    is_possible: Mask = limits < _LONG_MAX if is_lower else limits > _LONG_MIN
+    shifted_limits: Longs = np.where(is_possible, limits, 0) + (1 if is_lower else -1)
+    return shifted_limits, is_possible
 
 
 def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
@@ -129,8 +129,8 @@ def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str)
     Raises:
         ValueError: The value has no exact counterpart of the column's type.
     """
-    limits, possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
-    if not possible[0]:
+    limits, is_possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
+    if not is_possible[0]:
         return FALSE
     low, high = get_kind_limits(column.kind)
     limit = int(limits[0])
@@ -229,7 +229,7 @@ def compute_spans(
     Raises:
         ValueError: A value has no exact counterpart of type `kind`.
     """
-    rows = np.logical_and.reduce([present for _, present, _ in columns])
+    rows = np.logical_and.reduce([is_present for _, is_present, _ in columns])
     low, high = get_kind_limits(kind)
     starts, ends = np.full(int(rows.sum()), low, dtype=np.int64), np.full(int(rows.sum()), high, dtype=np.int64)
     possible = np.ones(len(starts), dtype=np.bool_)
@@ -288,8 +288,8 @@ def find_ranked_spans(
                 end = np.minimum(end, places - (op == "<"))
         starts.append(start)
         ends.append(end)
-    merged = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
-    sides = merged[0] >> 1, (merged[1] + 1) >> 1
+    merged_spans = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
+    sides = merged_spans[0] >> 1, (merged_spans[1] + 1) >> 1
     return _select_keys_at_ranks(values, sides[0], kind), _select_keys_at_ranks(values, sides[1], kind)
 
 

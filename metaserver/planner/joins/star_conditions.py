@@ -79,7 +79,7 @@ def make_star_condition(
                 attributes.setdefault(lookup.attribute_id, (key, definition))
     if not attributes:
         return None
-    used: dict[str, IndexDefinition] = {}
+    used_definitions: dict[str, IndexDefinition] = {}
 
     def move_to_facts(predicate: Bound) -> Expression:
         key, definition = attributes.get(predicate.column_id, (None, None))
@@ -88,14 +88,14 @@ def make_star_condition(
         term = definition.terms[0]
         if predicate.kind != term.kind:  # The column of the dimension table was promoted to another type.
             return TRUE
-        used[definition.id] = definition
+        used_definitions[definition.id] = definition
         return Bound(predicate.op, key.column_id, key.name, key.kind, term.transform, term.kind, predicate.values)
 
     expression = replace_predicates(filter, move_to_facts)
-    if expression == TRUE or not used:
+    if expression == TRUE or not used_definitions:
         return None
     is_whole = all(
         predicate.column_id in attributes and move_to_facts(predicate) != TRUE
         for predicate in collect_predicates(filter)
     )
-    return StarCondition(expression, tuple(used.values()), is_whole)
+    return StarCondition(expression, tuple(used_definitions.values()), is_whole)

@@ -42,8 +42,8 @@ class Axis(NamedTuple):
         """Return the distinct ranks of the values at `count` evenly spaced positions, or of the next lower values."""
         if not len(self.positions):
             return np.empty(0, dtype=np.int64)
-        at = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
-        return np.unique(at.clip(0)).astype(np.int64)
+        positions = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
+        return np.unique(positions.clip(0)).astype(np.int64)
 
 
 class Ranges(NamedTuple):
@@ -59,8 +59,8 @@ class Ranges(NamedTuple):
 
     def count_overlaps(self, ranks: Longs) -> Longs:
         """Return the number of files whose range contains each value, int64[ranks]."""
-        started = np.searchsorted(np.sort(self.lower), ranks, side="right")
-        return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
+        started_counts = np.searchsorted(np.sort(self.lower), ranks, side="right")
+        return started_counts - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
     def compute_mean_depth(self, axis: Axis) -> float | None:
         """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
@@ -70,11 +70,11 @@ class Ranges(NamedTuple):
         """
         if not len(self.lower):
             return None
-        between = np.diff(axis.positions)
+        rank_widths = np.diff(axis.positions)
         # No bound is between two neighbouring values, so the depth between them is constant.
-        started = np.searchsorted(np.sort(self.lower), np.arange(len(between)), side="right")
-        ended = np.searchsorted(np.sort(self.upper), np.arange(len(between)), side="right")
-        areas = np.append(0.0, np.cumsum((started - ended) * between))
+        started_counts = np.searchsorted(np.sort(self.lower), np.arange(len(rank_widths)), side="right")
+        ended_counts = np.searchsorted(np.sort(self.upper), np.arange(len(rank_widths)), side="right")
+        areas = np.append(0.0, np.cumsum((started_counts - ended_counts) * rank_widths))
         widths = axis.positions[self.upper] - axis.positions[self.lower]
         points = widths <= 0
         mean_depths = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
@@ -129,8 +129,8 @@ def build_bars(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     bars = []
     for start, end in pairwise(edges):
         ends = np.sort(upper[start:end])
-        at = axis.positions[[lower[start], ends[(end - start - 1) // 2], ends[-1]]].tolist()
-        bars.append(Bar(end - start, *at))
+        bounds_of_bar = axis.positions[[lower[start], ends[(end - start - 1) // 2], ends[-1]]].tolist()
+        bars.append(Bar(end - start, *bounds_of_bar))
     return bars
 
 

@@ -105,8 +105,10 @@ class FoundFiles:
         """The parts of the found files, one for each block."""
         blocks, picks = self.view.blocks, self._picks
         return tuple(
-            Segment(number, blocks[number], first, files, None if at < 0 else picks[at : at + files])
-            for number, first, files, at in self._table.tolist()
+            Segment(
+                number, blocks[number], first, files, None if pick_start < 0 else picks[pick_start : pick_start + files]
+            )
+            for number, first, files, pick_start in self._table.tolist()
         )
 
     def list_entry_ids(self) -> Longs:
@@ -156,9 +158,9 @@ class FoundFiles:
         segments = self._table.copy()
         # A segment of consecutive rows moves its first row forward. A segment of picked rows moves its start in
         # `picks` forward.
-        picked = segments[:, 3] >= 0
-        segments[:, 1] += np.where(picked, 0, low)
-        segments[:, 3] += np.where(picked, low, 0)
+        has_picks = segments[:, 3] >= 0
+        segments[:, 1] += np.where(has_picks, 0, low)
+        segments[:, 3] += np.where(has_picks, low, 0)
         segments[:, 2] = high - low
         return FoundFiles(self.view, segments[high > low], self._picks)
 
@@ -171,10 +173,12 @@ class FoundFiles:
         stored_values = self.read_longs(name)
         is_missing = stored_values == MISSING
         if is_missing.any():
-            inherited = [get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
+            inherited_properties = [
+                get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()
+            ]
             stored_values = np.where(
                 is_missing,
-                self.repeat_by_segment([MISSING if value is None else value for value in inherited]),
+                self.repeat_by_segment([MISSING if value is None else value for value in inherited_properties]),
                 stored_values,
             )
         return stored_values
@@ -215,15 +219,15 @@ class FoundStatistics:
         For the names `lower` and `upper`, the result is that of `read_bounds`. For other names, it is that of `counts`.
         """
         files = self._files
-        view, cached, column_id = files.view, files._layouts, self.column.id
-        plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
+        view, layouts_of_view, column_id = files.view, files._layouts, self.column.id
+        is_plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
         results: list[Any] = [None] * len(names)
-        at, layouts = [], []
+        block_numbers, layouts = [], []
         for number, name in enumerate(names):
             if name not in _SIDES:
-                sides = cached.counts(view, name, column_id)
-            elif plain:
-                sides = cached.read_bounds(view, name, column_id)
+                sides = layouts_of_view.counts(view, name, column_id)
+            elif is_plain:
+                sides = layouts_of_view.read_bounds(view, name, column_id)
             else:
                 results[number] = self.read_bounds(name)
                 continue
@@ -231,9 +235,9 @@ class FoundStatistics:
             if side is None:
                 results[number] = files._read_longs(())
             else:
-                at.append(number)
+                block_numbers.append(number)
                 layouts.append(side.layout)
-        for number, longs in zip(at, _lookup.longs(layouts, files._table, files._picks), strict=True):
+        for number, longs in zip(block_numbers, _lookup.longs(layouts, files._table, files._picks), strict=True):
             results[number] = longs
         return results
 
@@ -365,17 +369,17 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
 
     `longs` contains the decimals with at most 18 digits, and `strings` contains the longer decimals.
     """
-    short_present = longs != MISSING
+    has_short = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)
     matrix[strings.present != 0] = strings.data.reshape(-1, 16)
     high = np.where(longs < 0, (1 << 63) - 1, 1 << 63).astype(np.uint64)
-    short = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8").view(np.uint8).reshape(rows, 16)
-    matrix[short_present] = short[short_present]
-    present = ((strings.present != 0) | short_present).astype(np.uint8)
+    short_rows = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8").view(np.uint8).reshape(rows, 16)
+    matrix[has_short] = short_rows[has_short]
+    is_present = ((strings.present != 0) | has_short).astype(np.uint8)
     ends = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(present, out=ends[1:])
-    return Strings(ends * 16, matrix[present != 0].reshape(-1), present)
+    np.cumsum(is_present, out=ends[1:])
+    return Strings(ends * 16, matrix[is_present != 0].reshape(-1), is_present)
 
 
 # Column layouts
@@ -402,35 +406,35 @@ class _Layouts:
 
     def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of numbers in all blocks."""
-        cached = self._sides.get(key := (name, _NUMBER))
+        cached_value = self._sides.get(key := (name, _NUMBER))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of texts in all blocks."""
-        cached = self._sides.get(key := (name, _TEXT))
+        cached_value = self._sides.get(key := (name, _TEXT))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached = self._sides.get(key := (name, column_id))
+        cached_value = self._sides.get(key := (name, column_id))
         return (
             self._read(view, key, lambda block: _get_packed_counts(block, name, column_id))
-            if cached is None
-            else cached
+            if cached_value is None
+            else cached_value
         )
 
     def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached = self._sides.get(key := (side, column_id))
-        if cached is None:
-            cached = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
-        return cached
+        cached_value = self._sides.get(key := (side, column_id))
+        if cached_value is None:
+            cached_value = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
+        return cached_value
 
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]

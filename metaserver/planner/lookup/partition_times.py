@@ -88,13 +88,13 @@ def _find_time_column(
     The second item is None if all values are null.
     """
     block = view.blocks[number]
-    derived = view.derived
-    times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
+    derived_values = view.derived
+    times = derived_values.get(_TimesOfView) or derived_values.keep(_TimesOfView())
     time = times.find_time_column(metadata, block.spec_id)
-    kind_and_packed = None if time is None else block.find_partition_column(time.partition_field_id)
-    if time is None or kind_and_packed is None:
+    kind_and_column = None if time is None else block.find_partition_column(time.partition_field_id)
+    if time is None or kind_and_column is None:
         return None
-    return time, None if kind_and_packed[1] is None else block.read_column(kind_and_packed[1])
+    return time, None if kind_and_column[1] is None else block.read_column(kind_and_column[1])
 
 
 class _TimesOfView:
@@ -104,8 +104,10 @@ class _TimesOfView:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
-        self._known = None
+        self._last_columns: (
+            tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
+        )
+        self._last_columns = None
 
     @property
     def size_bytes(self) -> int:
@@ -113,19 +115,24 @@ class _TimesOfView:
 
         Schemas and specs are not included, because other metadata of the table share them.
         """
-        cached_times = self._known
+        cached_times = self._last_columns
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def find_time_column(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
         """Return the time column by which a spec partitions, or None if there is not exactly one such column."""
-        cached_times = self._known
+        cached_times = self._last_columns
         if (
             cached_times is None
             or cached_times[1] != metadata.current_schema_id
             or cached_times[0] != metadata.schemas
             or cached_times[2] != metadata.partition_specs
         ):
-            cached_times = self._known = metadata.schemas, metadata.current_schema_id, metadata.partition_specs, {}
+            cached_times = self._last_columns = (
+                metadata.schemas,
+                metadata.current_schema_id,
+                metadata.partition_specs,
+                {},
+            )
         by_spec = cached_times[3]
         if spec_id not in by_spec:
             spec = metadata.spec(spec_id)

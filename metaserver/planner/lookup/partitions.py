@@ -118,5 +118,5 @@ def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
         numbers = doubles.view(np.int64)
     if column.packed.presence == NONE:
         return numbers
-    _, dense = np.unique(numbers, return_inverse=True)
-    return np.where(column.present()[rows], dense, -1)
+    _, ordinals = np.unique(numbers, return_inverse=True)
+    return np.where(column.present()[rows], ordinals, -1)

@@ -93,7 +93,7 @@ class Prefix:
         """
         if self.by_spec is None:
             return np.flatnonzero(view.extents[:, 4])
-        matching: list[Longs] = []
+        matching_blocks: list[Longs] = []
         for spec_id, expression in self.by_spec.items():
             if expression == FALSE:
                 continue
@@ -104,8 +104,14 @@ class Prefix:
                     return None
                 blocks = numbers if blocks is None else np.intersect1d(blocks, numbers, assume_unique=True)
             if blocks is not None and len(blocks):
-                matching.append(blocks)
-        return matching[0] if len(matching) == 1 else np.sort(np.concatenate(matching)) if matching else _NO_BLOCKS
+                matching_blocks.append(blocks)
+        return (
+            matching_blocks[0]
+            if len(matching_blocks) == 1
+            else np.sort(np.concatenate(matching_blocks))
+            if matching_blocks
+            else _NO_BLOCKS
+        )
 
     def select(self, view: TableView) -> FileSelection:
         """Return the data files of the view in these partitions. Any values in the blocks are supported."""
@@ -137,24 +143,26 @@ class _BlockValues:
         self.complete = bool(column.known[of_spec].all()) and all(side.form is not Form.FLOATS for side in column.sides)
         self.some_null = any(column.nulls[number] == 2 for number in of_spec)
         by_key: dict[_Key, list[int]] = {}
-        mixed: list[int] = []
+        mixed_blocks: list[int] = []
         for number in of_spec:
-            packed = column.packed[number]
-            if packed is None:
+            packed_values = column.packed[number]
+            if packed_values is None:
                 by_key.setdefault(None, []).append(number)
-            elif packed.width == 0 and packed.presence == NONE:
-                by_key.setdefault(packed.common if packed.form == Form.STRINGS else packed.base, []).append(number)
+            elif packed_values.width == 0 and packed_values.presence == NONE:
+                by_key.setdefault(
+                    packed_values.common if packed_values.form == Form.STRINGS else packed_values.base, []
+                ).append(number)
             else:
-                mixed.append(number)
+                mixed_blocks.append(number)
         self._by_key = {key: np.array(numbers, dtype=np.int64) for key, numbers in by_key.items()}
-        self._mixed = []
+        self._mixed_blocks = []
         for side in column.sides:
-            of_side = [number for number in mixed if side.packed[number] is not None]
+            of_side = [number for number in mixed_blocks if side.packed[number] is not None]
             if of_side:
-                self._mixed.append((side.form, side.low[of_side], side.high[of_side]))
+                self._mixed_blocks.append((side.form, side.low[of_side], side.high[of_side]))
         self._forms = [side.form for side in column.sides]
         longs = sum(numbers.nbytes for numbers in self._by_key.values())
-        self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
+        self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed_blocks)
 
     def find_uniform_blocks(self, predicate: Bound) -> Longs | None:
         """Return the blocks whose rows all have the value of the predicate, int64[n], ascending.
@@ -168,7 +176,7 @@ class _BlockValues:
             return None if self.some_null else self._by_key.get(None, _NO_BLOCKS)
         if predicate.op is not Op.EQ:
             return None
-        for form, low, high in self._mixed:
+        for form, low, high in self._mixed_blocks:
             key = encode_key(form, predicate.kind, predicate.values[0])
             position = np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "big")) if isinstance(key, bytes) else key
             if ((low <= position) & (high >= position)).any():
@@ -295,9 +303,9 @@ class PrefixCache:
             BadRequest: The prefix is invalid.
         """
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
-        cached = self._cache.get((*version, text))
-        if cached is not None:
-            return cached[1]
+        cached_value = self._cache.get((*version, text))
+        if cached_value is not None:
+            return cached_value[1]
         table = self._cache.get((*version, None))
         if table is None:
             table = (_collect_table_fields(metadata), EVERYTHING)
@@ -346,19 +354,19 @@ def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expres
     """
     by_spec: dict[int, Expression] = {}
     problems: dict[str, str] = {}
-    parsed: set[str] = set()
+    parsed_names: set[str] = set()
     for name, raw in values.items():
         for spec_id, field in fields[name].items():
             predicate: Expression = FALSE
             if field is not None:
                 try:
                     predicate = _make_predicate(field, raw)
-                    parsed.add(name)
+                    parsed_names.add(name)
                 except ValueError as error:
                     problems[name] = str(error)
             by_spec[spec_id] = join_by_and(by_spec[spec_id], predicate) if spec_id in by_spec else predicate
     for name, problem in problems.items():
-        if name not in parsed:
+        if name not in parsed_names:
             raise BadRequest(f"partition field {name}: {problem}")
     return by_spec
 
@@ -375,9 +383,14 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
     kind = get_field_kind(metadata, match)
     base = get_base_name(kind or "")
     # A decimal may have one digit more than the column's type after `truncate`.
-    written = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
+    written_type = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
     return _Field(
-        match.field_id, match.name, get_transform_name(canonicalize_transform(match.transform)), kind, base, written
+        match.field_id,
+        match.name,
+        get_transform_name(canonicalize_transform(match.transform)),
+        kind,
+        base,
+        written_type,
     )
 
 

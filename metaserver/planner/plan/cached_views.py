@@ -91,39 +91,39 @@ class _PrincipalMemory:
         self._blocks: dict[Block, list[int]] = {}
         """For each block, a list of two numbers: the views that contain the block, and its counted bytes."""
 
-    def put(self, key: ViewKey, cached: CachedView) -> None:
+    def put(self, key: ViewKey, cached_view: CachedView) -> None:
         """Add a view of the principal."""
-        self.views[key] = cached
-        for block in cached.all_blocks:
-            counted = self._blocks.setdefault(block, [0, 0])
-            counted[0] += 1
-            self._update_block_size(block, counted)
+        self.views[key] = cached_view
+        for block in cached_view.all_blocks:
+            count_and_bytes = self._blocks.setdefault(block, [0, 0])
+            count_and_bytes[0] += 1
+            self._update_block_size(block, count_and_bytes)
 
-    def refresh(self, cached: CachedView) -> None:
+    def refresh(self, cached_view: CachedView) -> None:
         """Update the counted sizes of the view's blocks."""
-        for block in cached.all_blocks:
+        for block in cached_view.all_blocks:
             self._update_block_size(block, self._blocks[block])
 
-    def _update_block_size(self, block: Block, counted: list[int]) -> None:
+    def _update_block_size(self, block: Block, count_and_bytes: list[int]) -> None:
         """Update the counted size of a block."""
         now_bytes = block.size_bytes
-        self.size_bytes += now_bytes - counted[1]
-        counted[1] = now_bytes
+        self.size_bytes += now_bytes - count_and_bytes[1]
+        count_and_bytes[1] = now_bytes
 
     def remove(self, key: ViewKey) -> None:
         """Remove a view that is no longer charged to the principal."""
         for block in self.views.pop(key).all_blocks:
-            counted = self._blocks[block]
-            counted[0] -= 1
-            if not counted[0]:
-                self.size_bytes -= counted[1]
+            count_and_bytes = self._blocks[block]
+            count_and_bytes[0] -= 1
+            if not count_and_bytes[0]:
+                self.size_bytes -= count_and_bytes[1]
                 del self._blocks[block]
 
     def check_invariants(self) -> None:
         """Check, for tests, that the counted memory matches the views and their blocks."""
-        charged = sum(cached.charged_bytes for cached in self.views.values())
-        assert self.size_bytes == charged + sum(size for _, size in self._blocks.values())
-        assert self._blocks.keys() == {block for cached in self.views.values() for block in cached.all_blocks}
+        charged_bytes = sum(cached_view.charged_bytes for cached_view in self.views.values())
+        assert self.size_bytes == charged_bytes + sum(size for _, size in self._blocks.values())
+        assert self._blocks.keys() == {block for cached_view in self.views.values() for block in cached_view.all_blocks}
 
 
 class CachedViews:
@@ -144,13 +144,13 @@ class CachedViews:
         self.added_bytes = 0
         """The added bytes of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
-        self._held: dict[str, _PrincipalMemory] = {}
+        self._memory_by_principal: dict[str, _PrincipalMemory] = {}
         """The memory of each principal's views.
 
         It is updated with each view instead of being computed at an eviction. A reader can have tens of thousands of
         views of parts of one table, and then each further plan evicts a view.
         """
-        self._wide: set[str] = set()
+        self._wide_holders: set[str] = set()
         """The principals whose views use more than their share of the budget."""
 
     def __len__(self) -> int:
@@ -161,11 +161,11 @@ class CachedViews:
 
     def get(self, key: ViewKey) -> CachedView | None:
         """Return the view, and make it the most recently used view."""
-        cached = self._views.get(key)
-        if cached is not None:
+        cached_value = self._views.get(key)
+        if cached_value is not None:
             self._views.move_to_end(key)
-            self._held[cached.holder].views.move_to_end(key)
-        return cached
+            self._memory_by_principal[cached_value.holder].views.move_to_end(key)
+        return cached_value
 
     def peek(self, key: ViewKey) -> CachedView | None:
         """Return the view without changing the order of use."""
@@ -176,36 +176,40 @@ class CachedViews:
         """The unused part of the budget."""
         return self.budget_bytes - self._blocks.live_bytes - self.added_bytes
 
-    def put(self, key: ViewKey, cached: CachedView) -> None:
+    def put(self, key: ViewKey, cached_view: CachedView) -> None:
         self.evict(key)  # A concurrent request may have loaded the same view.
-        self._views[key] = cached
-        self._held.setdefault(cached.holder, _PrincipalMemory()).put(key, cached)
-        self.charge(cached)
+        self._views[key] = cached_view
+        self._memory_by_principal.setdefault(cached_view.holder, _PrincipalMemory()).put(key, cached_view)
+        self.charge(cached_view)
 
-    def charge(self, cached: CachedView) -> None:
+    def charge(self, cached_view: CachedView) -> None:
         """Add the growth of the view to the total, unless the view has been evicted."""
-        if cached.charged_bytes != _EVICTED:
-            added = cached.added_bytes
-            self._add(cached, added - cached.charged_bytes)
-            cached.charged_bytes = added
+        if cached_view.charged_bytes != _EVICTED:
+            added_bytes = cached_view.added_bytes
+            self._add(cached_view, added_bytes - cached_view.charged_bytes)
+            cached_view.charged_bytes = added_bytes
 
-    def _add(self, cached: CachedView, size_bytes: int) -> None:
+    def _add(self, cached_view: CachedView, size_bytes: int) -> None:
         """Add bytes to the total and to the memory of the view's principal."""
-        holder_views = self._held[cached.holder]
+        holder_views = self._memory_by_principal[cached_view.holder]
         self.added_bytes += size_bytes
         holder_views.size_bytes += size_bytes
-        self._update_large_principals(cached.holder, holder_views)
+        self._update_large_principals(cached_view.holder, holder_views)
 
     def _update_large_principals(self, holder: str, holder_views: _PrincipalMemory) -> None:
         """Record whether the principal's views use more than their share of the budget."""
         if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
-            self._wide.add(holder)
+            self._wide_holders.add(holder)
         else:
-            self._wide.discard(holder)
+            self._wide_holders.discard(holder)
 
     def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         """Return the views, with their keys, that contain one of the blocks."""
-        return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
+        return [
+            (key, cached_view.view)
+            for key, cached_view in self._views.items()
+            if not blocks.isdisjoint(cached_view.all_blocks)
+        ]
 
     def find_view_with_shared_edge(self, blocks: Sequence[Block]) -> TableView | None:
         """Return a recently used view whose first or last block is the first or last of `blocks`, or None."""
@@ -221,7 +225,7 @@ class CachedViews:
         return [None] * len(manifests)
 
     def _list_recent(self) -> Iterator[TableView]:
-        return (cached.view for cached in islice(reversed(self._views.values()), _COMPARED_VIEWS_MAX))
+        return (cached_view.view for cached_view in islice(reversed(self._views.values()), _COMPARED_VIEWS_MAX))
 
     def evict(self, key: ViewKey) -> None:
         if key in self._views:
@@ -238,11 +242,11 @@ class CachedViews:
         blocks_bytes = sum(block.size_bytes for block in used_view.all_blocks)
         leaving_bytes = 0
         if blocks_bytes + used_view.added_bytes > self.budget_bytes:
-            for key in [key for key, cached in self._views.items() if cached is used_view]:
+            for key in [key for key, cached_view in self._views.items() if cached_view is used_view]:
                 self._evict_view(key)
             leaving_bytes = blocks_bytes
         elif used_view.charged_bytes != _EVICTED:
-            holder_views = self._held[used_view.holder]
+            holder_views = self._memory_by_principal[used_view.holder]
             holder_views.refresh(used_view)
             self._update_large_principals(used_view.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
@@ -250,37 +254,37 @@ class CachedViews:
 
     def _choose_evicted_key(self) -> ViewKey:
         """Return the key of the view to evict next."""
-        if len(self._held) > 1:
-            for holder in self._wide:
-                views = self._held[holder].views
+        if len(self._memory_by_principal) > 1:
+            for holder in self._wide_holders:
+                views = self._memory_by_principal[holder].views
                 if len(views) > 1:
                     return next(iter(views))
         return next(iter(self._views))
 
     def _evict_view(self, key: ViewKey) -> None:
         """Remove a view from the cache."""
-        evicted = self._views.pop(key)
-        holder_views = self._held[evicted.holder]
-        self._add(evicted, -evicted.charged_bytes)
+        evicted_view = self._views.pop(key)
+        holder_views = self._memory_by_principal[evicted_view.holder]
+        self._add(evicted_view, -evicted_view.charged_bytes)
         holder_views.remove(key)
-        self._update_large_principals(evicted.holder, holder_views)
-        evicted.charged_bytes = _EVICTED
+        self._update_large_principals(evicted_view.holder, holder_views)
+        evicted_view.charged_bytes = _EVICTED
         if not holder_views.views:
-            del self._held[evicted.holder]
+            del self._memory_by_principal[evicted_view.holder]
 
     def check_invariants(self) -> None:
         """Check, for tests, that the total matches the cached views and their blocks."""
-        assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
-        alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
+        assert self.added_bytes == sum(cached_view.charged_bytes for cached_view in self._views.values())
+        alive = {id(block): block for cached_view in self._views.values() for block in cached_view.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
-        for holder, holder_views in self._held.items():
+        for holder, holder_views in self._memory_by_principal.items():
             holder_views.check_invariants()
-            holder_keys = [key for key, cached in self._views.items() if cached.holder == holder]
+            holder_keys = [key for key, cached_view in self._views.items() if cached_view.holder == holder]
             assert list(holder_views.views) == holder_keys
-            assert (holder in self._wide) == (
+            assert (holder in self._wide_holders) == (
                 bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )
-        assert sum(len(holder_views.views) for holder_views in self._held.values()) == len(self._views)
+        assert sum(len(holder_views.views) for holder_views in self._memory_by_principal.values()) == len(self._views)
 
 
 RECENTLY_PLANNED_S = 300.0
@@ -329,13 +333,13 @@ class PlannedTables:
         table = self._tables.get(uuid)
         return table if table is not None and self._is_recent(table) else None
 
-    def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
-        """Record that a view was made in advance from the view of `before`.
+    def prepare(self, uuid: str, old_table: PlannedTable, key: ViewKey, due_s: float) -> None:
+        """Record that a view was made in advance from the view of `old_table`.
 
-        Nothing is recorded if a plan has used the table since `before`.
+        Nothing is recorded if a plan has used the table since `old_table`.
         """
-        if self._tables.get(uuid) is before:
-            self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)
+        if self._tables.get(uuid) is old_table:
+            self._tables[uuid] = PlannedTable(key, old_table.planned_s, prepared=True, due_s=due_s)
 
     @property
     def is_empty(self) -> bool:

@@ -55,22 +55,24 @@ class LocationChecker:
         folders = _list_folders(view)
         for folder in folders.find_unsure_manifests(prefixes):
             await self._check_folder(uuid, own_locations, folder)
-        mixed = {
+        blocks_by_folder = {
             folder: [view.blocks[number] for number in numbers]
             for folder, numbers in folders.find_unsure_files(prefixes).items()
         }
-        dotted = [view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()]
+        blocks_with_dots = [
+            view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()
+        ]
         for block in view.delete_blocks:
             paths = block.get_packed_texts("file_path")
             if paths is None:
                 continue
             if block.may_have_dots:
-                dotted.append(block)
+                blocks_with_dots.append(block)
             if not paths.common.startswith(prefixes):
-                mixed.setdefault(_cut_folder(paths.common.decode(errors="replace")), []).append(block)
-        for part in await asyncio.to_thread(_find_folders_with_dots, dotted) if dotted else ():
+                blocks_by_folder.setdefault(_cut_folder(paths.common.decode(errors="replace")), []).append(block)
+        for part in await asyncio.to_thread(_find_folders_with_dots, blocks_with_dots) if blocks_with_dots else ():
             await self._check_folder(uuid, own_locations, part)
-        for folder, blocks in mixed.items():
+        for folder, blocks in blocks_by_folder.items():
             if not await self._check_folder(uuid, own_locations, folder, blocks=True):
                 for part in await asyncio.to_thread(_collect_folders, blocks, roots):
                     await self._check_folder(uuid, own_locations, part)
@@ -115,14 +117,14 @@ class LocationChecker:
             return not blocks  # The folder is not in this server's stores, or the files are in several stores.
         if not own_locations.isdisjoint(list_keys_above(key)):
             return True
-        overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
-        above = set(list_keys_above(key))
-        if any(claim.location in above for claim in overlapping):
+        overlapping_claims = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
+        keys_above = set(list_keys_above(key))
+        if any(claim.location in keys_above for claim in overlapping_claims):
             raise Forbidden(
                 f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}, a location of another table. A principal "
                 "that may write the whole catalog can allow it in the table's property seamark.allowed-locations"
             )
-        return not overlapping
+        return not overlapping_claims
 
 
 class _Folders:

@@ -28,10 +28,10 @@ class SnapshotManifests:
 
     __slots__ = ("_summaries", "all", "data", "decoded")
 
-    def __init__(self, manifests: Sequence[ManifestFile], decoded: DecodedList | None = None) -> None:
+    def __init__(self, manifests: Sequence[ManifestFile], decoded_list: DecodedList | None = None) -> None:
         self.all = manifests
         self.data = tuple(manifest for manifest in manifests if manifest.content == 0)
-        self.decoded = decoded
+        self.decoded = decoded_list
         self._summaries = ManifestSummaries(self.data)
 
     @property
@@ -65,8 +65,8 @@ class ManifestLists:
         """Create a reader with an empty cache for plans that need only some of a list's manifests."""
         self._blocks = blocks
         self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
-        self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
-        self._latest: OrderedDict[str, str] = OrderedDict()
+        self._reads: SingleFlight[str, SnapshotManifests] = SingleFlight()
+        self._latest_locations: OrderedDict[str, str] = OrderedDict()
         """The location of each table's latest manifest list, by the location of the table.
 
         The list of the next snapshot has most manifests of the latest list, and shares their memory. Shared memory is
@@ -102,7 +102,7 @@ class ManifestLists:
             location = snapshot.manifest_list
             manifests = self._cache.get(location)
             if manifests is None:
-                manifests = await self._reading.run(location, lambda: self._read(location, table))
+                manifests = await self._reads.run(location, lambda: self._read(location, table))
             return manifests
         if snapshot.manifests is None:
             raise NotFound(
@@ -117,15 +117,15 @@ class ManifestLists:
             location: The location of the manifest list.
             table: The location of the table.
         """
-        latest = self._latest.get(table)
+        latest = self._latest_locations.get(table)
         previous = None if latest is None else self._cache.get(latest)
-        decoded = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
-        manifests = SnapshotManifests(decoded.manifests, decoded)
+        decoded_list = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
+        manifests = SnapshotManifests(decoded_list.manifests, decoded_list)
         self._cache.put(location, manifests, manifests.size_bytes)
-        self._latest[table] = location
-        self._latest.move_to_end(table)
-        if len(self._latest) > _TABLES_MAX:
-            self._latest.popitem(last=False)
+        self._latest_locations[table] = location
+        self._latest_locations.move_to_end(table)
+        if len(self._latest_locations) > _TABLES_MAX:
+            self._latest_locations.popitem(last=False)
         return manifests
 
 

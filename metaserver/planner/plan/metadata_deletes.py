@@ -41,7 +41,7 @@ def weaken_to_java_pruning(expression: Expression) -> Expression:
 
 
 def find_file_against_metadata_delete(
-    scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], expired: Expired
+    scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], is_expired: Expired
 ) -> int | None:
     """Return the entry id of a file that prevents the client from deleting by metadata.
 
@@ -49,7 +49,7 @@ def find_file_against_metadata_delete(
         scan: The plan, without this file.
         expression: The filter in the form of `weaken_to_java_pruning`.
         by_spec: The condition on partition values by spec id, as in `narrow_by_partition`.
-        expired: A function that returns whether the time budget of the plan is exhausted.
+        is_expired: A function that returns whether the time budget of the plan is exhausted.
 
     Returns:
         None if Spark does not choose a metadata delete, or if Iceberg's library accepts it.
@@ -57,8 +57,8 @@ def find_file_against_metadata_delete(
     if not _do_files_match_wholly(scan):
         return None
     selection = FileSelection.select_all(scan.view)
-    narrow_by_partition(selection, by_spec, expired)
-    narrow_by_stats(selection, expression, expired)
+    narrow_by_partition(selection, by_spec, is_expired)
+    narrow_by_stats(selection, expression, is_expired)
     removed_ids = np.setdiff1d(selection.list_entry_ids(), scan.entry_ids, assume_unique=True)
     return next(
         (entry_id for entry_id in removed_ids.tolist() if scan.compute_residual(entry_id) not in (TRUE, FALSE)), None

@@ -144,8 +144,8 @@ class PlanWriter:
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._decoded: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
-        self._reading: SingleFlight[str, DecodedManifest] = SingleFlight()
+        self._decoded_manifests: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
+        self._reads: SingleFlight[str, DecodedManifest] = SingleFlight()
 
     async def write(
         self, manifests: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
@@ -157,24 +157,26 @@ class PlanWriter:
         """
         entries: list[ManifestEntry] = []
         # The work is done in batches, because all decoded manifests of a large table do not fit into memory.
-        for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
-            parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
-            decoded = await asyncio.gather(*(self._get_manifest(part.manifest) for part in parts))
-            for manifest, part in zip(decoded, parts, strict=True):
-                read = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
-                entries += read() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read)
+        for start in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
+            parts = manifests.parts[start : start + _MANIFESTS_IN_FLIGHT_MAX]
+            decoded_manifests = await asyncio.gather(*(self._get_manifest(part.manifest) for part in parts))
+            for manifest, part in zip(decoded_manifests, parts, strict=True):
+                read_entries = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
+                entries += (
+                    read_entries() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read_entries)
+                )
         work = partial(encode_plan_files, manifests, entries, metadata, snapshot, location, plan_id)
-        small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
-        return work() if small else await asyncio.to_thread(work)
+        is_small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
+        return work() if is_small else await asyncio.to_thread(work)
 
     async def _get_manifest(self, manifest: ManifestFile) -> DecodedManifest:
         """Return a decoded manifest. Recent manifests are cached."""
         path = manifest.manifest_path
-        decoded = self._decoded.get(path)
-        if decoded is None:
-            decoded = await self._reading.run(path, lambda: self._read(manifest))
-            self._decoded.put(path, decoded, measure_object_bytes(decoded))
-        return decoded
+        decoded_manifest = self._decoded_manifests.get(path)
+        if decoded_manifest is None:
+            decoded_manifest = await self._reads.run(path, lambda: self._read(manifest))
+            self._decoded_manifests.put(path, decoded_manifest, measure_object_bytes(decoded_manifest))
+        return decoded_manifest
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:
         """Read and decode a manifest.
@@ -194,18 +196,18 @@ class PlanWriter:
 
 
 def _read_entries(
-    decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
+    manifest: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
 ) -> list[ManifestEntry]:
     """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use."""
     first = part.manifest.first_row_id
     if first is not None:
-        stored_ids, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
-        assigned = np.where(stored_ids == MISSING, counts, 0)
-        row_ids = np.where(stored_ids == MISSING, first + np.cumsum(assigned) - assigned, stored_ids)
-        decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
+        stored_ids, counts = manifest.longs["first_row_id"], manifest.longs["record_count"]
+        assigned_counts = np.where(stored_ids == MISSING, counts, 0)
+        row_ids = np.where(stored_ids == MISSING, first + np.cumsum(assigned_counts) - assigned_counts, stored_ids)
+        manifest = replace(manifest, longs={**manifest.longs, "first_row_id": row_ids})
     type_of = DeclaredTypes(metadata)
     entries = []
-    for entry in read_live_entries(select_rows(decoded, part.rows), part.manifest, metadata):
+    for entry in read_live_entries(select_rows(manifest, part.rows), part.manifest, metadata):
         file = repair_file(entry.file, type_of)
         file = drop_nan_bounds(file, type_of) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
@@ -237,13 +239,13 @@ def encode_plan_files(
         ),
         *manifests.deletes,
     ]
-    planned = make_plan_metadata(metadata, snapshot, location)
+    plan_metadata = make_plan_metadata(metadata, snapshot, location)
     if manifests.tests_nan:
-        properties = {**planned.properties, TESTS_NAN: "true"}
-        planned = msgspec.structs.replace(planned, properties=properties)
+        properties = {**plan_metadata.properties, TESTS_NAN: "true"}
+        plan_metadata = msgspec.structs.replace(plan_metadata, properties=properties)
     if manifests.hidden:
         listed_manifests = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed_manifests]
-        planned = hide_partition_fields(planned)
+        plan_metadata = hide_partition_fields(plan_metadata)
     manifest_list = write_manifest_list(
         listed_manifests,
         format_version=version,
@@ -251,17 +253,17 @@ def encode_plan_files(
         parent_snapshot_id=snapshot.parent_snapshot_id,
         sequence_number=snapshot.sequence_number,
     )
-    at = f"{location}-{plan_id}-snap.avro"
-    plan_snapshot = msgspec.structs.replace(snapshot, manifest_list=at, manifests=None)
-    planned = msgspec.structs.replace(planned, snapshots=(plan_snapshot,))
-    document = encode_table(planned)
+    list_location = f"{location}-{plan_id}-snap.avro"
+    plan_snapshot = msgspec.structs.replace(snapshot, manifest_list=list_location, manifests=None)
+    plan_metadata = msgspec.structs.replace(plan_metadata, snapshots=(plan_snapshot,))
+    document = encode_table(plan_metadata)
     return PlanFiles(
         (
             *((path, data) for path, (_, data) in zip(paths, files, strict=True)),
-            (at, manifest_list),
+            (list_location, manifest_list),
             (f"{location}-{plan_id}{choose_file_suffix(document)}", document),
         ),
-        planned,
+        plan_metadata,
     )
 
 
@@ -273,13 +275,13 @@ def _write_new_manifests(
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
     for spec_id, spec_files in sorted(by_spec.items()):
-        written = write_manifest(spec_files, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
-        described = written.to_manifest_file(
+        written_manifest = write_manifest(spec_files, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+        manifest_file = written_manifest.to_manifest_file(
             "", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number
         )
         # Each entry has its own first row id, but version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in spec_files if entry.file.first_row_id is not None]
-        yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
+        yield msgspec.structs.replace(manifest_file, first_row_id=min(ids, default=None)), written_manifest.data
 
 
 def make_plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:

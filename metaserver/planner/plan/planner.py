@@ -137,11 +137,11 @@ class Planner:
         self._budget_bytes = budget_bytes
         lists_bytes = budget_bytes // _LISTS_BUDGET_DIVISOR
         self._views = CachedViews(blocks, budget_bytes - lists_bytes)
-        self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
-        self._planning: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
+        self._loads: SingleFlight[ViewKey, CachedView] = SingleFlight()
+        self._plan_runs: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
         self._lists = ManifestLists(blocks, lists_bytes)
         self.planned = PlannedTables(clock)
-        self._plans = self._plan_hits = self._prepared = 0
+        self._plans = self._plan_hits = self._prepared_views = 0
 
     async def bind_and_plan(
         self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None
@@ -196,7 +196,7 @@ class Planner:
     async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         """Return the cached plan of a scan, or make a new plan."""
         metadata, options = bound_scan.metadata, bound_scan.options
-        cached = await self._load_checked_view(bound_scan, entry)
+        cached_view = await self._load_checked_view(bound_scan, entry)
         is_current = bound_scan.snapshot_id == metadata.current_snapshot_id and not options.is_incremental
         if entry is not None and is_current and bound_scan.view_key in self._views:
             self.planned.note(entry.uuid, bound_scan.view_key)
@@ -219,24 +219,26 @@ class Planner:
                 *(definition.id for definition in index_access.definitions),
             )
         self._plans += 1
-        cached_plan = cached.plans.get(key)
+        cached_plan = cached_view.plans.get(key)
         if cached_plan is not None and _has_same_schemas(cached_plan, metadata):
             self._plan_hits += 1
             return cached_plan
         try:
             # A quick plan completes before another request can join it.
-            if index_access is None and _is_quick(cached.view, bound_scan):
-                scan = run_stages(cached, bound_scan, self._make_deadline(), self._clock)
+            if index_access is None and _is_quick(cached_view.view, bound_scan):
+                scan = run_stages(cached_view, bound_scan, self._make_deadline(), self._clock)
             else:
-                scan = await self._planning.run(
-                    (id(cached), *key), lambda: self._make(cached, bound_scan, index_access)
+                scan = await self._plan_runs.run(
+                    (id(cached_view), *key), lambda: self._make(cached_view, bound_scan, index_access)
                 )
             if scan.complete:
-                cached.plans.put(key, scan, scan.size_bytes + _EXPRESSION_BYTES_PER_CHARACTER * len(bound_scan.text))
+                cached_view.plans.put(
+                    key, scan, scan.size_bytes + _EXPRESSION_BYTES_PER_CHARACTER * len(bound_scan.text)
+                )
             return scan
         finally:
-            self._views.charge(cached)
-            self._views.evict_over_budget(cached)
+            self._views.charge(cached_view)
+            self._views.evict_over_budget(cached_view)
 
     def _open_index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
         """Return the access to the table's indexes, or None if the plan may use no index."""
@@ -251,7 +253,7 @@ class Planner:
 
     async def _make(
         self,
-        cached: CachedView,
+        cached_view: CachedView,
         bound_scan: BoundScan,
         index_access: IndexAccess | None,
         *,
@@ -260,19 +262,21 @@ class Planner:
         """Make a new plan.
 
         Args:
-            cached: The view, with its cached plans.
+            cached_view: The view, with its cached plans.
             bound_scan: The scan.
             index_access: The indexes that the plan may use.
             loaded_us: The time that loading the manifests took, in microseconds. If it is not None, the stages count
                 files and bytes.
         """
-        probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
+        probe = None if index_access is None else await index_access.prepare(cached_view.view, bound_scan)
 
         def plan() -> ScanPlan:
-            return run_stages(cached, bound_scan, self._make_deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+            return run_stages(
+                cached_view, bound_scan, self._make_deadline(), self._clock, probe=probe, loaded_us=loaded_us
+            )
 
-        quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
-        scan = plan() if quick else await asyncio.to_thread(plan)
+        is_quick = _is_quick(cached_view.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
+        scan = plan() if is_quick else await asyncio.to_thread(plan)
         if index_access is not None and probe is not None:
             if probe.missing_rows and await index_access.index_selection.load_rows(probe):
                 probe.reset_counts()
@@ -291,17 +295,17 @@ class Planner:
         index_selection = self._index_selection
         if index_selection is None or entry is None or entry.index_version == 0:
             return False
-        cached = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, entry))
-        self._views.evict_over_budget(cached)
-        probe = await index_selection.prepare(cached.view, bound_scan, definitions, entry)
+        cached_view = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, entry))
+        self._views.evict_over_budget(cached_view)
+        probe = await index_selection.prepare(cached_view.view, bound_scan, definitions, entry)
         return probe is not None and not probe.is_late and all(map(probe.covers_all_files, definitions))
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """Load the view of a snapshot with all files, without pruning."""
         bound_scan = BoundScan.bind(metadata, request)
-        cached = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, None, whole=True))
-        self._views.evict_over_budget(cached)
-        return cached.view
+        cached_view = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, None, whole=True))
+        self._views.evict_over_budget(cached_view)
+        return cached_view.view
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
         """Plan like `plan`, but without the plan cache, and count files and bytes in each stage."""
@@ -311,28 +315,30 @@ class Planner:
         """Make a plan that is not cached, and count files and bytes in each stage."""
         before_s = self._clock.monotonic()
         # The counts include files of manifests that the filter does not need.
-        cached = await self._load_checked_view(bound_scan, entry, whole=True)
+        cached_view = await self._load_checked_view(bound_scan, entry, whole=True)
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
-        scan = await self._make(cached, bound_scan, self._open_index_access(bound_scan, entry), loaded_us=loaded_us)
-        self._views.evict_over_budget(cached)
+        scan = await self._make(
+            cached_view, bound_scan, self._open_index_access(bound_scan, entry), loaded_us=loaded_us
+        )
+        self._views.evict_over_budget(cached_view)
         return scan
 
     async def prepare(
-        self, metadata: TableMetadata, planned: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
+        self, metadata: TableMetadata, planned_table: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
     ) -> ViewKey | None:
-        """Make the view of the current snapshot in advance, with the same columns as the view of `planned`.
+        """Make the view of the current snapshot in advance, with the same columns as the view of `planned_table`.
 
         If no plan has used the previously prepared view, the new view replaces it.
 
         Returns:
-            The key of the view. None if the view already exists, if the view of `planned` is no longer in memory, or
-            if the missing manifests have more than `limit_bytes` or do not fit the budget.
+            The key of the view. None if the view already exists, if the view of `planned_table` is no longer in memory,
+            or if the missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
             Corrupt, Forbidden: See `plan`.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
-        key, previous = bound_scan.view_key, self._views.peek(planned.key)
+        key, previous = bound_scan.view_key, self._views.peek(planned_table.key)
         if previous is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
@@ -345,18 +351,18 @@ class Planner:
             return None
 
         async def make() -> CachedView:
-            prepared = await self._load_checked_view(bound_scan, entry, whole=True)
-            await asyncio.to_thread(prepared.view.compute_columns_like, previous.view)
-            return prepared
+            cached_view = await self._load_checked_view(bound_scan, entry, whole=True)
+            await asyncio.to_thread(cached_view.view.compute_columns_like, previous.view)
+            return cached_view
 
         # The new view counts for the principal of the previous view.
         with set_principal(previous.holder):
-            prepared = await self._repeat_if_damaged(make)
-        self._prepared += 1
-        if planned.prepared:
-            self._views.evict(planned.key)
-        self._views.charge(prepared)
-        self._views.evict_over_budget(prepared)
+            cached_view = await self._repeat_if_damaged(make)
+        self._prepared_views += 1
+        if planned_table.prepared:
+            self._views.evict(planned_table.key)
+        self._views.charge(cached_view)
+        self._views.evict_over_budget(cached_view)
         return key
 
     async def estimate_entries_to_decode(self, bound_scan: BoundScan, entry: Entry | None = None) -> int:
@@ -390,7 +396,7 @@ class Planner:
             decoded=self._blocks.decoded,
             plans=self._plans,
             plan_hits=self._plan_hits,
-            prepared=self._prepared,
+            prepared=self._prepared_views,
         )
 
     async def check_paths(self, metadata: TableMetadata, uuid: str, paths: Sequence[str]) -> None:
@@ -410,20 +416,20 @@ class Planner:
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
         """
-        cached = self._views.get(bound_scan.view_key)
+        cached_value = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._load_view(bound_scan, whole=whole) if cached is None else cached
+            return await self._load_view(bound_scan, whole=whole) if cached_value is None else cached_value
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if cached is None:
+        if cached_value is None:
             check_paths = partial(self._location_checker.check_paths, uuid, metadata)
             await check_paths(lists)
-            cached = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
+            cached_value = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:  # All tables with the same manifest lists share the cached view.
-            await self._location_checker.check(uuid, metadata, lists, cached.view)
-            cached.checked.add(key)
-        return cached
+        if key not in cached_value.checked:  # All tables with the same manifest lists share the cached view.
+            await self._location_checker.check(uuid, metadata, lists, cached_value.view)
+            cached_value.checked.add(key)
+        return cached_value
 
     async def _load_view(
         self,
@@ -451,9 +457,9 @@ class Planner:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
         for made_key in (bound_scan.view_key, key):  # Another request may have made the view.
-            cached = self._views.get(made_key)
-            if cached is not None:
-                return cached
+            cached_value = self._views.get(made_key)
+            if cached_value is not None:
+                return cached_value
         selected_manifests = [data[ordinal] for ordinal in ordinals]
         deletes = manifests.deletes
         if check_paths is not None:
@@ -465,10 +471,12 @@ class Planner:
             missing = [
                 manifest for manifest, block in zip(selected_manifests, shared_blocks, strict=True) if block is None
             ]
-            loaded = await self._blocks.load([*missing, *deletes])
+            loaded_blocks = await self._blocks.load([*missing, *deletes])
             count = len(selected_manifests)
-            remaining = iter(loaded)
-            blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
+            remaining = iter(loaded_blocks)
+            blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded_blocks[
+                len(missing) :
+            ]
             # Verify all delete blocks first, because the delete index reads them.
             if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
@@ -477,11 +485,11 @@ class Planner:
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)
             files = view.file_count + sum(count_live_entries(data[number]) for number in left_out)
-            cached = CachedView(view, index, files, self._views.plans_bytes)
-            self._views.put(key, cached)
-            return cached
+            cached_view = CachedView(view, index, files, self._views.plans_bytes)
+            self._views.put(key, cached_view)
+            return cached_view
 
-        return await self._loading.run(key, load)
+        return await self._loads.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
         """Run work on a view in a thread, unless the view is small or has no deletes."""
@@ -530,8 +538,8 @@ def _has_same_schemas(cached_plan: ScanPlan, metadata: TableMetadata) -> bool:
 
     Tables registered from one metadata file share snapshots, but may evolve differently afterwards.
     """
-    planned = cached_plan.metadata
-    return planned.schemas == metadata.schemas and planned.partition_specs == metadata.partition_specs
+    plan_metadata = cached_plan.metadata
+    return plan_metadata.schemas == metadata.schemas and plan_metadata.partition_specs == metadata.partition_specs
 
 
 @asynccontextmanager
@@ -540,7 +548,7 @@ async def open_planner(
     objects: ObjectStore,
     clock: Clock,
     *,
-    stored: ObjectStore | None = None,
+    stored_objects: ObjectStore | None = None,
     indexes: Indexes | None = None,
     usage: Usage | None = None,
     location_checker: LocationChecker | None = None,
@@ -551,7 +559,7 @@ async def open_planner(
         settings: The settings.
         objects: The storage, possibly with caches.
         clock: The clock.
-        stored: The storage without caches. If it is None, `objects` is used.
+        stored_objects: The storage without caches. If it is None, `objects` is used.
         indexes: The indexes. If it is None, the planner uses no index.
         usage: The counts of how plans use indexes.
         location_checker: Checks the files that a table names. If it is None, a table may name any file.
@@ -561,7 +569,7 @@ async def open_planner(
         index_selection = IndexSelection(indexes, usage or Usage(), clock, wait_s=settings.index_wait_s)
     decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
-    decoding = Decoders(executor, decoders)
+    decoder_pool = Decoders(executor, decoders)
     folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
     blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
         MemoryCache(0),  # No cache is needed, because views keep blocks alive; see `Blocks`.
@@ -580,8 +588,8 @@ async def open_planner(
                 objects,
                 stack,
                 executor,
-                decoding,
-                stored=stored or objects,
+                decoder_pool,
+                stored_objects=stored_objects or objects,
                 manifests_in_flight=decoders * _MANIFESTS_IN_FLIGHT_PER_THREAD,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )
@@ -595,4 +603,4 @@ async def open_planner(
             )
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
-        decoding.close()
+        decoder_pool.close()

@@ -59,7 +59,7 @@ class Preparation:
         limit_bytes: int,
     ) -> None:
         self._planner = planner
-        self._planned = planner.planned
+        self._planned_tables = planner.planned
         self._store = store
         self._timeline = timeline
         self._load = load
@@ -72,11 +72,11 @@ class Preparation:
     async def follow(self) -> None:
         """Follow the timeline until the task is cancelled, and record the commits to recently planned tables."""
         while True:
-            await self._planned.noted.wait()
-            self._planned.noted.clear()
+            await self._planned_tables.noted.wait()
+            self._planned_tables.noted.clear()
             since = InstantFilter(since=await self._timeline.head())
             async with self._timeline.watch_instants(since, counted=False) as watcher:
-                while not self._planned.is_empty:
+                while not self._planned_tables.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
                             for instant in await self._timeline.read_next(watcher, _BATCH_TABLES_MAX):
@@ -85,7 +85,7 @@ class Preparation:
 
     def _record_commit(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         """Record a commit to a table, if the table was planned recently."""
-        if self._planned.get(uuid) is None:
+        if self._planned_tables.get(uuid) is None:
             return
         self._waiting[uuid] = namespace, name
         self._news.set()
@@ -109,30 +109,30 @@ class Preparation:
         """
         now_s, first, shortest_wait_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
-            planned = self._planned.get(uuid)
+            planned_table = self._planned_tables.get(uuid)
             # The table has not been planned recently.
-            if planned is None:
+            if planned_table is None:
                 del self._waiting[uuid]
                 continue
-            wait_s = max(0.0, planned.due_s - now_s)
+            wait_s = max(0.0, planned_table.due_s - now_s)
             if first is None or wait_s < shortest_wait_s:
                 first, shortest_wait_s = uuid, wait_s
         return first, shortest_wait_s
 
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         """Make the view of a table's current snapshot, unless the table was replaced or dropped."""
-        planned, began_s = self._planned.get(uuid), self._clock.monotonic()
-        if planned is None:
+        planned_table, began_s = self._planned_tables.get(uuid), self._clock.monotonic()
+        if planned_table is None:
             return
         try:
             entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
             if entry is None or entry.uuid != uuid:  # The table was dropped, renamed or replaced.
                 return
             metadata = await self._load(entry.metadata_location)
-            key = await self._planner.prepare(metadata, planned, entry, limit_bytes=self._limit_bytes)
+            key = await self._planner.prepare(metadata, planned_table, entry, limit_bytes=self._limit_bytes)
         except SeamarkError as error:
             _log.debug("snapshot not prepared", namespace=namespace, table=name, reason=error.message)
             return
         if key is not None:
             now_s = self._clock.monotonic()
-            self._planned.prepare(uuid, planned, key, now_s + _PAUSE_FACTOR * (now_s - began_s))
+            self._planned_tables.prepare(uuid, planned_table, key, now_s + _PAUSE_FACTOR * (now_s - began_s))

@@ -39,9 +39,9 @@ include the comparisons of earlier stages.
 
 
 def run_stages(
-    cached: CachedView,
+    cached_view: CachedView,
     bound_scan: BoundScan,
-    expired: Callable[[], bool],
+    is_expired: Callable[[], bool],
     clock: Clock,
     *,
     probe: Probe | None = None,
@@ -50,43 +50,43 @@ def run_stages(
     """Run the stages, and return a plan of the remaining files.
 
     Args:
-        cached: The view of the snapshot, with its delete index.
+        cached_view: The view of the snapshot, with its delete index.
         bound_scan: The scan.
-        expired: A function that returns whether the time budget of the plan is exhausted.
+        is_expired: A function that returns whether the time budget of the plan is exhausted.
         clock: The clock.
         probe: The indexes that the plan may use.
         loaded_us: The time that loading the manifests took, in microseconds. If it is not None, the first stage reports
             it, and all stages count files and bytes.
     """
-    counted = loaded_us is not None
-    selection = FileSelection.select_all(cached.view)
+    is_measured = loaded_us is not None
+    selection = FileSelection.select_all(cached_view.view)
     stages: list[PruningStage] = []
-    size = selection.measure_size() if counted else _NOT_COUNTED
+    size = selection.measure_size() if is_measured else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(PruningStage("manifests", size[0], size[0], size[1], size[1], loaded_us))
     rows: Longs | None = None
     last = "" if probe is not None or bound_scan.dynamic_filters else _LAST_STAGE
-    for name, narrow in _list_stages(cached.view, bound_scan, expired, probe):
+    for name, narrow_selection in _list_stages(cached_view.view, bound_scan, is_expired, probe):
         before_s = clock.monotonic()
-        narrow(selection)
+        narrow_selection(selection)
         if name == last:
             rows = selection.list_entry_ids()
-        elif counted:
+        elif is_measured:
             selection.apply_waiting()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
-        before, size = size, selection.measure_size() if counted else size
-        stages.append(PruningStage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
+        size_before, size = size, selection.measure_size() if is_measured else size
+        stages.append(PruningStage(name, size_before[0], size[0], size_before[1], size[1], spent_us, not is_expired()))
     scan = ScanPlan(
-        cached.view,
-        cached.deletes,
+        cached_view.view,
+        cached_view.deletes,
         selection.list_entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
-        projected=bound_scan.filter_projections,
+        projection=bound_scan.filter_projections,
         metadata=_drop_history(bound_scan.metadata),
         stages=tuple(stages),
         snapshot_id=bound_scan.snapshot_id,
-        considered=cached.files,
+        considered_files=cached_view.files,
         complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
         indexes=() if probe is None else probe.used,
     )
@@ -95,7 +95,7 @@ def run_stages(
         # Without indexes and with the same filter, Java's statistics keep the files of the plan.
         if probe is not None or java_filter != bound_scan.bound:
             added_id = find_file_against_metadata_delete(
-                scan, java_filter, _make_partition_filters(cached.view, bound_scan), expired
+                scan, java_filter, _make_partition_filters(cached_view.view, bound_scan), is_expired
             )
             if added_id is not None:
                 return scan.with_file(added_id)
@@ -110,7 +110,7 @@ def _make_partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int,
 
 
 def _list_stages(
-    view: TableView, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
+    view: TableView, bound_scan: BoundScan, is_expired: Callable[[], bool], probe: Probe | None
 ) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
     """Yield the stages that narrow the selection, with their names, in ascending order of cost."""
     if bound_scan.options.is_incremental:
@@ -120,20 +120,20 @@ def _list_stages(
         return
     by_spec = _make_partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
-        yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
-    yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
+        yield "partition", partial(narrow_by_partition, by_spec=by_spec, is_expired=is_expired)
+    yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, is_expired=is_expired)
     if bound_scan.dynamic_filters:
-        yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
+        yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, is_expired=is_expired)
     if probe is not None:
-        yield from probe.list_steps(expired)
+        yield from probe.list_steps(is_expired)
 
 
 def _narrow_by_keys(
-    selection: FileSelection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
+    selection: FileSelection, dynamic_filters: Sequence[DynamicFilter], is_expired: Callable[[], bool]
 ) -> None:
     """Narrow by statistics of the columns that have dynamic filters."""
     for dynamic_filter in dynamic_filters:
-        if expired():
+        if is_expired():
             return
         narrow_to_keys(selection, dynamic_filter.column_id, dynamic_filter.kind, dynamic_filter.keys)
 

@@ -100,10 +100,14 @@ def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression,
 
     The result does not depend on the order of the input.
     """
-    ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
-    few = [dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX]
-    longer = tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > PREDICATE_KEYS_MAX)
-    return join_by_and(*(dynamic_filter.as_condition for dynamic_filter in few)), longer
+    sorted_filters = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
+    small_filters = [
+        dynamic_filter for dynamic_filter in sorted_filters if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX
+    ]
+    large_filters = tuple(
+        dynamic_filter for dynamic_filter in sorted_filters if len(dynamic_filter.keys) > PREDICATE_KEYS_MAX
+    )
+    return join_by_and(*(dynamic_filter.as_condition for dynamic_filter in small_filters)), large_filters
 
 
 def sort_narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:

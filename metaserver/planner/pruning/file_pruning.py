@@ -53,7 +53,7 @@ BoundColumns = tuple[BoundColumn, ...]
 
 
 def narrow_by_expression(
-    selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], expired: Expired
+    selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], is_expired: Expired
 ) -> None:
     """Narrow a selection by an expression.
 
@@ -61,9 +61,9 @@ def narrow_by_expression(
         selection: The selection.
         expression: The expression.
         leaf: A function that narrows a selection by one predicate.
-        expired: A function that returns whether the time budget of the plan is exhausted.
+        is_expired: A function that returns whether the time budget of the plan is exhausted.
     """
-    if expired():
+    if is_expired():
         return
     if isinstance(expression, Always):
         if not expression.value:
@@ -72,12 +72,13 @@ def narrow_by_expression(
         for number, child in enumerate(sorted(expression.children, key=_estimate_cost)):
             if number and selection.is_empty:
                 return
-            narrow_by_expression(selection, child, leaf, expired)
+            narrow_by_expression(selection, child, leaf, is_expired)
     elif isinstance(expression, Or):
         branches = [
-            partial(narrow_by_expression, expression=child, leaf=leaf, expired=expired) for child in expression.children
+            partial(narrow_by_expression, expression=child, leaf=leaf, is_expired=is_expired)
+            for child in expression.children
         ]
-        narrow_to_any(selection, branches, expired)
+        narrow_to_any(selection, branches, is_expired)
     else:
         assert isinstance(expression, Bound)
         leaf(selection, expression)
@@ -132,8 +133,8 @@ def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: Bound
     """Keep the files in which a value between `lower` and `upper` may start with the prefix `value`."""
     prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
-    if following := find_end_of_prefix(prefix):
-        compare_keys(selection, lower, LT, following)
+    if prefix_end := find_end_of_prefix(prefix):
+        compare_keys(selection, lower, LT, prefix_end)
 
 
 def list_conditions_outside_prefix(
@@ -145,8 +146,8 @@ def list_conditions_outside_prefix(
     """
     prefix = _encode_text(value)
     conditions: list[Callable[[FileSelection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
-    if following := find_end_of_prefix(prefix):
-        conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
+    if prefix_end := find_end_of_prefix(prefix):
+        conditions.append(partial(compare_keys, sides=upper, op=GE, key=prefix_end))
     return conditions
 
 
@@ -155,23 +156,23 @@ def _encode_text(value: Value) -> bytes:
     return value.encode("utf-8", "surrogatepass")
 
 
-def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
+def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expression], is_expired: Expired) -> None:
     """Keep the files whose partitions satisfy the condition of their spec.
 
     Args:
         selection: The selection to narrow.
         by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of specs that
             are not in it are kept.
-        expired: A function that returns whether the time budget of the plan is exhausted.
+        is_expired: A function that returns whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
-        narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, expired)
+        narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, is_expired)
         return
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
         of_spec = spec_ids == spec_id
         part = FileSelection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
-        narrow_by_expression(part, expression, _narrow_by_partition_leaf, expired)
+        narrow_by_expression(part, expression, _narrow_by_partition_leaf, is_expired)
         selection.state[of_spec] = part.state[of_spec]
 
 
@@ -267,10 +268,10 @@ def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: boo
         return
     selection.state[column.nulls == (0 if nulls else 1)] = 0
     for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
-        packed = column.packed[number]
-        assert packed is not None
-        present = selection.view.blocks[number].read_column(packed).present()
-        selection.keep(number, ~present if nulls else present)
+        packed_values = column.packed[number]
+        assert packed_values is not None
+        is_present = selection.view.blocks[number].read_column(packed_values).present()
+        selection.keep(number, ~is_present if nulls else is_present)
 
 
 def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
@@ -280,42 +281,42 @@ def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bou
     Java, and the two zeros are equal.
     """
     for number in np.flatnonzero(selection.state).tolist():
-        packed = column.packed[number]
+        packed_values = column.packed[number]
         block = selection.view.blocks[number]
-        if packed is None:
-            values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
+        if packed_values is None:
+            values, is_present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
         else:
-            values, present = block.read_column(packed).doubles(), block.read_column(packed).present()
-        selection.keep(number, _match_floats(values, present, bound))
+            values, is_present = block.read_column(packed_values).doubles(), block.read_column(packed_values).present()
+        selection.keep(number, _match_floats(values, is_present, bound))
 
 
 def _match_floats(
-    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
+    values: npt.NDArray[np.float64], is_present: npt.NDArray[np.bool_], bound: Bound
 ) -> npt.NDArray[np.bool_]:
     """Return whether each float satisfies the predicate, bool[values].
 
     NaN is greater than every number, as in Java. A comparison with a zero is true if it is true for either zero.
     """
-    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
+    nan: npt.NDArray[np.bool_] = is_present & np.isnan(values)
     keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
     op = bound.op
     if op is Op.IS_NULL:
-        return ~present
+        return ~is_present
     if op is Op.NOT_NULL:
-        return present
+        return is_present
     if op is Op.IS_NAN:
         return nan
     if op is Op.NOT_NAN:
         return ~nan
     matches: npt.NDArray[np.bool_]
     if op in (Op.IN, Op.EQ):
-        matches = present & np.isin(values, keys)
+        matches = is_present & np.isin(values, keys)
     elif op in (Op.NOT_IN, Op.NOT_EQ):
-        matches = ~present | ~np.isin(values, keys) | (values == 0)
+        matches = ~is_present | ~np.isin(values, keys) | (values == 0)
     elif op in (Op.LT, Op.LT_EQ):
-        matches = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+        matches = is_present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
     else:
-        matches = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+        matches = nan | (is_present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
     return matches
 
 
@@ -324,15 +325,15 @@ _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
-def narrow_by_stats(selection: FileSelection, expression: Expression, expired: Expired) -> None:
+def narrow_by_stats(selection: FileSelection, expression: Expression, is_expired: Expired) -> None:
     """Narrow by record counts, bounds, null counts and NaN counts.
 
     The predicates of the expression are bound to columns.
     """
-    uncounted = _narrow_by_record_count(selection)
-    narrow_by_expression(selection, expression, _narrow_by_leaf, expired)
-    if uncounted is not None:
-        selection.add(uncounted)
+    uncounted_files = _narrow_by_record_count(selection)
+    narrow_by_expression(selection, expression, _narrow_by_leaf, is_expired)
+    if uncounted_files is not None:
+        selection.add(uncounted_files)
 
 
 def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
@@ -341,19 +342,19 @@ def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
     Returns:
         The files whose record count is unknown (-1 in imported Avro files), which are kept, or None if there are none.
     """
-    uncounted: FileSelection | None = None
+    uncounted_files: FileSelection | None = None
     for number in selection.view.blocks_with_empty_files:
         if not selection.state[number]:
             continue
         counts = selection.view.blocks[number].read_longs("record_count")
         if (counts < 0).any():
-            if uncounted is None:
-                uncounted = selection.copy()
-                uncounted.clear()
-            uncounted.copy_block(number, selection)
-            uncounted.keep(number, counts < 0)
+            if uncounted_files is None:
+                uncounted_files = selection.copy()
+                uncounted_files.clear()
+            uncounted_files.copy_block(number, selection)
+            uncounted_files.keep(number, counts < 0)
         selection.keep(number, counts != 0)
-    return uncounted
+    return uncounted_files
 
 
 def _narrow_by_leaf(selection: FileSelection, bound: Bound) -> None:
@@ -472,11 +473,15 @@ def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[F
 
     # These comparisons keep only files without a bound, because no UUID is less than the first key, or greater than
     # the second key.
-    unbounded = [
+    unbounded_conditions = [
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
     ]
-    return [*unbounded, partial(compare_bounds, lower=LT, upper=GE), partial(compare_bounds, lower=GE, upper=LT)]
+    return [
+        *unbounded_conditions,
+        partial(compare_bounds, lower=LT, upper=GE),
+        partial(compare_bounds, lower=GE, upper=LT),
+    ]
 
 
 def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: float) -> None:
@@ -485,8 +490,8 @@ def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: fl
     A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So `x < 0.0`
     may match a row with -0.0, and `x > -0.0` may match a row with 0.0.
     """
-    strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
-    if not strict:
+    is_strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
+    if not is_strict:
         run_comparison(selection, side, op, 0.0, uuid=False)
         return
     other = selection.copy()
@@ -494,9 +499,9 @@ def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: fl
     run_comparison(other, side, LE if op == LT else GE, 0.0, uuid=False)
     view = selection.view
     for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
-        packed = side.packed[number]
-        if packed is not None:
-            values = view.blocks[number].read_column(packed).doubles()
+        packed_column = side.packed[number]
+        if packed_column is not None:
+            values = view.blocks[number].read_column(packed_column).doubles()
             other.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
     other.state[~((side.low <= 0) & (side.high >= 0))] = 0
     selection.add(other)

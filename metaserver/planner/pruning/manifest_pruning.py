@@ -114,13 +114,15 @@ class _Keys:
     """
 
     def __init__(self) -> None:
-        self._cached: dict[int, list[Any]] = {}
+        self._summaries_by_field: dict[int, list[Any]] = {}
 
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
         """Return the sorted keys of a predicate's values."""
-        keys = self._cached.get(id(bound))  # The id is unique, because the caller references the predicate.
+        keys = self._summaries_by_field.get(id(bound))  # The id is unique, because the caller references the predicate.
         if keys is None:
-            keys = self._cached[id(bound)] = sorted(encode_key(form, bound.kind, value) for value in bound.values)
+            keys = self._summaries_by_field[id(bound)] = sorted(
+                encode_key(form, bound.kind, value) for value in bound.values
+            )
         return keys
 
 
@@ -137,16 +139,16 @@ class _FieldSummaries:
         self.kind = kind
         self.form = get_form(kind)
         self.nulls = np.array([_read_state(summary and summary.contains_null) for summary in summaries], dtype=np.uint8)
-        self.nans = np.array([_read_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
-        unbounded = [one is not None and one.lower is None and one.upper is None for one in summaries]
-        self.unbounded: Flags = np.array(unbounded, dtype=np.bool_)
+        self.nans = np.array([_read_state(item and item.contains_nan) for item in summaries], dtype=np.uint8)
+        is_unbounded = [item is not None and item.lower is None and item.upper is None for item in summaries]
+        self.unbounded: Flags = np.array(is_unbounded, dtype=np.bool_)
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
-            present_summaries = [_EMPTY_SUMMARY if one is None else one for one in summaries]
+            present_summaries = [_EMPTY_SUMMARY if item is None else item for item in summaries]
             low, high = (
                 [_read_key(Form.INTEGERS, kind, data) for data in side] for side in _read_sides(present_summaries)
             )
-            is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
+            is_known = [item is not None and other is not None for item, other in zip(low, high, strict=True)]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
             self.high: Longs = np.array([key or 0 for key in high], dtype=np.int64)
@@ -194,7 +196,7 @@ def _read_state(state: bool | FieldSummary | None) -> int:
 
 
 def _read_sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
-    return [summary.lower for summary in summaries], [one.upper for one in summaries]
+    return [summary.lower for summary in summaries], [item.upper for item in summaries]
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:

@@ -66,8 +66,8 @@ def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics
         if predicate.result == "uuid":
             return None
         ranges = (_to_ordered_range(op, values[0], kind, semantics),)
-        above = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
-        return KeyRanges(kind, ranges, nulls, above and kind in FLOATS)
+        includes_nan = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
+        return KeyRanges(kind, ranges, nulls, includes_nan and kind in FLOATS)
     inside = op in (Op.EQ, Op.IN)
     points = _find_points(values, kind, both_zeros=_covers_both_zeros(semantics, inside=inside))
     if inside:
@@ -89,14 +89,14 @@ def _covers_both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
 
 def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
     """Return the range of keys that satisfy `<`, `<=`, `>` or `>=` with the value."""
-    below = op in (Op.LT, Op.LT_EQ)
-    closed = op in (Op.LT_EQ, Op.GT_EQ)
+    is_upper_limit = op in (Op.LT, Op.LT_EQ)
+    is_closed = op in (Op.LT_EQ, Op.GT_EQ)
     # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.
-    equal = semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and closed)
-    if kind in FLOATS and value == 0 and equal:
-        value = 0.0 if below == closed else -0.0
+    includes_equal = semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and is_closed)
+    if kind in FLOATS and value == 0 and includes_equal:
+        value = 0.0 if is_upper_limit == is_closed else -0.0
     key = make_key(value, kind)
-    return KeyRange(None, key, False, not closed) if below else KeyRange(key, None, not closed, False)
+    return KeyRange(None, key, False, not is_closed) if is_upper_limit else KeyRange(key, None, not is_closed, False)
 
 
 def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[KeyRange]:
@@ -105,28 +105,28 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
     for value in values:
         zero = kind in FLOATS and value == 0
         keys.update(make_key(number, kind) for number in ((-0.0, 0.0) if zero and both_zeros else (value,)))
-    ordered: list[Key] = sorted(keys)
-    return [KeyRange(key, key) for key in ordered]
+    sorted_items: list[Key] = sorted(keys)
+    return [KeyRange(key, key) for key in sorted_items]
 
 
 def _make_prefix_range(value: Value) -> KeyRange:
     """Return the range of the keys that start with the prefix."""
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
-    after = find_end_of_prefix(prefix)
-    return KeyRange(prefix, after, False, after is not None)
+    prefix_end = find_end_of_prefix(prefix)
+    return KeyRange(prefix, prefix_end, False, prefix_end is not None)
 
 
 def _find_gaps(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
     """Return the gaps before, between and after ranges that are ascending and disjoint."""
     gaps: list[KeyRange] = []
     low: Key | None = None
-    low_open = False
+    is_low_open = False
     for key_range in ranges:
         if key_range.low is not None and (low is not None or key_range.low_open or key_range.low != b""):
-            gaps.append(KeyRange(low, key_range.low, low_open, not key_range.low_open))
+            gaps.append(KeyRange(low, key_range.low, is_low_open, not key_range.low_open))
         if key_range.high is None:
             return tuple(gaps)
-        low, low_open = key_range.high, not key_range.high_open
-    gaps.append(KeyRange(low, None, low_open, False))
+        low, is_low_open = key_range.high, not key_range.high_open
+    gaps.append(KeyRange(low, None, is_low_open, False))
     return tuple(gaps)

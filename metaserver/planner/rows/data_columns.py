@@ -38,37 +38,39 @@ class _StoredFile:
     closed = False
 
     def __init__(
-        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetched: Budget
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetch_budget: Budget
     ) -> None:
         self._objects, self._loop, self._path, self._size = objects, loop, path, size
-        self._fetched = fetched
-        self._at = 0
-        self._checked: dict[tuple[int, int], bytes] = {}
+        self._fetch_budget = fetch_budget
+        self._position = 0
+        self._checked_ranges: dict[tuple[int, int], bytes] = {}
         """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes of the file."""
-        length = self._size - self._at if size < 0 else max(0, min(size, self._size - self._at))
+        length = self._size - self._position if size < 0 else max(0, min(size, self._size - self._position))
         if not length:
             return b""
-        data = self._checked.pop((self._at, length), None)
+        data = self._checked_ranges.pop((self._position, length), None)
         if data is None:
             data = self._fetch(length)
-            self._checked[self._at, length] = data
-        self._at += len(data)
+            self._checked_ranges[self._position, length] = data
+        self._position += len(data)
         return data
 
     def _fetch(self, length: int) -> bytes:
-        self._fetched.take(length, self._path)
-        future = asyncio.run_coroutine_threadsafe(self._objects.read_range(self._path, self._at, length), self._loop)
+        self._fetch_budget.take(length, self._path)
+        future = asyncio.run_coroutine_threadsafe(
+            self._objects.read_range(self._path, self._position, length), self._loop
+        )
         return future.result(_WAIT_S)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def size(self) -> int:
         return self._size
@@ -113,7 +115,7 @@ class DataRows:
             decoded_bytes: The maximum memory of the request's decoded columns.
         """
         self._objects, self._loop, self._mapping = objects, loop, mapping
-        self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
+        self._fetch_budget = Budget(limit_bytes, "reading rows of data files, one request would fetch")
         self.decoded = create_decoding_budget(decoded_bytes)
 
     @contextmanager
@@ -165,25 +167,25 @@ class DataRows:
 
     @contextmanager
     def _read(
-        self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
+        self, path: str, size: int, records: int, read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read columns of a file with the function `read`.
+        """Read columns of a file with the function `read_value`.
 
         The decoded columns count towards the budget until the context ends.
         """
-        source = _StoredFile(self._objects, self._loop, path, size, self._fetched)
+        source = _StoredFile(self._objects, self._loop, path, size, self._fetch_budget)
         with BudgetShare(self.decoded) as budget:
-            yield self._decode_file(source, path, records, read, budget)
+            yield self._decode_file(source, path, records, read_value, budget)
 
     def _decode_file(
         self,
         source: _StoredFile,
         path: str,
         records: int,
-        read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
+        read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
         budget: Budget,
     ) -> dict[int, pa.ChunkedArray]:
-        """Open a file, and read its columns with the function `read`.
+        """Open a file, and read its columns with the function `read_value`.
 
         Raises:
             Unreadable: The file cannot be read, or its number of rows is not that of its manifest entry.
@@ -192,7 +194,7 @@ class DataRows:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
                 raise Unreadable(path, f"the file has {file.rows} rows; its manifest states {records}")
-            return read(file)
+            return read_value(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:

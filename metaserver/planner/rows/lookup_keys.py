@@ -47,10 +47,10 @@ def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[K
     Raises:
         BadRequest: A key is invalid; the message contains the key's number.
     """
-    possible = np.ones(len(rows), dtype=np.bool_)
+    is_possible = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
-    columns = [_make_column(term, column, possible) for term, column in zip(terms, values, strict=True)]
-    return columns, None if possible.all() else possible
+    columns = [_make_column(term, column, is_possible) for term, column in zip(terms, values, strict=True)]
+    return columns, None if is_possible.all() else is_possible
 
 
 def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
@@ -117,12 +117,12 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
     columns: list[list[Any]] = [[] for _ in terms]
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
-            differing = set(texts).symmetric_difference(row)
-            if differing:
+            differing_names = set(texts).symmetric_difference(row)
+            if differing_names:
                 problem = (
-                    f"lacks {min(differing)}"
-                    if min(differing) in texts
-                    else f"has {min(differing)[:_SHOWN_CHARS_MAX]!r}"
+                    f"lacks {min(differing_names)}"
+                    if min(differing_names) in texts
+                    else f"has {min(differing_names)[:_SHOWN_CHARS_MAX]!r}"
                 )
                 raise BadRequest(f"Key {number} {problem}: the index is on {', '.join(texts)}")
             values: Iterable[Any] = [row[text] for text in texts]
@@ -141,8 +141,8 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
     return columns
 
 
-def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
-    """Return the keys of one column. Set `possible` to False for values that no row can have."""
+def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
+    """Return the keys of one column. Set `possible_keys` to False for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -151,7 +151,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
         except OverflowError:
             pass
         else:
-            possible &= (numbers >= low) & (numbers <= high)
+            possible_keys &= (numbers >= low) & (numbers <= high)
             return convert_to_keys(pa.array(numbers), "long")
     keys: list[Key | None] = []
     nans = np.zeros(len(values), dtype=np.bool_)
@@ -164,7 +164,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
             nans[number] = True
         else:
             key = _convert_key(term, value, number)
-            possible[number] &= key is not None
+            possible_keys[number] &= key is not None
         keys.append(key)
     return _assemble_keys(term.kind, keys, nulls, nans)
 

@@ -77,9 +77,9 @@ class Locator:
     An instance belongs to one event loop.
     """
 
-    def __init__(self, resolver: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
+    def __init__(self, resolver: IndexResolver, row_deletes: RowDeletes, usage: Usage, clock: Clock) -> None:
         self._resolver = resolver
-        self._deleted = deleted
+        self._row_deletes = row_deletes
         self._usage = usage
         self._clock = clock
 
@@ -102,7 +102,7 @@ class Locator:
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
         work = _Search(await self._resolver.open_records(view, definition, entry, await keys.get_if_few()), keys)
-        evaluator = self._deleted.make_evaluator(scan, _find_column_keys(definition, columns))
+        evaluator = self._row_deletes.make_evaluator(scan, _find_column_keys(definition, columns))
         parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
@@ -111,34 +111,36 @@ class Locator:
             is_live = ~deletion.deleted
             parts.append((query[is_live], data_file[is_live], position[is_live], deletion.undecided[is_live]))
         combine = partial(_combine_parts, parts, work.uncovered)
-        located, removed = combine() if keys.is_quick else await asyncio.to_thread(combine)
+        located_rows, removed_files = combine() if keys.is_quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
             definition.id,
             files_in=view.file_count,
-            files_removed=removed,
+            files_removed=removed_files,
             now_ms=self._clock.now_ms(),
         )
         await self._resolver.schedule_verification(entry, work.damaged)
-        uncovered = located.uncovered
-        if len(uncovered):
-            uncovered = uncovered[find_files_by_prefix(view).read_longs("record_count")[uncovered] != 0]
-        return replace(located, uncovered=uncovered, problems=evaluator.problems)
+        uncovered_files = located_rows.uncovered
+        if len(uncovered_files):
+            uncovered_files = uncovered_files[
+                find_files_by_prefix(view).read_longs("record_count")[uncovered_files] != 0
+            ]
+        return replace(located_rows, uncovered=uncovered_files, problems=evaluator.problems)
 
 
 def _combine_parts(
-    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
+    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], hit_flags: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
     """Combine the rows of all batches.
 
     Returns:
         The located rows, and the number of files that the index excludes.
     """
-    query, data_file, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
-    hit = uncovered != 0
+    query, data_file, position, is_undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+    hit = hit_flags != 0
     hit[data_file] = True
-    removed = len(hit) - int(np.count_nonzero(hit))
-    return LocatedRows(query, data_file, position, undecided, np.flatnonzero(uncovered), {}), removed
+    removed_files = len(hit) - int(np.count_nonzero(hit))
+    return LocatedRows(query, data_file, position, is_undecided, np.flatnonzero(hit_flags), {}), removed_files
 
 
 def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
@@ -148,8 +150,8 @@ def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> d
 
 
 def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
-    none = np.empty(0, dtype=np.int64)
-    return none, none, none, np.empty(0, dtype=np.bool_)
+    no_values = np.empty(0, dtype=np.int64)
+    return no_values, no_values, no_values, np.empty(0, dtype=np.bool_)
 
 
 _Rows = tuple[Longs, Longs, Longs]
@@ -166,8 +168,8 @@ class _IndexFileRows(NamedTuple):
 class _LookupKeys:
     """The keys of one request, with the hash of each key, in batches."""
 
-    def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
-        self._columns, self._possible = columns, possible
+    def __init__(self, columns: Sequence[Keys], possible_keys: Mask | None) -> None:
+        self._columns, self._possible_keys = columns, possible_keys
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
@@ -184,8 +186,8 @@ class _LookupKeys:
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_PER_BATCH, self.count))
-        if self._possible is not None:
-            numbers = numbers[self._possible[numbers]]
+        if self._possible_keys is not None:
+            numbers = numbers[self._possible_keys[numbers]]
         return numbers, self._hashes[0][numbers], self._hashes[1][numbers]
 
 
@@ -199,7 +201,7 @@ class _Search:
     def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
         self._index, self._keys = index, keys
         self._coverage = index.coverage
-        self._total, self._counting = 0, Lock()
+        self._total, self._count_lock = 0, Lock()
         self.damaged: dict[str, str] = {}
         self.uncovered = index.coverage.uncovered.copy()
 
@@ -244,7 +246,7 @@ class _Search:
                 results.append(_IndexFileRows(number, None, str(error)))
                 continue
             results.append(_IndexFileRows(number, (numbers[query], data_file, position)))
-            with self._counting:
+            with self._count_lock:
                 self._total += len(query)
             if self._total > ROWS_MAX:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")

@@ -111,7 +111,7 @@ class DeleteEvaluator:
         self.view = scan.view
         self._reader = files
         self.data = data
-        self._known = known_keys
+        self._known_keys = known_keys
         self.files: dict[int, DeleteFile] = {}
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}
@@ -133,17 +133,19 @@ class DeleteEvaluator:
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:
             return deletion
-        quick = len(data_files) <= _IN_LOOP_ROWS_MAX
-        resolved = self._find_deletes(data_files) if quick else await asyncio.to_thread(self._find_deletes, data_files)
-        groups, applying, unread = resolved
+        is_quick = len(data_files) <= _IN_LOOP_ROWS_MAX
+        delete_parts = (
+            self._find_deletes(data_files) if is_quick else await asyncio.to_thread(self._find_deletes, data_files)
+        )
+        groups, deletes_by_file, unread = delete_parts
         self.contents |= await self._reader.read_all(unread, self._contents)
         work = _Evaluation(self, positions, keys, deletion)
-        if quick and not any(
-            isinstance(self.contents[number], DeletedKeys) for deletes in applying for number in deletes
+        if is_quick and not any(
+            isinstance(self.contents[number], DeletedKeys) for deletes in deletes_by_file for number in deletes
         ):
-            work.run(groups, applying)
+            work.run(groups, deletes_by_file)
         else:
-            await asyncio.to_thread(work.run, groups, applying)  # Evaluation may read data files.
+            await asyncio.to_thread(work.run, groups, deletes_by_file)  # Evaluation may read data files.
         return deletion
 
     def _find_deletes(
@@ -154,8 +156,8 @@ class DeleteEvaluator:
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
         entry_ids = self.view.find_entry_ids(np.array([data_file for data_file, _ in groups], dtype=np.int64))
-        applying = self._scan.find_deletes_by_file(entry_ids)
-        new = {number for deletes in applying for number in deletes} - self.files.keys()
+        deletes_by_file = self._scan.find_deletes_by_file(entry_ids)
+        new = {number for deletes in deletes_by_file for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
         for number, file in list_delete_files_at(self.view, sorted(new)).items():
             self.files[number] = file
@@ -169,7 +171,7 @@ class DeleteEvaluator:
             else:
                 self.columns[number] = columns
                 unread.append((number, file, columns))
-        return groups, applying, unread
+        return groups, deletes_by_file, unread
 
     def hash_rows(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
         """Return the hash of these columns in these rows, and the hash with which both zeros are equal.
@@ -177,12 +179,12 @@ class DeleteEvaluator:
         Returns:
             None if the values are unknown.
         """
-        if not all(column_id in self._known for column_id, _ in columns):
+        if not all(column_id in self._known_keys for column_id, _ in columns):
             return None
         if columns not in self._hashes:
-            self._hashes[columns] = _hash_keys([self._known[column_id] for column_id, _ in columns])
-        exact, loose = self._hashes[columns]
-        return _select_pair(exact, rows), None if loose is None else _select_pair(loose, rows)
+            self._hashes[columns] = _hash_keys([self._known_keys[column_id] for column_id, _ in columns])
+        exact, loose_hashes = self._hashes[columns]
+        return _select_pair(exact, rows), None if loose_hashes is None else _select_pair(loose_hashes, rows)
 
     def add_problem(self, problem: Unreadable) -> None:
         """Record why rows are undecided, unless there are too many problems."""
@@ -215,8 +217,8 @@ class _Evaluation:
     keys: Longs | None
     deletion: RowDeletion
 
-    def run(self, groups: _Groups, applying: Iterable[tuple[int, ...]]) -> None:
-        for (data_file, rows), deletes in zip(groups, applying, strict=True):
+    def run(self, groups: _Groups, deletes_by_file: Iterable[tuple[int, ...]]) -> None:
+        for (data_file, rows), deletes in zip(groups, deletes_by_file, strict=True):
             if deletes:
                 self._evaluate_file(data_file, rows, deletes)
 
@@ -255,17 +257,17 @@ class _Evaluation:
             counts: The size of the file in bytes, and its number of rows.
         """
         try:
-            exact, loose = self._hash_rows(path, counts, rows, columns)
+            exact, loose_hashes = self._hash_rows(path, counts, rows, columns)
         except Unreadable as problem:
             self._mark_undecided(rows, problem)
             return
         for deleted_keys in sets:
             self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact)
-            if deleted_keys.with_equal_zeros is not None and loose is not None:
-                undecided = rows[deleted_keys.with_equal_zeros.has(*loose) & ~self.deletion.deleted[rows]]
-                if len(undecided):
+            if deleted_keys.with_equal_zeros is not None and loose_hashes is not None:
+                undecided_rows = rows[deleted_keys.with_equal_zeros.has(*loose_hashes) & ~self.deletion.deleted[rows]]
+                if len(undecided_rows):
                     self._mark_undecided(
-                        undecided,
+                        undecided_rows,
                         Unreadable(path, "the row is deleted only if 0.0 equals -0.0, and readers differ about this"),
                     )
 
@@ -284,21 +286,23 @@ class _Evaluation:
         positions = self.positions[rows[order]]
         with self.evaluator.data.read(path, *counts, [column_id for column_id, _ in columns], positions) as values:
             try:
-                exact, loose = _hash_keys([convert_to_keys(values[column_id], kind) for column_id, kind in columns])
+                exact, loose_hashes = _hash_keys(
+                    [convert_to_keys(values[column_id], kind) for column_id, kind in columns]
+                )
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")
-        return _select_pair(exact, inverse), None if loose is None else _select_pair(loose, inverse)
+        return _select_pair(exact, inverse), None if loose_hashes is None else _select_pair(loose_hashes, inverse)
 
 
 def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
     """Return the hash of each key, and the hash with which both zeros are equal, or None if no key has a zero."""
-    loose = merge_zeros(columns)
-    return hash_halves(columns), None if loose is None else hash_halves(loose)
+    loose_hashes = merge_zeros(columns)
+    return hash_halves(columns), None if loose_hashes is None else hash_halves(loose_hashes)
 
 
-def _select_pair(pair: _Pair, at: Longs) -> _Pair:
-    return pair[0][at], pair[1][at]
+def _select_pair(pair: _Pair, indexes: Longs) -> _Pair:
+    return pair[0][indexes], pair[1][indexes]
 
 
 def _mark_members(values: Longs, sorted_values: Longs) -> npt.NDArray[np.bool_]:

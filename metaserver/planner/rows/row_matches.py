@@ -135,6 +135,6 @@ class PredicateMatcher:
 
 def clear_rows(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
     """Return the bits without these distinct rows."""
-    cleared = bits.copy()
-    np.bitwise_and.at(cleared, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
-    return cleared
+    remaining_bits = bits.copy()
+    np.bitwise_and.at(remaining_bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
+    return remaining_bits

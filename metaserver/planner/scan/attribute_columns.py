@@ -70,13 +70,15 @@ def find_attribute_columns(metadata: TableMetadata, names: Iterable[str]) -> tup
     A paused index keeps its name, but its attribute is not current.
     """
     folded_names = {name.lower() for name in names}
-    named = [definition for definition in _list_definitions(metadata) if definition.name.lower() in folded_names]
-    if not named:
+    named_definitions = [
+        definition for definition in _list_definitions(metadata) if definition.name.lower() in folded_names
+    ]
+    if not named_definitions:
         return ()  # A table may have many schemas, so read their names only for a filter that names an attribute.
     columns = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
     return tuple(
         AttributeColumn(each.name, each.terms[0].column_id, each.terms[0].transform, each.enabled)
-        for each in named
+        for each in named_definitions
         if each.name.lower() not in columns
     )
 
@@ -92,7 +94,9 @@ def _list_definitions(metadata: TableMetadata) -> list[IndexDefinition]:
 
 def add_to_schema(schema: Schema, attributes: Sequence[AttributeColumn]) -> Schema:
     """Return the schema with a field for each attribute. The ids of these fields are negative."""
-    fields = (Field(_make_id(n), one.name, False, one.lookup.type) for n, one in enumerate(attributes))
+    fields = (
+        Field(_make_id(n), attribute.name, False, attribute.lookup.type) for n, attribute in enumerate(attributes)
+    )
     return msgspec.structs.replace(schema, fields=(*schema.fields, *fields)) if attributes else schema
 
 
@@ -134,15 +138,15 @@ def split_filter(
     def to_row_condition(predicate: Bound) -> Expression:
         if predicate.column_id not in by_id:
             return predicate
-        moved = move_to_key(predicate)
-        return TRUE if moved is None else make_tautology(moved)
+        key_condition = move_to_key(predicate)
+        return TRUE if key_condition is None else make_tautology(key_condition)
 
     def to_attribute_condition(predicate: Bound) -> Expression:
         if predicate.column_id not in by_id:
             return predicate
         is_usable = predicate.transform == IDENTITY and by_id[predicate.column_id].is_current
-        moved = move_to_key(predicate) if is_usable else None
-        return TRUE if moved is None else moved
+        key_condition = move_to_key(predicate) if is_usable else None
+        return TRUE if key_condition is None else key_condition
 
     return replace_predicates(bound, to_row_condition), replace_predicates(bound, to_attribute_condition)
 

@@ -190,8 +190,8 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
             condition: A condition that is bound to the columns of the scan.
             attribute_filter: A condition on attributes of dimension tables.
         """
-        few, many = split_by_size(dynamic_filters)
-        bound = join_by_and(self.bound, few, condition)
+        small_condition, large_filters = split_by_size(dynamic_filters)
+        bound = join_by_and(self.bound, small_condition, condition)
         attribute_filter = join_by_and(self.attribute_filter, attribute_filter)
         return BoundScan(
             self.metadata,
@@ -199,7 +199,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
             self.snapshot,
             self.schema,
             bound,
-            dynamic_filters=many,
+            dynamic_filters=large_filters,
             attribute_filter=attribute_filter,
         )
 
@@ -244,11 +244,11 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     @computed_once
     def partition_filters(self) -> dict[int, Expression]:
         """The condition on partition values that follows from the filter and the dynamic filters, by spec id."""
-        partition_filters = {spec_id: projected.possible for spec_id, projected in self.filter_projections.items()}
+        partition_filters = {spec_id: projection.possible for spec_id, projection in self.filter_projections.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
-                projected = (dynamic_filter.project_to_partitions(spec) for dynamic_filter in self.dynamic_filters)
-                partition_filters[spec.spec_id] = join_by_and(partition_filters[spec.spec_id], *projected)
+                projection = (dynamic_filter.project_to_partitions(spec) for dynamic_filter in self.dynamic_filters)
+                partition_filters[spec.spec_id] = join_by_and(partition_filters[spec.spec_id], *projection)
         return partition_filters
 
 
@@ -270,27 +270,27 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     other_schemas = find_schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
     if not other_schemas:
         return BoundScan.bind_by_schema(schema, metadata, options, snapshot, filter)
-    sure, ambiguous, filtered = [], [], set()
+    sure_conditions, ambiguous, filtered_names = [], [], set()
     for conjunct in filter.children if isinstance(filter, And) else (filter,):
         readings = [_BoundConjunct.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
-        bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
+        bound = {repr(variant.bound): variant.bound for variant in readings if variant.bound is not None}
         if not bound:
             # This call raises the error that the snapshot's schema causes.
             bind_filter(metadata, schema, options, conjunct)
-        elif all(reading.terms == readings[0].terms for reading in readings):
-            sure.append(next(iter(bound.values())))
-        elif not any(_selects_partitions(reading, metadata) for reading in bound.values()):
+        elif all(variant.terms == readings[0].terms for variant in readings):
+            sure_conditions.append(next(iter(bound.values())))
+        elif not any(_selects_partitions(variant, metadata) for variant in bound.values()):
             if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
-                filtered.add(conjunct.name)
+                filtered_names.add(conjunct.name)
         elif len(bound) == 1:
             # Only one schema can bind this part.
-            sure += bound.values()
+            sure_conditions += bound.values()
         else:
             ambiguous.append(conjunct)
     # Spark adds a not-null predicate to each comparison, and filters rows by the comparison. So the plan need not be
     # exact for a not-null predicate on a compared column.
     if any(
-        not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered)
+        not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered_names)
         for conjunct in ambiguous
     ):
         raise BadRequest(
@@ -298,7 +298,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
             "Filter by columns that are not partition sources, plan on the client (set the table's property "
             "seamark.scan-planning-mode to client), or commit rows: the next snapshot resolves the ambiguity"
         )
-    return BoundScan.bind_by_schema(schema, metadata, options, snapshot, join_by_and(*sure))
+    return BoundScan.bind_by_schema(schema, metadata, options, snapshot, join_by_and(*sure_conditions))
 
 
 def has_ambiguous_names(metadata: TableMetadata) -> bool:
@@ -382,8 +382,8 @@ def _selects_partitions(bound: Expression, metadata: TableMetadata) -> bool:
     return bool(collect_predicates(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
 
 
-def _is_exact(projected: ProjectedExpression) -> bool:
-    return all(map(_is_exact, projected.parts)) if projected.parts else projected.possible == projected.certain
+def _is_exact(projection: ProjectedExpression) -> bool:
+    return all(map(_is_exact, projection.parts)) if projection.parts else projection.possible == projection.certain
 
 
 def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot | None:

@@ -69,15 +69,15 @@ class ScanPlan:
         metadata: TableMetadata,
         stages: tuple[PruningStage, ...],
         snapshot_id: int | None,
-        considered: int,
+        considered_files: int,
         complete: bool = True,
         indexes: tuple[IndexUse, ...] = (),
-        projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
+        projection: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
         """Create a plan.
 
         Args:
-            projected: `bound`, projected onto the specs of the metadata, by spec id. Projections that are not computed
+            projection: `bound`, projected onto the specs of the metadata, by spec id. Projections that are not computed
                 yet are missing.
         """
         self.view = view
@@ -89,11 +89,11 @@ class ScanPlan:
         """False if the time budget ended, or if an index was not loaded in time. A later plan may keep fewer files."""
         self.indexes = indexes
         self.snapshot_id = snapshot_id
-        self.considered = considered
+        self.considered = considered_files
         """The number of live files of the snapshot, including files of manifests that were not read."""
         self.metadata = metadata
         """The metadata of the table at planning time. They contain the partition specs."""
-        self._projections = dict(projected)
+        self._projections = dict(projection)
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
         self._kinds: dict[int, dict[int, str]] = {}
@@ -126,12 +126,12 @@ class ScanPlan:
         Only the rows of files without a residual and without deletes count. If the first `files_max` files have too few
         rows, all files are returned, because checking more files would take too long.
         """
-        sure = 0
+        sure_rows = 0
         for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
             if self.compute_residual(entry_id) == TRUE and not self.deletes(entry_id):
                 block, local = self.view.locate(entry_id)
-                sure += max(0, block.read_long("record_count", local) or 0)
-                if sure >= min_rows:
+                sure_rows += max(0, block.read_long("record_count", local) or 0)
+                if sure_rows >= min_rows:
                     return self.entry_ids[:count]
         return self.entry_ids
 
@@ -190,8 +190,8 @@ class ScanPlan:
         kinds = self.find_deciding_fields(spec_id)
         return {
             field_id: value
-            for (field_id, stored), value in zip(fields, partition, strict=True)
-            if value is None or are_comparable(stored, kinds.get(field_id, ""))
+            for (field_id, stored_type), value in zip(fields, partition, strict=True)
+            if value is None or are_comparable(stored_type, kinds.get(field_id, ""))
         }
 
     def find_deciding_fields(self, spec_id: int) -> Mapping[int, str]:

@@ -55,16 +55,16 @@ class Tokens:
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
+    def plan_task(self, packed_request: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
         """Return a signed plan task as URL-safe text.
 
-        `packed` is the result of `pack`, which is the same for all pages.
+        `packed_request` is the result of `pack`, which is the same for all pages.
         """
-        return self._sign_token(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
+        return self._sign_token(_TASK, _ROWS.pack(first_row, end_row) + packed_request, table_uuid)
 
-    def plan_id(self, packed: bytes, table_uuid: str) -> str:
+    def plan_id(self, packed_request: bytes, table_uuid: str) -> str:
         """Return a signed plan id as URL-safe text."""
-        return self._sign_token(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
+        return self._sign_token(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed_request, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
         """Verify a token, and return its plan task, or None if `plan_task` did not make the token for this table."""
@@ -79,8 +79,8 @@ class Tokens:
     def _sign_token(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
         """Return the token with this body, signed for a purpose and a table."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
-        sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
-        return to_base64url(sealed)
+        ciphertext = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
+        return to_base64url(ciphertext)
 
     def _open_token(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         """Return the body of a token, or None if the token is not valid for this purpose and table."""
@@ -88,17 +88,17 @@ class Tokens:
             raw = decode_base64url(token)
         except ValueError:
             return None
-        signed = 1 + ID_BYTES
-        mac, body = raw[signed : signed + _MAC_BYTES], raw[signed + _MAC_BYTES :]
-        key = self._keyring.verifying_key(_PURPOSE, raw[1:signed])
+        signed_headers = 1 + ID_BYTES
+        mac, body = raw[signed_headers : signed_headers + _MAC_BYTES], raw[signed_headers + _MAC_BYTES :]
+        key = self._keyring.verifying_key(_PURPOSE, raw[1:signed_headers])
         if raw[:1] != bytes((VERSION,)) or key is None:
             return None
         return body if hmac.compare_digest(mac, _compute_mac(key, purpose, table_uuid, body)) else None
 
 
 def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
-    about = b"%d\n%s\n%s\n" % (VERSION, purpose, table_uuid.encode())
-    return hmac.digest(key, about + body, hashlib.sha256)[:_MAC_BYTES]
+    description = b"%d\n%s\n%s\n" % (VERSION, purpose, table_uuid.encode())
+    return hmac.digest(key, description + body, hashlib.sha256)[:_MAC_BYTES]
 
 
 def pack_request(request: PinnedRequest) -> bytes:
@@ -106,8 +106,8 @@ def pack_request(request: PinnedRequest) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(request), 6)
 
 
-def _unpack_request(packed: bytes) -> PinnedRequest:
-    return convert_msgpack(zlib.decompress(packed), PinnedRequest)
+def _unpack_request(packed_request: bytes) -> PinnedRequest:
+    return convert_msgpack(zlib.decompress(packed_request), PinnedRequest)
 
 
 def count_pages(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:

@@ -50,31 +50,33 @@ class BoundColumn:
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
-    def __init__(self, form: Form, packed: Objects, view: TableView, of_base: Sequence[BoundColumn] | None) -> None:
+    def __init__(
+        self, form: Form, packed_columns: Objects, view: TableView, of_base: Sequence[BoundColumn] | None
+    ) -> None:
         """Read the bounds of the blocks that are not in the view's base.
 
         Args:
             form: The form of the values.
-            packed: object[blocks]: the packed columns. None for a block without values in this form.
+            packed_columns: object[blocks]: the packed columns. None for a block without values in this form.
             view: The view.
             of_base: The same column of the view's base, in all forms. None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
-        self.layout: Longs = np.zeros((len(packed), _LAYOUT_FIELDS), dtype=np.int64)
+        self.layout: Longs = np.zeros((len(packed_columns), _LAYOUT_FIELDS), dtype=np.int64)
         self.layout[:, _FORM] = -1
-        self.low: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
-        self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
-        self.packed = packed
+        self.low: npt.NDArray[Any] = np.zeros(len(packed_columns), dtype=dtype)
+        self.high: npt.NDArray[Any] = np.zeros(len(packed_columns), dtype=dtype)
+        self.packed = packed_columns
         """object[blocks]: the packed columns. None for a block without values in this form."""
-        self._add(range(len(packed)) if of_base is None else view.new_blocks, view)
+        self._add(range(len(packed_columns)) if of_base is None else view.new_blocks, view)
         shared, in_base = view.shared_blocks
         for side in of_base or ():
             if side.form == form:
                 self.layout[shared] = side.layout[in_base]
                 self.low[shared], self.high[shared] = side.low[in_base], side.high[in_base]
-        placed = self.layout[:, _FORM] >= 0
-        self.layout[placed, _FIRST] = view.extents[placed, _FIRST]
+        has_form = self.layout[:, _FORM] >= 0
+        self.layout[has_form, _FIRST] = view.extents[has_form, _FIRST]
 
     def _add(self, numbers: Sequence[int], view: TableView) -> None:
         """Read the columns of some blocks."""
@@ -96,8 +98,8 @@ class BoundColumn:
         """Add sketches to the layouts of the blocks where reading a sketch takes less time than reading the codes."""
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
-        wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
-        for number in np.flatnonzero(wide & (layout[:, _SKETCH] == 0)).tolist():
+        is_wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
+        for number in np.flatnonzero(is_wide & (layout[:, _SKETCH] == 0)).tolist():
             layout[number, _SKETCH : _SKETCH + 2] = find_sketch(view.blocks[number], self.packed[number])
 
     @property
@@ -111,10 +113,10 @@ class BoundColumn:
         """
         with_values = np.flatnonzero(self.layout[:, _FORM] >= 0)
         rows, low, high = self.layout[with_values, _ROWS], self.low[with_values], self.high[with_values]
-        by_low, by_high = np.argsort(low), np.argsort(high)
-        started = np.cumsum(rows[by_low])
-        ended = np.concatenate(([0], np.cumsum(rows[by_high])))
-        return int((started - ended[np.searchsorted(high[by_high], low[by_low])]).max(initial=0))
+        low_order, high_order = np.argsort(low), np.argsort(high)
+        started_rows = np.cumsum(rows[low_order])
+        ended_rows = np.concatenate(([0], np.cumsum(rows[high_order])))
+        return int((started_rows - ended_rows[np.searchsorted(high[high_order], low[low_order])]).max(initial=0))
 
 
 class ColumnStatistics:
@@ -141,22 +143,24 @@ class ColumnStatistics:
 
         `of_base` are the same statistics of the view's base, or None if the base has not read them.
         """
-        read = [
+        usable_entries = [
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
             for number in view.list_blocks_to_compute(of_base)
         ]
-        self.entries: Objects = view.join_base(make_object_array(read), None if of_base is None else of_base.entries)
+        self.entries: Objects = view.join_base(
+            make_object_array(usable_entries), None if of_base is None else of_base.entries
+        )
         """object[blocks]: the `ColumnEntry` of each block, or None."""
-        flags = np.zeros((len(read), 4), dtype=np.uint8)
-        for number, entry in enumerate(read):
+        flags = np.zeros((len(usable_entries), 4), dtype=np.uint8)
+        for number, entry in enumerate(usable_entries):
             if entry is not None:
                 flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
         self._flags: Flags = view.join_base(flags, None if of_base is None else of_base._flags)
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
             np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
-        lower = make_object_array([None if entry is None else entry.lower for entry in read])
-        upper = make_object_array([None if entry is None else entry.upper for entry in read])
+        lower = make_object_array([None if entry is None else entry.lower for entry in usable_entries])
+        upper = make_object_array([None if entry is None else entry.upper for entry in usable_entries])
         if of_base is None:
             self._bounds = lower, upper
         else:
@@ -197,15 +201,17 @@ class PartitionValues:
 
         `of_base` are the same values of the view's base, or None if the base has not read them.
         """
-        stored = [
+        stored_entries = [
             view.blocks[number].find_partition_column(field_id) for number in view.list_blocks_to_compute(of_base)
         ]
-        usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
+        usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored_entries]
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
-        packed = [None if entry is None else entry[1] for entry in usable]
-        nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
+        packed_columns = [None if entry is None else entry[1] for entry in usable]
+        nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed_columns]
         self.known: npt.NDArray[np.bool_] = view.join_base(has_field, None if of_base is None else of_base.known)
-        self.packed: Objects = view.join_base(make_object_array(packed), None if of_base is None else of_base.packed)
+        self.packed: Objects = view.join_base(
+            make_object_array(packed_columns), None if of_base is None else of_base.packed
+        )
         self.nulls: Flags = view.join_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
         self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self.packed, None if of_base is None else of_base.sides
@@ -302,12 +308,12 @@ class TableView:
     def size_bytes(self) -> int:
         """The memory of the view and of the data derived from it, without its blocks."""
         columns, size = self._size_cache
-        computed = len(self._stats) + len(self._partition)
-        if computed != columns:
+        column_count = len(self._stats) + len(self._partition)
+        if column_count != columns:
             # Iterate over copies, because plans in other threads may add a column concurrently.
             size = sum(column.size_bytes for column in list(self._stats.values()))
             size += sum(column.size_bytes for column in list(self._partition.values()))
-            self._size_cache = computed, size
+            self._size_cache = column_count, size
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def find_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
@@ -406,15 +412,15 @@ class TableView:
         """Return the numbers of the blocks to compute: all blocks if `of_base` is None, otherwise the new blocks."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
-    def join_base(self, computed: Array, of_base: Array | None) -> Array:
+    def join_base(self, new_rows: Array, of_base: Array | None) -> Array:
         """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
         if of_base is None:
-            return computed
-        merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
+            return new_rows
+        all_rows = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
         shared, in_base = self.shared_blocks
-        merged[shared] = of_base[in_base]
-        merged[self.new_blocks] = computed
-        return cast("Array", merged)
+        all_rows[shared] = of_base[in_base]
+        all_rows[self.new_blocks] = new_rows
+        return cast("Array", all_rows)
 
 
 def _compute_starts(blocks: Sequence[Block]) -> list[int]:
@@ -425,7 +431,7 @@ def _compute_starts(blocks: Sequence[Block]) -> list[int]:
     return starts
 
 
-def _make_layout(block: Block, packed: Packed) -> tuple[int, ...]:
+def _make_layout(block: Block, packed_column: Packed) -> tuple[int, ...]:
     """Return the row of `BoundColumn.layout` for a block, without a sketch, and with the first position 0."""
     address = block.address
 
@@ -433,52 +439,54 @@ def _make_layout(block: Block, packed: Packed) -> tuple[int, ...]:
         return 0 if offset == NONE else address + offset
 
     return (
-        packed.form,
-        packed.width,
-        at(packed.codes),
-        at(packed.presence),
+        packed_column.form,
+        packed_column.width,
+        at(packed_column.codes),
+        at(packed_column.presence),
         block.rows,
         0,
-        packed.base,
-        at(packed.common_at),
-        len(packed.common),
-        at(packed.lengths),
-        at(packed.ends),
-        at(packed.tails),
-        packed.lengths_width,
+        packed_column.base,
+        at(packed_column.common_at),
+        len(packed_column.common),
+        at(packed_column.lengths),
+        at(packed_column.ends),
+        at(packed_column.tails),
+        packed_column.lengths_width,
         0,
         0,
     )
 
 
 def compute_bound_columns(
-    view: TableView, packed: Objects, of_base: Sequence[BoundColumn] | None
+    view: TableView, packed_columns: Objects, of_base: Sequence[BoundColumn] | None
 ) -> tuple[BoundColumn, ...]:
     """Return a column in each of its forms. A decimal column that was widened to more than 18 digits has two forms.
 
     Args:
-        packed: object[blocks]: the packed columns, or None.
+        packed_columns: object[blocks]: the packed columns, or None.
         of_base: The same column of the view's base. None if the base has not read it.
     """
-    read = [packed[number] for number in view.list_blocks_to_compute(of_base)]
-    computed = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
+    columns_to_compute = [packed_columns[number] for number in view.list_blocks_to_compute(of_base)]
+    computed_forms = np.array([-1 if column is None else column.form for column in columns_to_compute], dtype=np.int8)
     forms_of_base = None
     if of_base is not None:
         forms_of_base = np.full(view.base_blocks, -1, dtype=np.int8)
         for side in of_base:
             forms_of_base[side.layout[:, _FORM] >= 0] = side.form
-    forms = view.join_base(computed, forms_of_base)
+    forms = view.join_base(computed_forms, forms_of_base)
     several = np.unique(forms[forms >= 0]).tolist()
     if len(several) == 1:
-        return (BoundColumn(Form(several[0]), packed, view, of_base),)
-    return tuple(BoundColumn(Form(form), _replace_unselected(packed, forms == form), view, of_base) for form in several)
+        return (BoundColumn(Form(several[0]), packed_columns, view, of_base),)
+    return tuple(
+        BoundColumn(Form(form), _replace_unselected(packed_columns, forms == form), view, of_base) for form in several
+    )
 
 
 def _replace_unselected(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
     """Replace the values for which `is_selected` is False by None."""
-    selected = np.full(len(values), None, dtype=np.object_)
-    selected[is_selected] = values[is_selected]
-    return selected
+    selected_values = np.full(len(values), None, dtype=np.object_)
+    selected_values[is_selected] = values[is_selected]
+    return selected_values
 
 
 def make_object_array(values: Sequence[object]) -> Objects:
@@ -528,17 +536,17 @@ def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None
     )
 
 
-def are_comparable(stored: str, kind: str) -> bool:
+def are_comparable(stored_type: str, kind: str) -> bool:
     """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
 
     When a date is promoted to a timestamp (format version 3), its unit changes, so the bounds are not comparable.
     """
-    if stored == kind or (stored, kind) in _WIDENED:
+    if stored_type == kind or (stored_type, kind) in _WIDENED:
         return True
     return (
-        stored.startswith("decimal")
+        stored_type.startswith("decimal")
         and kind.startswith("decimal")
-        and get_decimal_scale(stored) == get_decimal_scale(kind)
+        and get_decimal_scale(stored_type) == get_decimal_scale(kind)
     )
 
 
@@ -592,9 +600,9 @@ class FileSelection:
 
     def apply_waiting(self) -> None:
         """Apply the queued comparisons."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
+        comparisons, self._waiting = self._waiting, []
+        if comparisons:
+            _scan.narrow_all(comparisons, self.view.extents, self._state, self.mask)
 
     @property
     def is_empty(self) -> bool:
@@ -681,12 +689,12 @@ def never_expires() -> bool:
 
 
 def narrow_to_any(
-    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], expired: Expired = never_expires
+    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], is_expired: Expired = never_expires
 ) -> None:
     """Narrow to the union of the files that the branches keep."""
     union: FileSelection | None = None
     for branch in branches:
-        if expired():
+        if is_expired():
             return  # The time budget ended before all branches were evaluated, so all files must be kept.
         part = selection.copy()
         branch(part)

@@ -54,8 +54,8 @@ async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str
     try:
         async with asyncio.timeout(PROBE_S):
             await worker.run(msgspec.structs.replace(probe, arguments=arguments), lambda _: None)
-    except JobFailed as failed:
-        return str(failed)
+    except JobFailed as error:
+        return str(error)
     except TimeoutError:
         return NO_ANSWER
     finally:

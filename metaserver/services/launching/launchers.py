@@ -129,16 +129,16 @@ def read_launcher(properties: Mapping[str, str]) -> str:
     return launcher_name if launcher_name in CHOICES else AUTO
 
 
-def explain_ignored_launcher(launcher: str, permitted: Sequence[str]) -> str | None:
+def explain_ignored_launcher(launcher: str, permitted_launchers: Sequence[str]) -> str | None:
     """Return the reason why the server ignores the property, or None if it does not.
 
     If the server ignores the property, jobs run as with the value `auto`.
     """
     if launcher not in CHOICES:
         return f"the launcher must be one of {', '.join(CHOICES)}"
-    if launcher == AUTO or launcher in permitted:
+    if launcher == AUTO or launcher in permitted_launchers:
         return None
-    return f"the server permits {', '.join(permitted)} (setting services_launchers)"
+    return f"the server permits {', '.join(permitted_launchers)} (setting services_launchers)"
 
 
 class LauncherChoice:
@@ -178,12 +178,12 @@ def sum_bytes_since(metadata: TableMetadata, mark: str) -> int:
     """
     snapshot: Snapshot | None = metadata.current_snapshot
     total = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)
-    added = 0
+    added_bytes = 0
     while snapshot is not None:
         summary = snapshot.build_summary_map()
         if mark in summary:
-            return min(added, total)
-        added += parse_count(summary, "added-files-size", 0)
+            return min(added_bytes, total)
+        added_bytes += parse_count(summary, "added-files-size", 0)
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
     return total

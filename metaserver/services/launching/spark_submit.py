@@ -152,8 +152,8 @@ class SparkSubmit:
         defaults = [*_QUIET, *(_LOOPBACK if local else ())]
         if self._process_bytes:
             defaults.append(f"spark.driver.memory={int(_HEAP_FRACTION * self._process_bytes) >> 20}m")
-        configured = [word for value in defaults for word in ("--conf", value)]
-        return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
+        conf_options = [word for value in defaults for word in ("--conf", value)]
+        return [program, "--master", self._master, *conf_options, *self._options, str(folder / "job.py"), str(folder)]
 
     def _limit_process(self, pid: int) -> None:
         """Set the limits of the shell script that starts the JVM. All processes of the job inherit them.

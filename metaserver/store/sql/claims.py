@@ -32,8 +32,8 @@ def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     if op.returns and rows:
         yield from check_restored(op.uuid)
         yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
-    claimed = [str(row[0]) for row in rows]
-    missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed)]
+    claimed_keys = [str(row[0]) for row in rows]
+    missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed_keys)]
     if not missing:
         return
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
@@ -85,9 +85,9 @@ def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[l
 def _find_overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
-        above = yield from _find_above(key, uuid, first, last)
-        below = yield from _find_below(key, uuid, limit, first, last)
-        for claim in (*above, *below):
+        claims_above = yield from _find_above(key, uuid, first, last)
+        claims_below = yield from _find_below(key, uuid, limit, first, last)
+        for claim in (*claims_above, *claims_below):
             claims[claim.location, claim.uuid] = claim
     return list(claims.values())
 
@@ -153,9 +153,9 @@ def check_restored(uuid: str) -> Steps[None]:
 
 def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
     """Return claims on `key` and on the folders that contain it. Their values of `shared` are `first` to `last`."""
-    folders, at = [key], len(key)
-    while (at := key.rfind("/", 0, at)) > 0:
-        folders.append(key[:at])
+    folders, position = [key], len(key)
+    while (position := key.rfind("/", 0, position)) > 0:
+        folders.append(key[:position])
     rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
         "AND shared BETWEEN $3 AND $4",

@@ -25,12 +25,12 @@ def replace_index_files(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
     if op.add and len(definitions) == len({file.location for file in op.add}):
         return version  # The request is a repeat. The files may be in any state.
-    removed = yield StoreStatement(
+    removed_rows = yield StoreStatement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
         "AND definition = $4 AND state = 'live' RETURNING location",
         (pack_json(op.remove), op.now_ms, op.uuid, op.definition),
     )
-    if missing_files := sorted(set(op.remove) - {row[0] for row in removed}):
+    if missing_files := sorted(set(op.remove) - {row[0] for row in removed_rows}):
         raise CommitConflict(f"The index file {missing_files[0]} is no longer live: another request replaced it first")
     for values, params in split_batches([INDEX_FILE.encode(file) for file in op.add]):
         yield StoreStatement(

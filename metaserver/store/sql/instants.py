@@ -63,10 +63,10 @@ def move_to_archive(ids: Sequence[str]) -> Steps[int]:
     )
     if not rows:
         return 0
-    finished = (pack_json([row[0] for row in rows]),)
+    finished_ids = (pack_json([row[0] for row in rows]),)
     yield StoreStatement(
         f"INSERT INTO instants_archive ({INSTANT}) SELECT {INSTANT} FROM instants WHERE id IN {{each_of_1}}",  # noqa: S608
-        finished,
+        finished_ids,
     )
-    yield StoreStatement("DELETE FROM instants WHERE id IN {each_of_1}", finished)
+    yield StoreStatement("DELETE FROM instants WHERE id IN {each_of_1}", finished_ids)
     return len(rows)

@@ -118,9 +118,11 @@ def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exce
     return _MISSING[kind](f"{_TITLES[kind]} does not exist: {format_path(path, name)}")
 
 
-def _make_exists_error(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
-    suffix = " with same name" if existing is not requested else ""
-    return AlreadyExists(f"{_TITLES[existing]}{suffix} already exists: {format_path(path, name)}")
+def _make_exists_error(
+    requested_kind: EntryKind, existing_kind: EntryKind, path: NamespacePath, name: str
+) -> Exception:
+    suffix = " with same name" if existing_kind is not requested_kind else ""
+    return AlreadyExists(f"{_TITLES[existing_kind]}{suffix} already exists: {format_path(path, name)}")
 
 
 def _put_entry(
@@ -215,9 +217,10 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
 
 
 def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
-    def make_error(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
+    def make_error(requested_kind: EntryKind, existing_kind: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
-            f"Cannot rename {format_path(op.namespace, op.name)} to {format_path(path, name)}. {_TITLES[existing]} "
+            f"Cannot rename {format_path(op.namespace, op.name)} to {format_path(path, name)}. "
+            f"{_TITLES[existing_kind]} "
             f"already exists"
         )
 

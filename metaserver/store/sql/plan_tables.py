@@ -45,15 +45,15 @@ def insert_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[
 
 
 def drop_plan_snapshots(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
-    dropped = 0
+    dropped_count = 0
     for plan_snapshot_id in op.plan_snapshot_ids:
         rows = yield StoreStatement(
             "UPDATE plan_tables SET name = NULL WHERE namespace = $1 AND of_name = $2 AND shown_id = $3 "
             "AND audience IS NOT NULL AND name IS NOT NULL RETURNING 1",
             (pack(op.namespace), op.of_name, plan_snapshot_id),
         )
-        dropped += len(rows)
-    return dropped
+        dropped_count += len(rows)
+    return dropped_count
 
 
 def retire_plan_tables(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:

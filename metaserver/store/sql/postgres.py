@@ -123,7 +123,7 @@ async def _skip_reset(connection: Any) -> None:
     """Do nothing. Sessions have no state, so a connection returns to the pool without a round trip."""
 
 
-async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
+async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
     milliseconds = str(max(1, int(timeout_s * 1000)))
@@ -148,17 +148,17 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
             )
         except asyncpg.InvalidCatalogNameError as error:
             fix = "create it for the account of the URL: CREATE DATABASE … OWNER … ENCODING 'UTF8'"
-            raise ConfigError(f"{where} refuses the connection: {error}; {fix}") from None
+            raise ConfigError(f"{database_text} refuses the connection: {error}; {fix}") from None
         except asyncpg.InvalidAuthorizationSpecificationError as error:
-            raise ConfigError(f"{where} refuses the connection: {error}") from None
+            raise ConfigError(f"{database_text} refuses the connection: {error}") from None
         except (ValueError, asyncpg.ClientConfigurationError):
             raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
         except LOST as error:
             if loop.time() > deadline:
-                raise RetryLater(f"{where} does not answer ({explain_lost_connection(error)})") from None
+                raise RetryLater(f"{database_text} does not answer ({explain_lost_connection(error)})") from None
             await asyncio.sleep(0.2)
         except asyncpg.PostgresError as error:
-            raise ConfigError(f"{where} cannot be used: {error}") from None
+            raise ConfigError(f"{database_text} cannot be used: {error}") from None
 
 
 async def create_search_path_schema(connection: Any, dsn: str) -> None:
@@ -168,13 +168,15 @@ async def create_search_path_schema(connection: Any, dsn: str) -> None:
         await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted_name}"')
 
 
-async def _prepare_database(pool: Any, where: str, dsn: str) -> None:
+async def _prepare_database(pool: Any, database_text: str, dsn: str) -> None:
     try:
         async with pool.acquire() as connection:
             if connection.get_server_version().major < 13:
-                raise ConfigError(f"{where} is too old; version 13 or newer is required")
+                raise ConfigError(f"{database_text} is too old; version 13 or newer is required")
             if connection.get_settings().server_encoding != "UTF8":
-                raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
+                raise ConfigError(
+                    f"{database_text}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'"
+                )
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
                 await create_search_path_schema(connection, dsn)
@@ -182,11 +184,11 @@ async def _prepare_database(pool: Any, where: str, dsn: str) -> None:
                 await run_steps_in_postgres(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:
         fix = "make the account of the URL the owner: ALTER DATABASE … OWNER TO …"
-        raise ConfigError(f"{where}: the server cannot create its tables: {error}; {fix}") from None
+        raise ConfigError(f"{database_text}: the server cannot create its tables: {error}; {fix}") from None
     except asyncpg.PostgresError as error:
-        raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
+        raise ConfigError(f"{database_text}: the migration of the schema failed: {error}") from None
     except LOST as error:
-        raise RetryLater(f"{where} does not answer ({explain_lost_connection(error)})") from None
+        raise RetryLater(f"{database_text} does not answer ({explain_lost_connection(error)})") from None
 
 
 def explain_lost_connection(error: Exception) -> str:
@@ -217,14 +219,14 @@ class _PostgresStore(GeneratorStore):
         self,
         pool: Any,
         clock: Clock,
-        where: str,
+        database_text: str,
         pool_max: int,
         timeout_s: float,
         stale_reads: StaleReads | None,
     ) -> None:
         super().__init__(clock, stale_reads)
         self._pool = pool
-        self._where = where
+        self._database_text = database_text
         self._pool_max = pool_max
         self._timeout_s = timeout_s
 
@@ -315,12 +317,12 @@ class _PostgresStore(GeneratorStore):
         if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
             return RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s")
         if isinstance(error, asyncpg.DiskFullError):
-            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            _log.warning("PostgreSQL cannot write", database=self._database_text, error=str(error))
             return StorageFull("The disk of PostgreSQL is full; nothing was changed: free space")
         if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
-            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            _log.warning("PostgreSQL cannot write", database=self._database_text, error=str(error))
             return RetryLater("PostgreSQL has no memory or no connections left, or is read-only", retry_after_s=10)
-        _log.error("statement failed", database=self._where, error=str(error))
+        _log.error("statement failed", database=self._database_text, error=str(error))
         return StorageError("PostgreSQL failed; the server's log has the details")
 
 

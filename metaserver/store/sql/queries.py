@@ -93,19 +93,19 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
     paths = [pack((*parent, name)) for name in names]
     paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
     sql = f"SELECT path FROM namespaces WHERE path IN ({format_placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
-    existing = yield from _read_all(lambda row: unpack(row[0]), sql, *paths)
-    return existing
+    existing_paths = yield from _read_all(lambda row: unpack(row[0]), sql, *paths)
+    return existing_paths
 
 
 def measure_namespace(top: str) -> Steps[tuple[int, int]]:
     # The paths below `top` continue with the separator, which sorts before all characters of names.
-    within = "BETWEEN $1 AND $2"
+    range_condition = "BETWEEN $1 AND $2"
     params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
     rows = yield StoreStatement(
-        f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {within}) "  # noqa: S608
-        f"+ (SELECT COUNT(*) FROM entries WHERE namespace {within}) "
-        f"+ (SELECT COUNT(*) FROM dropped WHERE namespace {within}), "
-        f"(SELECT COALESCE(SUM(LENGTH(properties)), 0) FROM namespaces WHERE path {within})",
+        f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {range_condition}) "  # noqa: S608
+        f"+ (SELECT COUNT(*) FROM entries WHERE namespace {range_condition}) "
+        f"+ (SELECT COUNT(*) FROM dropped WHERE namespace {range_condition}), "
+        f"(SELECT COALESCE(SUM(LENGTH(properties)), 0) FROM namespaces WHERE path {range_condition})",
         params,
     )
     return int(rows[0][0]), int(rows[0][1])
@@ -130,12 +130,12 @@ def find_entries(uuids: Sequence[str]) -> Steps[list[Entry]]:
     if not uuids:
         return []
     # The text is the same for any number of tables, so that the databases prepare the statement once.
-    padded = [*uuids, *(uuids[-1] for _ in range(FOUND_TABLES_MAX - len(uuids)))]
+    padded_uuids = [*uuids, *(uuids[-1] for _ in range(FOUND_TABLES_MAX - len(uuids)))]
     sql = (
         f"SELECT {NAMED} FROM entries WHERE uuid IN ({format_placeholders(FOUND_TABLES_MAX)}) "  # noqa: S608
         "ORDER BY uuid, namespace, name"
     )
-    entries = yield from _read_all(NAMED.decode, sql, *padded)
+    entries = yield from _read_all(NAMED.decode, sql, *padded_uuids)
     return entries
 
 
@@ -259,10 +259,10 @@ def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
 
 def find_instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
     # With "IS NOT NULL" in the text, SQLite and PostgreSQL can use the partial index.
-    where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
+    condition = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
     sql = (
-        f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
-        f"SELECT {INSTANT} FROM instants_archive WHERE {where} ORDER BY position DESC LIMIT 1"
+        f"SELECT {INSTANT} FROM instants WHERE {condition} UNION ALL "  # noqa: S608
+        f"SELECT {INSTANT} FROM instants_archive WHERE {condition} ORDER BY position DESC LIMIT 1"
     )
     return _read_first(INSTANT.decode, sql, uuid, fingerprint)
 

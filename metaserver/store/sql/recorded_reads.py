@@ -58,16 +58,16 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
     )
     counts = {str(owner): int(count) for owner, count in rows}
     fingerprints = {model.OTHER_SHAPES, *(record.fingerprint for record in op.records)}
-    stored = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
+    stored_shapes = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
     sums: dict[int, list[int]] = {}
     # Sort the shapes, so that two replicas do not deadlock.
     for record in sorted(op.records, key=lambda record: (record.fingerprint, not record.shape)):
         fingerprint = record.fingerprint
-        if fingerprint in stored:
+        if fingerprint in stored_shapes:
             if record.samples:
                 yield StoreStatement(
                     "UPDATE query_shapes SET samples = $3 WHERE uuid = $1 AND fingerprint = $2",
-                    (op.uuid, fingerprint, _append_samples(stored[fingerprint].samples, record.samples)),
+                    (op.uuid, fingerprint, _append_samples(stored_shapes[fingerprint].samples, record.samples)),
                 )
         elif not record.shape and fingerprint != model.OTHER_SHAPES:
             continue  # The record has only a time, and the history does not contain its shape.
@@ -77,14 +77,14 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
             or counts.get(record.owner, 0) >= op.owner_shapes_max
         ):
             fingerprint = model.OTHER_SHAPES
-            if fingerprint not in stored:
-                stored[fingerprint] = yield from _store_shape(op.uuid, fingerprint, "", "", "")
+            if fingerprint not in stored_shapes:
+                stored_shapes[fingerprint] = yield from _store_shape(op.uuid, fingerprint, "", "", "")
         else:
             counts[record.owner] = counts.get(record.owner, 0) + 1
-            stored[fingerprint] = yield from _store_shape(
+            stored_shapes[fingerprint] = yield from _store_shape(
                 op.uuid, fingerprint, record.owner, record.shape, record.samples
             )
-        totals = sums.setdefault(stored[fingerprint].number, [0] * len(_SUMS))
+        totals = sums.setdefault(stored_shapes[fingerprint].number, [0] * len(_SUMS))
         for position, value in enumerate(msgspec.structs.astuple(record.sums)):
             totals[position] += value
     yield from _add_sums([(number, op.hour, totals) for number, totals in sorted(sums.items())])
@@ -108,9 +108,9 @@ def _store_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: s
         )
         if rows:
             return _StoredShape(number, samples)
-        stored = yield from _find_stored_shapes(uuid, [fingerprint])
-        if fingerprint in stored:
-            return stored[fingerprint]
+        stored_shapes = yield from _find_stored_shapes(uuid, [fingerprint])
+        if fingerprint in stored_shapes:
+            return stored_shapes[fingerprint]
         attempt += 1  # A different shape has this number.
 
 
@@ -149,8 +149,8 @@ def _limit_sums(sums: Iterable[Any]) -> list[int]:
 
 def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
     """Add sums to the stored sums. Each item contains the number of the shape, the hour, and the sums."""
-    limited = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
-    for values, parameters in split_batches(limited):
+    limited_rows = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
+    for values, parameters in split_batches(limited_rows):
         yield StoreStatement(
             f"INSERT INTO query_sums (number, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
             f"ON CONFLICT (number, hour) DO UPDATE SET {_ADDED}",
@@ -261,20 +261,20 @@ def prune_queries(before_hour: int, limit: int) -> Steps[int]:
 
 
 def save_advice(op: operations.SaveAppliedAdvice, now_ms: int) -> Steps[None]:
-    applied = op.advice
-    yield from hold_table(applied.uuid)
+    advice = op.advice
+    yield from hold_table(advice.uuid)
     yield StoreStatement(
         "INSERT INTO applied_advice (uuid, id, applied_ms, advice) VALUES ($1, $2, $3, $4) "
         "ON CONFLICT (uuid, id) DO UPDATE SET advice = excluded.advice",
-        (applied.uuid, applied.id, applied.applied_ms, applied.advice),
+        (advice.uuid, advice.id, advice.applied_ms, advice.advice),
     )
-    yield _delete_old_advice(applied.uuid, op.keep)
+    yield _delete_old_advice(advice.uuid, op.keep)
 
 
 def change_advice(op: operations.ChangeAppliedAdvice, now_ms: int) -> Steps[None]:
-    applied = op.advice
-    yield from hold_table(applied.uuid)
-    parameters = (applied.uuid, applied.id, applied.applied_ms, applied.advice)
+    advice = op.advice
+    yield from hold_table(advice.uuid)
+    parameters = (advice.uuid, advice.id, advice.applied_ms, advice.advice)
     if op.expected is None:
         rows = yield StoreStatement(
             "INSERT INTO applied_advice (uuid, id, applied_ms, advice) VALUES ($1, $2, $3, $4) "
@@ -288,8 +288,8 @@ def change_advice(op: operations.ChangeAppliedAdvice, now_ms: int) -> Steps[None
             (*parameters, op.expected),
         )
     if not rows:
-        raise CommitConflict(f"Another request has changed the applied proposal {applied.id}; read it again")
-    yield _delete_old_advice(applied.uuid, op.keep)
+        raise CommitConflict(f"Another request has changed the applied proposal {advice.id}; read it again")
+    yield _delete_old_advice(advice.uuid, op.keep)
 
 
 def _delete_old_advice(uuid: str, keep: int) -> StoreStatement:

@@ -95,22 +95,22 @@ def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
         BadRequest: A number of grants exceeds its limit.
     """
     path, top = pack(grant.namespace), pack(grant.namespace[:1])
-    below = f"namespace BETWEEN $4 AND $5 AND {NO_OWNERSHIP}"
+    range_condition = f"namespace BETWEEN $4 AND $5 AND {NO_OWNERSHIP}"
     rows = yield StoreStatement(
         f"SELECT (SELECT count(*) FROM grants WHERE namespace = $1 AND name = $2 AND {NO_OWNERSHIP}), "  # noqa: S608
         f"(SELECT count(*) FROM grants WHERE principal = $3 AND {NO_OWNERSHIP}), "
-        f"(SELECT count(*) FROM grants WHERE principal = $3 AND {below}), "
-        f"(SELECT count(*) FROM grants WHERE {below})",
+        f"(SELECT count(*) FROM grants WHERE principal = $3 AND {range_condition}), "
+        f"(SELECT count(*) FROM grants WHERE {range_condition})",
         (path, grant.name, grant.principal, top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff"),
     )
     place = f"in namespace {format_path(grant.namespace[:1])}"
-    counted = (
+    counts_and_limits = (
         ("on this object", limits.of_object),
         (f"of {grant.principal}", limits.of_principal),
         (f"of {grant.principal} {place}", limits.of_principal_below),
         (place, limits.below),
     )
-    for count, (description, limit) in zip(rows[0], counted, strict=True):
+    for count, (description, limit) in zip(rows[0], counts_and_limits, strict=True):
         if int(count) > limit:
             raise BadRequest(
                 f"There are {limit:,} grants {description}, which is the limit; remove some, or grant the right to a "
@@ -305,7 +305,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
     """Remove at most `limit` rows in total, the oldest first."""
-    removed = 0
+    removed_count = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),
         ("audit", "id", "at_ms", audit_before_ms),
@@ -314,10 +314,10 @@ def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, 
         rows = yield StoreStatement(
             f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608
             f"(SELECT {key} FROM {table} WHERE {time} < $1 ORDER BY {time} LIMIT $2) RETURNING 1",
-            (before_ms, limit - removed),
+            (before_ms, limit - removed_count),
         )
-        removed += len(rows)
-    return removed
+        removed_count += len(rows)
+    return removed_count
 
 
 # Further warehouses --------------------------------------------------------------------------------------------------
@@ -337,9 +337,9 @@ _SERVER_CONTENT = ("namespaces", "tokens", "warehouses")
 def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]:
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
-    stored = [WAREHOUSE.decode(row) for row in rows]
+    stored_warehouses = [WAREHOUSE.decode(row) for row in rows]
     new_warehouse = op.warehouse
-    for other in stored:
+    for other in stored_warehouses:
         if other.name == new_warehouse.name:
             raise AlreadyExists(f"Warehouse already exists: {new_warehouse.name}")
         if _is_within(new_warehouse.location_key, other.location_key) or _is_within(
@@ -349,9 +349,10 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
                 f"The location {new_warehouse.location!r} overlaps the location {other.location!r} of the warehouse "
                 f"{other.name!r}; choose another"
             )
-    if len(stored) >= op.limit:
+    if len(stored_warehouses) >= op.limit:
         raise BadRequest(
-            f"There are {len(stored)} further warehouses, as many as the setting warehouses_limit allows; drop one, or "
+            f"There are {len(stored_warehouses)} further warehouses, as many as the setting warehouses_limit allows; "
+            "drop one, or "
             "have the operator raise the limit"
         )
     yield StoreStatement(
@@ -365,14 +366,22 @@ def _is_within(key: str, folder: str) -> bool:
 
 
 def change_warehouse(op: operations.ChangeWarehouse, now_ms: int) -> Steps[None]:
-    changed = op.warehouse
+    new_warehouse = op.warehouse
     rows = yield StoreStatement(
         "UPDATE warehouses SET settings = $1, credentials = $2, version = $3 WHERE id = $4 AND version = $5 "
         "RETURNING 1",
-        (pack_json(changed.settings), changed.credentials, changed.version, changed.id, op.expected_version),
+        (
+            pack_json(new_warehouse.settings),
+            new_warehouse.credentials,
+            new_warehouse.version,
+            new_warehouse.id,
+            op.expected_version,
+        ),
     )
     if not rows:
-        raise CommitConflict(f"The warehouse {changed.name} was changed by another request; read it again and retry")
+        raise CommitConflict(
+            f"The warehouse {new_warehouse.name} was changed by another request; read it again and retry"
+        )
 
 
 def remove_warehouse(op: operations.RemoveWarehouse, now_ms: int) -> Steps[None]:

@@ -93,8 +93,8 @@ class StructColumns(Generic[T]):
     Args:
         struct: The type of the values.
         sql: The columns or expressions of fields whose columns do not have the name of the field.
-        without: The fields that are not stored. They must be the last fields of the struct.
-        coded: The conversions of fields that are stored in a different form.
+        omitted_fields: The fields that are not stored. They must be the last fields of the struct.
+        codings: The conversions of fields that are stored in a different form.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class StructColumns(Generic[T]):
         struct: type[T],
         *,
         sql: Mapping[str, str] | None = None,
-        without: Collection[str] = (),
-        **coded: ColumnCoding,
+        omitted_fields: Collection[str] = (),
+        **codings: ColumnCoding,
     ) -> None:
-        fields = [field for field in struct.__struct_fields__ if field not in without]
+        fields = [field for field in struct.__struct_fields__ if field not in omitted_fields]
         self._struct = struct
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
-        self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
+        self._coded = [(fields.index(field), coding) for field, coding in codings.items()]
         self._values = attrgetter(*fields)
         self.placeholders = format_placeholders(len(fields))
         """The placeholders in SQL for the values that `encode` returns."""
@@ -146,7 +146,7 @@ _instant = partial(
 )
 
 NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
-ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
+ENTRY: StructColumns[Entry] = _entry(omitted_fields=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
     sql={
         "index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)",
@@ -156,7 +156,7 @@ NAMED: StructColumns[Entry] = _entry(
 """The columns for reads of entries by name, with subqueries for the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
-NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
+NEW_INSTANT: StructColumns[Instant] = _instant(omitted_fields=("position",))
 """The columns of a new instant, without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
@@ -186,12 +186,12 @@ def to_retained(row: Row) -> DroppedEntry:
     return msgspec.structs.replace(to_dropped(row), is_retained=True)
 
 
-def convert_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
+def convert_dropped(dropped_entry: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
     return (
-        dropped.id,
+        dropped_entry.id,
         *ENTRY.encode(entry),
-        int(dropped.purge),
-        dropped.dropped_ms,
-        dropped.expires_ms,
-        dropped.principal_name,
+        int(dropped_entry.purge),
+        dropped_entry.dropped_ms,
+        dropped_entry.expires_ms,
+        dropped_entry.principal_name,
     )

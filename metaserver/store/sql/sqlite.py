@@ -137,13 +137,13 @@ class _Writer:
         self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
-        self._opened: asyncio.Future[None] = loop.create_future()
+        self._open_future: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, name="seamark-sqlite-writer", daemon=True)
 
     async def start(self) -> None:
         self._thread.start()
         try:
-            await self._opened
+            await self._open_future
         except BaseException:
             await self.close()
             raise
@@ -165,21 +165,21 @@ class _Writer:
 
     def _publish_outcomes(self, group: list[_QueuedTransaction]) -> None:
         self._pending -= len(group)
-        for queued in group:
-            if queued.future.done():
+        for transaction in group:
+            if transaction.future.done():
                 continue
-            if queued.error is not None:
-                queued.future.set_exception(queued.error)
+            if transaction.error is not None:
+                transaction.future.set_exception(transaction.error)
             else:
-                queued.future.set_result(queued.result)
+                transaction.future.set_result(transaction.result)
 
     def _report_opened(self, error: Exception | None) -> None:
-        if self._opened.done():
+        if self._open_future.done():
             return
         if error is not None:
-            self._opened.set_exception(error)
+            self._open_future.set_exception(error)
         else:
-            self._opened.set_result(None)
+            self._open_future.set_result(None)
 
     # The following methods run in the thread.
 
@@ -208,13 +208,13 @@ class _Writer:
         group = [first]
         while len(group) < GROUP_TRANSACTIONS_MAX:
             try:
-                queued = self._queue.get_nowait()
+                transaction = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if queued is None:
+            if transaction is None:
                 self._queue.put(None)
                 break
-            group.append(queued)
+            group.append(transaction)
         return group
 
 
@@ -292,12 +292,12 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
 
     Afterwards, the connection has no open transaction.
     """
-    committing = False
+    has_begun_commit = False
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for queued in group:
-            _apply_transaction(connection, queued)
-        committing = True
+        for transaction in group:
+            _apply_transaction(connection, transaction)
+        has_begun_commit = True
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  the tasks of all transactions receive it
         if connection.in_transaction:
@@ -305,31 +305,31 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         # After a failed fsync, it is unknown which data are on the disk.
-        unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
-        for queued in group:
+        unknown = has_begun_commit and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+        for transaction in group:
             # Replace refusals as well: they may depend on earlier transactions of this group, which are now rolled
             # back.
-            if unknown and queued.error is None:
-                queued.error = CommitUnknown(f"The database failed while committing: {error}")
+            if unknown and transaction.error is None:
+                transaction.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
-                queued.error = _convert_error(error)
+                transaction.error = _convert_error(error)
 
 
-def _apply_transaction(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
+def _apply_transaction(connection: sqlite3.Connection, transaction: _QueuedTransaction) -> None:
     """Run one transaction in its savepoint. The function raises only errors that fail the whole group."""
     connection.execute("SAVEPOINT one_transaction")
     try:
-        queued.result = run_steps_in_sqlite(connection, queued.make_steps())
+        transaction.result = run_steps_in_sqlite(connection, transaction.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
-        queued.error = error
+        transaction.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         # After some failures, such as a full disk, SQLite has rolled back the whole transaction.
         if not connection.in_transaction:
             raise
-        queued.error = _convert_error(error)
+        transaction.error = _convert_error(error)
     except Exception as error:  # noqa: BLE001  an error of one transaction must not fail the others
-        queued.error = error
-    if queued.error is not None:
+        transaction.error = error
+    if transaction.error is not None:
         connection.execute("ROLLBACK TO one_transaction")
     connection.execute("RELEASE one_transaction")
 
@@ -341,13 +341,15 @@ class _SqliteStore(GeneratorStore):
         self._path = path
         self._writer = writer
         self._inline = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
-        self._local = threading.local()
+        self._thread_local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
 
     def _open_reader(self) -> None:
-        self._local.connection = open_sqlite_connection(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
-        self._readers.append(self._local.connection)
+        self._thread_local.connection = open_sqlite_connection(
+            self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S
+        )
+        self._readers.append(self._thread_local.connection)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
@@ -363,7 +365,7 @@ class _SqliteStore(GeneratorStore):
 
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
         def read() -> T:
-            return _run_read(self._local.connection, make_steps)
+            return _run_read(self._thread_local.connection, make_steps)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 

@@ -48,14 +48,14 @@ def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[
 
     There are only a few batch sizes, so that the databases can cache a prepared statement for each.
     """
-    at = 0
-    while at < len(rows):
-        size = next(size for size in (64, 8, 1) if size <= len(rows) - at)
-        batch = rows[at : at + size]
+    position = 0
+    while position < len(rows):
+        size = next(size for size in (64, 8, 1) if size <= len(rows) - position)
+        batch = rows[position : position + size]
         width = len(batch[0])
         values = ", ".join(f"({format_placeholders(width, 1 + number * width)})" for number in range(size))
         yield values, tuple(value for row in batch for value in row)
-        at += size
+        position += size
 
 
 @dataclass(frozen=True)

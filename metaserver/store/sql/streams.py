@@ -29,14 +29,15 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
 def move_flushed_offsets(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     # Sort the shards, so that two replicas do not deadlock.
-    for moved in sorted(op.ranges, key=lambda moved: moved.shard):
+    for flushed_range in sorted(op.ranges, key=lambda flushed_range: flushed_range.shard):
         rows = yield StoreStatement(
             "UPDATE stream_offsets SET flushed = $4 WHERE uuid = $1 AND shard = $2 AND flushed = $3 RETURNING 1",
-            (op.uuid, moved.shard, moved.start, moved.end),
+            (op.uuid, flushed_range.shard, flushed_range.start, flushed_range.end),
         )
         if not rows:
             raise CommitConflict(
-                f"Rows of shard {moved.shard} from offset {moved.start} on were flushed before, or the table has no "
+                f"Rows of shard {flushed_range.shard} from offset {flushed_range.start} on were flushed before, or "
+                "the table has no "
                 "such shard; nothing was changed"
             )
 

@@ -79,16 +79,16 @@ async def copy_database(
     await writer.create(reader.version)
     digests: dict[str, TableDigest] = {}
     for table in layout:
-        read, written = _Digester(), _Digester()
+        read_digester, write_digester = _Digester(), _Digester()
         async for rows in reader.read_rows(table):
-            read.add(rows)
+            read_digester.add(rows)
             rows = rows if positions is None else positions.replace_in(table, rows)
-            written.add(rows)
+            write_digester.add(rows)
             await writer.insert(table, rows)
-        digests[table.name] = read.finish()
+        digests[table.name] = read_digester.finish()
         if expected is not None and expected.get(table.name) != digests[table.name]:
             raise Corrupt(f"The table {table.name} of the backup does not match its checksum; use another backup")
-        if await digest_rows(writer.read_rows(table)) != written.finish():
+        if await digest_rows(writer.read_rows(table)) != write_digester.finish():
             raise Corrupt(f"The copied table {table.name} differs from its source; nothing was changed")
     if is_for_server:
         await writer.migrate()
@@ -107,8 +107,8 @@ class _Positions:
 
     def __init__(self, positions: Sequence[str]) -> None:
         self._positions = positions
-        above = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:04d}" > positions[-1][:4])
-        prefix = next(above, None)
+        higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:04d}" > positions[-1][:4])
+        prefix = next(higher_prefixes, None)
         if prefix is None:
             raise ConfigError(f"The position {positions[-1]} of the timeline is too high for SQLite")
         self._first = prefix * _NUMBERS_PER_PREFIX
@@ -116,8 +116,8 @@ class _Positions:
     def replace_in(self, table: TableLayout, rows: Sequence[Row]) -> Sequence[Row]:
         if table.name not in _POSITIONED:
             return rows
-        at = table.columns.index(_POSITION)
-        return [(*row[:at], self._find_number(row[at]), *row[at + 1 :]) for row in rows]
+        column_index = table.columns.index(_POSITION)
+        return [(*row[:column_index], self._find_number(row[column_index]), *row[column_index + 1 :]) for row in rows]
 
     def _find_number(self, position: str) -> str:
         """Return the number of the instant at a position, or of the last instant before the position of a cursor."""
@@ -129,8 +129,8 @@ async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout])
     positions: list[str] = []
     for table in layout:
         if table.name in _INSTANTS:
-            at = table.columns.index(_POSITION)
-            positions += [row[at] async for rows in reader.read_rows(table) for row in rows]
+            column_index = table.columns.index(_POSITION)
+            positions += [row[column_index] async for rows in reader.read_rows(table) for row in rows]
     if all(len(position) == _SQLITE_DIGITS for position in positions):
         return None
     return _Positions(sorted(positions))

@@ -53,8 +53,8 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 def _read_row_count(message: memoryview, subject: str) -> int:
     """Return the number of rows in the header of a message with a record batch, or 0 for any other message."""
     root = _U32.unpack_from(message)[0]
-    at = _find_field(message, root, _HEADER_TYPE)
-    kind = message[at] if at else 0
+    offset = _find_field(message, root, _HEADER_TYPE)
+    kind = message[offset] if offset else 0
     if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH):
         return 0
     batch = _find_table(message, root, _HEADER)
@@ -62,16 +62,16 @@ def _read_row_count(message: memoryview, subject: str) -> int:
         batch = _find_table(message, batch, _BATCH_OF_DICTIONARY)
     if _find_field(message, batch, _COMPRESSION):
         raise BadRequest(f"{subject} has compressed buffers; write it uncompressed and compress the body with gzip")
-    at = _find_field(message, batch, _LENGTH)
-    length: int = _I64.unpack_from(message, at)[0] if at else 0
+    offset = _find_field(message, batch, _LENGTH)
+    length: int = _I64.unpack_from(message, offset)[0] if offset else 0
     return length
 
 
 def _find_table(message: memoryview, table: int, number: int) -> int:
-    at = _find_field(message, table, number)
-    if not at:
+    offset = _find_field(message, table, number)
+    if not offset:
         raise ValueError("a message has no batch")
-    return int(at + _U32.unpack_from(message, at)[0])
+    return int(offset + _U32.unpack_from(message, offset)[0])
 
 
 def _find_field(message: memoryview, table: int, number: int) -> int:

@@ -203,9 +203,9 @@ def _compile_schema(text: str) -> _RowReader:
     if not any(column.has_bytes for column in columns.values()):
         raise BadRequest("The Avro schema has no field with a value")
     fields = [{"name": name, "type": column.plain} for name, column in columns.items()]
-    plain = {"type": "record", "name": "row", "fields": fields}
+    plain_schema = {"type": "record", "name": "row", "fields": fields}
     try:
-        return _RowReader(fastavro.parse_schema(plain), columns, _sum_excess(columns))
+        return _RowReader(fastavro.parse_schema(plain_schema), columns, _sum_excess(columns))
     except (ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
         raise BadRequest(f"The Avro schema is invalid: {str(error)[:200]}") from None
 
@@ -221,7 +221,7 @@ class _Compiler:
     """Translates the types of one schema. Each reference to a named type is replaced by the type, with a new name."""
 
     def __init__(self) -> None:
-        self._named: dict[str, _NamedType] = {}
+        self._named_types: dict[str, _NamedType] = {}
         self._open: set[str] = set()
         """The full names of the records that contain the current type."""
         self._namespace = ""
@@ -284,10 +284,10 @@ class _Compiler:
         name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise BadRequest("The Avro schema has a named type without a valid name")
-        full = name if "." in name or not namespace else f"{namespace}.{name}"
-        if self._named.setdefault(full, _NamedType(schema, self._namespace)).schema is not schema:
-            raise BadRequest(f"The Avro schema defines the type {full[:100]!r} twice")
-        return full
+        full_name = name if "." in name or not namespace else f"{namespace}.{name}"
+        if self._named_types.setdefault(full_name, _NamedType(schema, self._namespace)).schema is not schema:
+            raise BadRequest(f"The Avro schema defines the type {full_name[:100]!r} twice")
+        return full_name
 
     def _read_name(self, name: str, depth: int) -> _Column:
         if name in _PRIMITIVES:
@@ -295,14 +295,14 @@ class _Compiler:
         if name == "null":
             excess = _compute_excess(_NULL_BYTES, 0)
             return _Column(pa.null(), "null", excess, slot_bytes=0, has_bytes=False, nullable=True)
-        full = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
-        if full in self._open:
-            raise BadRequest(f"The Avro schema is recursive: the type {full[:100]!r} contains itself")
-        named = self._named.get(full)
-        if named is None:
-            raise BadRequest(f"The Avro schema names the unknown type {full[:100]!r}")
-        outer, self._namespace = self._namespace, named.namespace
-        column = self.read_type(named.schema, depth + 1)
+        full_name = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
+        if full_name in self._open:
+            raise BadRequest(f"The Avro schema is recursive: the type {full_name[:100]!r} contains itself")
+        named_type = self._named_types.get(full_name)
+        if named_type is None:
+            raise BadRequest(f"The Avro schema names the unknown type {full_name[:100]!r}")
+        outer, self._namespace = self._namespace, named_type.namespace
+        column = self.read_type(named_type.schema, depth + 1)
         self._namespace = outer
         return column
 
@@ -311,15 +311,15 @@ class _Compiler:
         if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
         column = self.read_type(value_types[0], depth + 1)
-        plain = ["null" if value_type == "null" else column.plain for value_type in schema]
+        plain_schema = ["null" if value_type == "null" else column.plain for value_type in schema]
         excess = np.maximum(column.excess, _NULL_BYTES + column.slot_bytes) - _RATES
-        return column._replace(plain=plain, excess=excess, has_bytes=True, nullable=True)
+        return column._replace(plain=plain_schema, excess=excess, has_bytes=True, nullable=True)
 
     def _read_record(self, schema: Mapping[str, Any], depth: int) -> _Column:
         number = self._types
         columns = self.read_fields(schema, depth)
         fields = [pa.field(name, column.type, nullable=column.nullable) for name, column in columns.items()]
-        plain = {
+        plain_schema = {
             "type": "record",
             "name": f"r{number}",
             "fields": [{"name": name, "type": column.plain} for name, column in columns.items()],
@@ -335,7 +335,7 @@ class _Compiler:
         has_bytes = any(column.has_bytes for column in columns.values())
         return _Column(
             pa.struct(fields),
-            plain,
+            plain_schema,
             _sum_excess(columns),
             slot_bytes=1 + sum(column.slot_bytes for column in columns.values()),
             has_bytes=has_bytes,
@@ -361,8 +361,8 @@ class _Compiler:
             return [(key, None if each is None else convert_item(each)) for key, each in value.items()]
 
         excess = _compute_excess(_MAP_BYTES, 1) + _bound_items(item.excess + _compute_excess(_ENTRY_BYTES, 1))
-        plain = {"type": "map", "values": item.plain}
-        return _Column(pa.map_(pa.string(), item.type), plain, excess, convert=convert)
+        plain_schema = {"type": "map", "values": item.plain}
+        return _Column(pa.map_(pa.string(), item.type), plain_schema, excess, convert=convert)
 
     def _read_item(self, schema: Any, depth: int) -> _Column:
         """Return the type of the values of an array or a map."""
@@ -378,20 +378,20 @@ class _Compiler:
         self._define(schema)
         # In Arrow, each value contains the characters of its symbol, which take at most four bytes each.
         memory_bytes = _VALUE_BYTES + 4 * max(map(len, symbols), default=0)
-        plain = {"type": "enum", "name": f"e{self._types}", "symbols": symbols}
-        return _Column(pa.string(), plain, _compute_excess(memory_bytes, 1))
+        plain_schema = {"type": "enum", "name": f"e{self._types}", "symbols": symbols}
+        return _Column(pa.string(), plain_schema, _compute_excess(memory_bytes, 1))
 
     def _read_fixed(self, schema: Mapping[str, Any]) -> _Column:
         size = schema.get("size")
         if not isinstance(size, int) or not 1 <= size <= INFLATED_BYTES_MAX:
             raise BadRequest("The Avro schema has a fixed type without a valid size")
         self._define(schema)
-        plain = {"type": "fixed", "name": f"f{self._types}", "size": size}
-        decimal = _read_decimal(schema, plain, size)
+        plain_schema = {"type": "fixed", "name": f"f{self._types}", "size": size}
+        decimal = _read_decimal(schema, plain_schema, size)
         if decimal is not None:
             return decimal
         excess = _compute_excess(_BINARY_BYTES + 2 * size, size)
-        return _Column(pa.binary(size), plain, excess, slot_bytes=_SLOT_BYTES + size)
+        return _Column(pa.binary(size), plain_schema, excess, slot_bytes=_SLOT_BYTES + size)
 
 
 def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
@@ -404,12 +404,12 @@ def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
     return _Column(_PRIMITIVES[name] if kind is None else kind, name, excess)
 
 
-def _read_decimal(schema: Mapping[str, Any], plain: Any, size_bytes: int) -> _Column | None:
+def _read_decimal(schema: Mapping[str, Any], plain_schema: Any, size_bytes: int) -> _Column | None:
     """Return the type of decimals that are stored as bytes, or None if the bytes are not decimals.
 
     Args:
         schema: The type.
-        plain: The type without its logical type.
+        plain_schema: The type without its logical type.
         size_bytes: The minimum size of a value in the file.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -425,7 +425,7 @@ def _read_decimal(schema: Mapping[str, Any], plain: Any, size_bytes: int) -> _Co
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
 
     excess = _compute_excess(_DECIMAL_BYTES + size_bytes, size_bytes)
-    return _Column(pa.decimal128(precision, scale), plain, excess, convert=convert)
+    return _Column(pa.decimal128(precision, scale), plain_schema, excess, convert=convert)
 
 
 def _compute_excess(memory_bytes: int, size_bytes: int) -> NDArray[np.float64]:

@@ -102,18 +102,22 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
         if op == "m":  # The message comes from the database's log, and does not describe a row.
             return []
         raise BadRequest(f"has the op {show_json(op)}; only c, r, u and d change rows. Truncate the table by a commit")
-    before, after = (_read_image(envelope, name, converters) for name in ("before", "after"))
+    image_before, image_after = (_read_image(envelope, name, converters) for name in ("before", "after"))
     if kind is RowKind.DELETE:
-        if before is None:
+        if image_before is None:
             raise BadRequest("deletes a row and has no before; set the table's replica identity so that it has the key")
         # Use only the key of a deleted row, because other columns may be missing or have no value.
-        return [RowWithKind(kind, {name: before[name] for name in before if name in key} if key else before)]
-    if after is None:
+        return [
+            RowWithKind(
+                kind, {name: image_before[name] for name in image_before if name in key} if key else image_before
+            )
+        ]
+    if image_after is None:
         raise BadRequest(f"has the op {op} and no after")
-    changes = [RowWithKind(kind, after)]
-    if kind is RowKind.UPDATE and before is not None and key and all(name in before for name in key):
-        old = {name: before[name] for name in key}
-        if any(old[name] is not None and old[name] != after.get(name) for name in key):
+    changes = [RowWithKind(kind, image_after)]
+    if kind is RowKind.UPDATE and image_before is not None and key and all(name in image_before for name in key):
+        old = {name: image_before[name] for name in key}
+        if any(old[name] is not None and old[name] != image_after.get(name) for name in key):
             changes.insert(0, RowWithKind(RowKind.DELETE, old))
     return changes
 
@@ -273,11 +277,11 @@ def _read_decimal(value: Any, scale: int) -> Any:
     """Return a decimal as text. Debezium sends the unscaled value in base64."""
     if not isinstance(value, str):
         return value
-    unscaled = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
+    unscaled_value = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
     if scale < 0:
-        return str(unscaled) + "0" * -scale
-    digits = str(abs(unscaled)).rjust(scale + 1, "0")
-    sign = "-" if unscaled < 0 else ""
+        return str(unscaled_value) + "0" * -scale
+    digits = str(abs(unscaled_value)).rjust(scale + 1, "0")
+    sign = "-" if unscaled_value < 0 else ""
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
 
 

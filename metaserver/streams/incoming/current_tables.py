@@ -39,15 +39,15 @@ class CurrentTables:
         self._locations: dict[str, str] = {}
         """The location of the metadata of each table, by UUID, which is current until the next commit."""
 
-    async def load(self, loaded: LoadedTable) -> TableMetadata:
+    async def load(self, loaded_table: LoadedTable) -> TableMetadata:
         """Return the current metadata of a table, after checking that packed rows fit them.
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
             RetryLater: The rows may not fit the current schema.
         """
-        assert loaded.entry is not None
-        uuid, location = loaded.entry.uuid, loaded.entry.metadata_location
+        assert loaded_table.entry is not None
+        uuid, location = loaded_table.entry.uuid, loaded_table.entry.metadata_location
         number = None if self._changes is None else self._changes.read_number()
         if number != self._number:
             self._locations.clear()
@@ -58,7 +58,7 @@ class CurrentTables:
         if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
-            _check_schema(loaded.metadata, metadata)
+            _check_schema(loaded_table.metadata, metadata)
         return metadata
 
     def forget(self, uuid: str) -> None:
@@ -70,7 +70,7 @@ class CurrentTables:
             self._changes.close()
 
 
-def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
+def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> None:
     """Check that rows that were packed with earlier metadata can be added to the table's files.
 
     Raises:

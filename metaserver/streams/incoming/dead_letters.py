@@ -84,11 +84,11 @@ def pack_letters(
     }
     batch = pa.record_batch({name: column for name, column in columns.items() if name in kinds})
     try:
-        conformed = row_files.conform(batch, metadata)
+        conformed_batch = row_files.conform(batch, metadata)
     except BadRequest as error:
         reason, name = letters[0].row.reason, dead_letters.name
         raise BadRequest(f"A row does not fit ({reason}), and {name} does not take it: {error.message}") from None
-    return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
+    return Batch(conformed_batch.num_rows, row_files.pack(conformed_batch, metadata))
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:
@@ -108,17 +108,17 @@ def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePat
     return tuple(namespace), name
 
 
-async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetters | None:
+async def find_dead_letters(catalog: Catalog, loaded_table: LoadedTable) -> DeadLetters | None:
     """Return the dead-letter table of a stream table, or None if it has no dead-letter table.
 
     Raises:
         BadRequest: The dead-letter table is missing, or its columns do not fit.
     """
-    place = parse_dead_letter_table(loaded.metadata.properties)
+    place = parse_dead_letter_table(loaded_table.metadata.properties)
     if place is None:
         return None
     namespace, name = place
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     subject = f"The dead-letter table {format_path(namespace, name)}"
     try:
         entry = await catalog.tables.load_entry(namespace, name)
@@ -126,7 +126,7 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
         raise BadRequest(f"{subject} does not exist; create it, or remove the property {DEAD_LETTER_TABLE}") from None
     metadata = await catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, subject)
-    if entry.uuid == loaded.entry.uuid:
+    if entry.uuid == loaded_table.entry.uuid:
         raise BadRequest(f"{subject} is the stream table itself; use another table")
     if key := find_key_columns(metadata):
         raise BadRequest(f"{subject} has the key {', '.join(key)}; use a table without a key")
@@ -136,4 +136,4 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
             raise BadRequest(f"{subject} has the column {column} of another type than {' or '.join(sorted(types))}")
         if column not in kinds and column in ("raw", "reason"):
             raise BadRequest(f"{subject} has no column {column} of type string; add it")
-    return DeadLetters(LoadedTable(entry, metadata), format_path(loaded.entry.namespace, loaded.entry.name))
+    return DeadLetters(LoadedTable(entry, metadata), format_path(loaded_table.entry.namespace, loaded_table.entry.name))

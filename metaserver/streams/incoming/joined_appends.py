@@ -92,12 +92,12 @@ class JoinedAppends:
         """The requests whose rows are not durable yet, by the UUID of the table."""
 
     async def append(
-        self, loaded: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
+        self, loaded_table: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
     ) -> Acknowledgement:
         """Append the rows of a request. They are durable on return.
 
         Args:
-            loaded: The table.
+            loaded_table: The table.
             preparation: Prepares the rows. `can_join` must have accepted them.
             rows: The rows.
             size_bytes: The size of the body.
@@ -106,10 +106,10 @@ class JoinedAppends:
             BadRequest: A row does not fit.
             CommitUnknown: It is unknown whether the rows are stored.
         """
-        assert loaded.entry is not None
-        uuid = loaded.entry.uuid
+        assert loaded_table.entry is not None
+        uuid = loaded_table.entry.uuid
         queue = self._queues.setdefault(uuid, _TableQueue())
-        request = _Request(loaded, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
+        request = _Request(loaded_table, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
         queue.waiting.append(request)
         self.request_count += 1
         if queue.append_count < self._appends_max:
@@ -143,13 +143,13 @@ class JoinedAppends:
         """Append the rows of a batch of requests together, and answer the requests."""
         last = batch[-1]
         try:
-            prepared = last.preparation.prepare_joined([request.rows for request in batch])
-            assert prepared.batches is not None
+            prepared_rows = last.preparation.prepare_joined([request.rows for request in batch])
+            assert prepared_rows.batches is not None
         except Exception as error:  # noqa: BLE001  the rows of one request may cause any error, and nothing is stored
             await self._append_alone(batch, error)
             return
         try:
-            acknowledged = await self._append_rows([TableRows(last.loaded, prepared.batches)], None)
+            acknowledgement = await self._append_rows([TableRows(last.loaded, prepared_rows.batches)], None)
         except _ALONE as error:
             await self._append_alone(batch, error)
             return
@@ -161,7 +161,7 @@ class JoinedAppends:
                 batch, CommitUnknown("The server stops while it stores the rows; they may be stored or not")
             )
             raise
-        (position,) = acknowledged.positions
+        (position,) = acknowledgement.positions
         offset = position.offset
         for request in batch:
             end = offset + len(request.rows)

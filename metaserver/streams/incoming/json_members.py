@@ -36,9 +36,9 @@ def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
 
 def _count_colons(text: bytes) -> int:
     """Return the number of colons outside of strings."""
-    plain = np.frombuffer(_ESCAPE.sub(b"", text) if b"\\" in text else text, dtype=np.uint8)
-    is_inside = np.logical_xor.accumulate(plain == _QUOTE)
-    return int(np.count_nonzero((plain == _COLON) & ~is_inside))
+    letters = np.frombuffer(_ESCAPE.sub(b"", text) if b"\\" in text else text, dtype=np.uint8)
+    is_inside = np.logical_xor.accumulate(letters == _QUOTE)
+    return int(np.count_nonzero((letters == _COLON) & ~is_inside))
 
 
 def find_repeated_key(text: bytes) -> str:
@@ -46,18 +46,18 @@ def find_repeated_key(text: bytes) -> str:
 
     The function is slow.
     """
-    repeated: list[str] = []
+    repeated_keys: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                repeated.append(name)
+                repeated_keys.append(name)
             names.add(name)
 
     # Do not convert numbers, which may have very many digits, because only the keys matter.
     json.loads(text, object_pairs_hook=note_repeated, parse_int=str, parse_float=str)
-    return repeated[0] if repeated else ""
+    return repeated_keys[0] if repeated_keys else ""
 
 
 def _count_members(values: Sequence[Any], objects_max: int) -> int:

@@ -179,9 +179,9 @@ def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, 
     Raises:
         BadRequest: A column occurs twice, or has a type that requests cannot add to a table.
     """
-    repeated = [name for name, count in Counter(schema.names).items() if count > 1]
-    if repeated:
-        raise BadRequest(f"The rows have the column {_show_name(repeated[0])} twice; send each column once")
+    repeated_names = [name for name, count in Counter(schema.names).items() if count > 1]
+    if repeated_names:
+        raise BadRequest(f"The rows have the column {_show_name(repeated_names[0])} twice; send each column once")
     return {field.name: _to_iceberg(field) for field in schema if field.name not in names}
 
 
@@ -221,10 +221,10 @@ def check_new_columns(columns: Mapping[str, str], metadata: TableMetadata) -> No
     Raises:
         BadRequest: A name is invalid, a name differs from another name only in case, or there are too many columns.
     """
-    present = len(metadata.current_schema.fields)
-    if len(columns) > ADDED_COLUMNS_MAX or present + len(columns) > TABLE_COLUMNS_MAX:
+    column_count = len(metadata.current_schema.fields)
+    if len(columns) > ADDED_COLUMNS_MAX or column_count + len(columns) > TABLE_COLUMNS_MAX:
         raise BadRequest(
-            f"The rows have {len(columns):,} new columns, and the table has {present:,}; a request adds at most "
+            f"The rows have {len(columns):,} new columns, and the table has {column_count:,}; a request adds at most "
             f"{ADDED_COLUMNS_MAX}, up to {TABLE_COLUMNS_MAX:,} columns of the table. Add the columns to the table first"
         )
     lower = {field.name.lower(): field.name for field in metadata.current_schema.fields}

@@ -102,11 +102,11 @@ class RowPreparation:
     rejects_rows: bool = False
     left_out: AbstractSet[str] = frozenset()
 
-    def prepare_json(self, decoded: Sequence[Any], lines: Sequence[bytes] | None = None) -> PreparedRows:
+    def prepare_json(self, row_values: Sequence[Any], lines: Sequence[bytes] | None = None) -> PreparedRows:
         """Prepare JSON rows.
 
         Args:
-            decoded: The result of `decode_rows`.
+            row_values: The result of `decode_rows`.
             lines: The text of each row, if the rows are JSON lines.
 
         Raises:
@@ -114,29 +114,29 @@ class RowPreparation:
                 the column and the value.
         """
         key = find_key_columns(self.metadata)
-        read, rejected = self._read_changes(decoded, key)
+        read_rows, rejected_rows = self._read_changes(row_values, key)
 
         def conform(rows: Sequence[int]) -> _Conformed:
-            is_whole = len(rows) == len(read.values)
-            values = read.values if is_whole else [read.values[row] for row in rows]
-            kinds = read.kinds if is_whole or not key else bytes(read.kinds[row] for row in rows)
+            is_whole = len(rows) == len(read_rows.values)
+            values = read_rows.values if is_whole else [read_rows.values[row] for row in rows]
+            kinds = read_rows.kinds if is_whole or not key else bytes(read_rows.kinds[row] for row in rows)
             batch = to_batch(values, self.metadata.current_schema)
             return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
 
-        conformed, reasons = self._conform(conform, len(read.values))
+        conformed_rows, reasons = self._conform(conform, len(read_rows.values))
         if reasons:
             # Reject all changes of a message if one of them does not fit.
-            rejected |= {read.sources[row]: reason for row, reason in reasons.items()}
-            accepted = [row for row in range(len(read.values)) if read.sources[row] not in rejected]
-            conformed = [conform(accepted)] if accepted else []
+            rejected_rows |= {read_rows.sources[row]: reason for row, reason in reasons.items()}
+            accepted_rows = [row for row in range(len(read_rows.values)) if read_rows.sources[row] not in rejected_rows]
+            conformed_rows = [conform(accepted_rows)] if accepted_rows else []
         letters = [
             RejectedRow(
-                encode_json(decoded[number]) if lines is None else lines[number].decode("utf-8", "replace"),
-                rejected[number],
+                encode_json(row_values[number]) if lines is None else lines[number].decode("utf-8", "replace"),
+                rejected_rows[number],
             )
-            for number in sorted(rejected)
+            for number in sorted(rejected_rows)
         ]
-        return self._pack(conformed, key, letters)
+        return self._pack(conformed_rows, key, letters)
 
     def accepts_joined_rows(self, rows: JoinedRows) -> bool:
         """Return whether `prepare_joined` prepares the rows of a request exactly as the other methods do.
@@ -171,21 +171,21 @@ class RowPreparation:
             parts.append(_Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
         return self._pack(parts, key, [])
 
-    def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
+    def _read_changes(self, row_values: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
         """Return the changes of JSON rows, and the reasons for invalid rows, by the number of the row.
 
         Raises:
             BadRequest: A row is invalid, and the whole request must be refused.
         """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
-        is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
-        if is_plain and not (has_kind and any(KIND_FIELD in row for row in decoded)):
-            kinds = bytes([RowKind.UPDATE]) * len(decoded) if key else b""
-            return _ReadRows([self._leave_out(row) for row in decoded], kinds, range(len(decoded))), {}
+        is_plain = not self.is_envelope and set(map(type, row_values)) <= {dict}
+        if is_plain and not (has_kind and any(KIND_FIELD in row for row in row_values)):
+            kinds = bytes([RowKind.UPDATE]) * len(row_values) if key else b""
+            return _ReadRows([self._leave_out(row) for row in row_values], kinds, range(len(row_values))), {}
         changes: list[RowWithKind] = []
         sources: list[int] = []
-        rejected: dict[int, str] = {}
-        for number, row in enumerate(decoded):
+        rejected_rows: dict[int, str] = {}
+        for number, row in enumerate(row_values):
             try:
                 if isinstance(row, RejectedRow):
                     raise BadRequest(row.reason)
@@ -195,12 +195,12 @@ class RowPreparation:
                 if not self.rejects_rows:
                     message = error.message if error.message.startswith("Row ") else f"Row {number} {error.message}"
                     raise BadRequest(message) from None
-                rejected[number] = error.message
+                rejected_rows[number] = error.message
                 continue
             changes += row_changes
             sources += [number] * len(row_changes)
         kinds = encode_kinds([change.kind for change in changes], key)
-        return _ReadRows([self._leave_out(change.values) for change in changes], kinds, sources), rejected
+        return _ReadRows([self._leave_out(change.values) for change in changes], kinds, sources), rejected_rows
 
     def _leave_out(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.left_out.isdisjoint(values):
@@ -222,13 +222,13 @@ class RowPreparation:
         first = 0
         for batch in batches:
             if batch.num_rows:
-                stated: Sequence[RowKind | None] | None
-                rows, stated = take_kinds(batch) if has_kind else (batch, None)
-                kinds = encode_kinds(stated or [None] * batch.num_rows, key, first)
+                stated_kinds: Sequence[RowKind | None] | None
+                rows, stated_kinds = take_kinds(batch) if has_kind else (batch, None)
+                kinds = encode_kinds(stated_kinds or [None] * batch.num_rows, key, first)
                 if self.left_out:
                     rows = rows.drop_columns(sorted(self.left_out))
-                conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
-                parts += conformed
+                conformed_rows, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
+                parts += conformed_rows
                 letters += [
                     RejectedRow(_show_arrow_row(batch.slice(row, 1)), reason) for row, reason in sorted(reasons.items())
                 ]
@@ -241,14 +241,14 @@ class RowPreparation:
         Returns:
             The rows that fit, in order, and the reasons for the rejected rows, by the number of the row.
         """
-        conformed: list[_Conformed] = []
+        conformed_rows: list[_Conformed] = []
         reasons: dict[int, str] = {}
 
         def search(rows: range) -> None:
             if not rows:
                 return
             try:
-                conformed.append(conform(rows))
+                conformed_rows.append(conform(rows))
             except _TooManyRejected:
                 raise
             except BadRequest as error:
@@ -267,7 +267,7 @@ class RowPreparation:
                 search(rows[middle:])
 
         search(range(count))
-        return conformed, reasons
+        return conformed_rows, reasons
 
     def _pack(self, parts: Sequence[_Conformed], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
         if not parts:
@@ -282,11 +282,11 @@ class RowPreparation:
         shards = pa.array(self.row_files.compute_shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
-            chosen = pc.equal(shards, shard)
-            part = rows.filter(chosen)
-            packed = self.row_files.pack(part, self.metadata, key)
-            of_shard = bytes(kind for kind, is_chosen in zip(kinds, chosen.to_pylist(), strict=True) if is_chosen)
-            batches[shard] = Batch(part.num_rows, packed, of_shard)
+            is_in_shard = pc.equal(shards, shard)
+            part = rows.filter(is_in_shard)
+            packed_rows = self.row_files.pack(part, self.metadata, key)
+            of_shard = bytes(kind for kind, is_chosen in zip(kinds, is_in_shard.to_pylist(), strict=True) if is_chosen)
+            batches[shard] = Batch(part.num_rows, packed_rows, of_shard)
         return PreparedRows(rows.num_rows, batches, letters)
 
 

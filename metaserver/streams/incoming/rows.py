@@ -73,10 +73,10 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
     if row_format is RowFormat.LINES:
         lines = split_lines(body)
         _check_count(len(lines), rows_max)
-        decoded = [_decode_line(line) for line in lines]
-        if any(isinstance(row, RejectedRow) for row in decoded) or has_repeated_key(body, decoded):
-            decoded = [_check_line(line, row) for line, row in zip(lines, decoded, strict=True)]
-        return decoded
+        row_values = [_decode_line(line) for line in lines]
+        if any(isinstance(row, RejectedRow) for row in row_values) or has_repeated_key(body, row_values):
+            row_values = [_check_line(line, row) for line, row in zip(lines, row_values, strict=True)]
+        return row_values
     rows = _decode_json(body, "The body ")
     _check_keys(body, rows, "The body ")
     if isinstance(rows, dict) and set(rows) == {"rows"}:
@@ -164,18 +164,20 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     Raises:
         BadRequest: A value does not fit. The message contains the number of its row.
     """
-    plain = _PLAIN.get(kind) if isinstance(kind, str) else None
-    if plain is not None and set(map(type, values)) <= {plain, type(None)}:
+    python_type = _PLAIN.get(kind) if isinstance(kind, str) else None
+    if python_type is not None and set(map(type, values)) <= {python_type, type(None)}:
         try:
             # Create large strings, as in data files, so that no cast is necessary.
-            return pa.array(values, pa.large_string() if plain is str else to_row_type(kind))
+            return pa.array(values, pa.large_string() if python_type is str else to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
             pass  # The slower conversion below finds the invalid row.
     try:
         if not isinstance(kind, str):
-            nested = _make_nested_converter(kind, _Budget())
-            converted = [_convert_value(nested, value, number, path, kind) for number, value in enumerate(values)]
-            return pa.array(converted, to_row_type(kind))
+            convert_nested = _make_nested_converter(kind, _Budget())
+            converted_values = [
+                _convert_value(convert_nested, value, number, path, kind) for number, value in enumerate(values)
+            ]
+            return pa.array(converted_values, to_row_type(kind))
         return build_arrow_array(
             kind, [_convert_value(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
@@ -189,10 +191,10 @@ def _convert_value(convert: Callable[[Any], Any], value: Any, row: int, path: st
     try:
         return convert(value)
     except (ValueError, TypeError, OverflowError) as error:
-        why = f": {error}" if str(error) else ""
-        shown = kind if isinstance(kind, str) else "its type"
+        reason_text = f": {error}" if str(error) else ""
+        kind_text = kind if isinstance(kind, str) else "its type"
         raise BadRequest(
-            f"Row {row}, column {path}: the value {_show_value(value)} is not a valid {shown}{why[:200]}"
+            f"Row {row}, column {path}: the value {_show_value(value)} is not a valid {kind_text}{reason_text[:200]}"
         ) from None
 
 
@@ -208,10 +210,10 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
             value = value.replace(" ", "T", 1)
             if value.endswith(("Z", "z")):
                 value = value[:-1] + "+00:00"
-        decoded = decode_value(kind, value)
-        if isinstance(decoded, str):
-            decoded.encode()  # Refuse half of a surrogate pair, which JSON may contain.
-        return decoded
+        decoded_value = decode_value(kind, value)
+        if isinstance(decoded_value, str):
+            decoded_value.encode()  # Refuse half of a surrogate pair, which JSON may contain.
+        return decoded_value
 
     return convert
 
@@ -292,14 +294,14 @@ def _convert_map_entries(value: Any, key: Callable[[Any], Any], item: Callable[[
     pairs = entries.items()
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
         pairs = zip(entries["keys"], entries["values"], strict=True)
-    converted = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
+    map_entries = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
     texts: set[str] = set()
-    for entry_key, _ in converted:
+    for entry_key, _ in map_entries:
         text = repr(entry_key)  # Compare the texts, because a key may be a struct, which is not hashable.
         if text in texts:
             raise ValueError(f"the map has the key {text[:_SHOWN_CHARACTERS]} twice")
         texts.add(text)
-    return converted
+    return map_entries
 
 
 def _require_type(value: Any, kind: type) -> Any:

@@ -70,7 +70,7 @@ class NamedSnapshots:
         """
         self._objects = objects
         self._manifests = manifests
-        self._shared = shared
+        self._shared_snapshots = shared
         self._clock = clock
         self.named_s = min(_NAMED_S_MAX, retention_s)
         self.lifetime_s = 2 * self.named_s
@@ -91,15 +91,15 @@ class NamedSnapshots:
         Raises:
             RetryLater: The storage is unavailable.
         """
-        named = self._by_id.get((uuid, snapshot_id))
-        if named is not None:
-            return named.snapshot if self._clock.monotonic() - named.used_s <= self.named_s else None
+        named_snapshot = self._by_id.get((uuid, snapshot_id))
+        if named_snapshot is not None:
+            return named_snapshot.snapshot if self._clock.monotonic() - named_snapshot.used_s <= self.named_s else None
         if not may_be_fresh(snapshot_id):
             return None
-        return await self._shared.find(uuid, snapshot_id, folder)
+        return await self._shared_snapshots.find(uuid, snapshot_id, folder)
 
     async def make(
-        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, folder: str
+        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh_rows: FreshRows, folder: str
     ) -> Snapshot:
         """Return a fresh snapshot, after its manifests are stored. If possible, return the newest existing snapshot.
 
@@ -107,62 +107,64 @@ class NamedSnapshots:
             table: The open table, which later deletes the manifests, when no query can need them.
             entry: The pointer.
             metadata: The metadata of the pointer.
-            fresh: The fresh files.
+            fresh_rows: The fresh files.
             folder: The location of the folder for the manifests.
         """
-        ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh.parts)
-        locations = tuple(file.location for part in fresh.parts for file in part.files)
+        ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh_rows.parts)
+        locations = tuple(file.location for part in fresh_rows.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, ranges, locations)
         now_s, last = self._clock.monotonic(), self._last.get(entry.uuid)
         if last is not None and last.key == key and now_s - last.made_s < self.named_s:
             last.used_s = now_s
             return last.snapshot
-        return await self._encoding.run(key, lambda: self._encode(table, entry, metadata, fresh, folder, key))
+        return await self._encoding.run(key, lambda: self._encode(table, entry, metadata, fresh_rows, folder, key))
 
     async def _encode(
         self,
         table: StreamTable,
         entry: Entry,
         metadata: TableMetadata,
-        fresh: FreshRows,
+        fresh_rows: FreshRows,
         folder: str,
         key: tuple[object, ...],
     ) -> Snapshot:
-        listed: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
-        files = [file for part in fresh.parts for file in part.files]
-        keyed = [part.keyed for part in fresh.parts if part.keyed is not None]
+        manifest_files: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
+        files = [file for part in fresh_rows.parts for file in part.files]
+        keyed_rows = [part.keyed for part in fresh_rows.parts if part.keyed is not None]
         locations: list[str] = []
         deletes: list[bytes] = []
         try:
-            if keyed:
-                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
-                locations += [location for location, _ in stored.files]
-                deletes = stored.content_files
+            if keyed_rows:
+                stored_deletes = await table.store_deletes(keyed_rows, entry, metadata, fresh=True)
+                locations += [location for location, _ in stored_deletes.files]
+                deletes = stored_deletes.content_files
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
+                    manifest_files = await drop_removed_files(
+                        stored_deletes.removed, manifest_files, metadata, writer, self._manifests
+                    )
                 finally:
                     locations += writer.written
             # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that. The
             # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
-            seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
-            encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
-            locations += [location for location, _ in encoded.files]
+            seal = partial(self._shared_snapshots.seal, table.uuid, until_ms=until_ms)
+            encoded_snapshot = await run_encoding(metadata, manifest_files, files, folder, self._clock, seal, deletes)
+            locations += [location for location, _ in encoded_snapshot.files]
             await asyncio.gather(
-                *(self._objects.create(location, data, durable=False) for location, data in encoded.files)
+                *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
         finally:
             table.give_up_files(locations)
-        self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
-        return encoded.snapshot
+        self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
+        return encoded_snapshot.snapshot
 
-    def _add(self, uuid: str, named: _NamedSnapshot) -> None:
-        self._last[uuid] = named
-        self._by_id[uuid, named.snapshot.snapshot_id] = named
+    def _add(self, uuid: str, named_snapshot: _NamedSnapshot) -> None:
+        self._last[uuid] = named_snapshot
+        self._by_id[uuid, named_snapshot.snapshot.snapshot_id] = named_snapshot
         while True:
             oldest_id, oldest = next(iter(self._by_id.items()))
-            if len(self._by_id) <= _SNAPSHOTS_MAX and named.made_s - oldest.used_s <= self.named_s:
+            if len(self._by_id) <= _SNAPSHOTS_MAX and named_snapshot.made_s - oldest.used_s <= self.named_s:
                 return
             del self._by_id[oldest_id]
 

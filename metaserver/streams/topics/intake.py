@@ -139,10 +139,10 @@ class TopicIntake:
 
     async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Append the rows of the messages of one partition."""
-        loaded, _ = await self._load()
-        lost = [message for message in messages if message.offset < self._starts[partition]]
-        self._report_lost(partition, lost)
-        runs = divide_messages(messages[len(lost) :], loaded.metadata, rows_max=self._rows_max)
+        loaded_table, _ = await self._load()
+        lost_messages = [message for message in messages if message.offset < self._starts[partition]]
+        self._report_lost(partition, lost_messages)
+        runs = divide_messages(messages[len(lost_messages) :], loaded_table.metadata, rows_max=self._rows_max)
         while (run := await self._run_in_thread(partial(next, runs, None))) is not None:
             await self._store(partition, run)
         self._counts.messages += len(messages)
@@ -188,10 +188,10 @@ class TopicIntake:
             RetryLater: The log has not accepted the position of a rejected message.
         """
         if len(run.messages) > 1:
-            loaded, _ = await self._load()
+            loaded_table, _ = await self._load()
             for message in run.messages:
-                read = partial(read_messages, [message], loaded.metadata, rows_max=self._rows_max)
-                await self._store(partition, await self._run_in_thread(read))
+                read_run = partial(read_messages, [message], loaded_table.metadata, rows_max=self._rows_max)
+                await self._store(partition, await self._run_in_thread(read_run))
         elif run.row_count:
             (message,) = run.messages
             await self._store(partition, MessageRun([message], rejected=[make_rejected_row(message, reason)]))
@@ -209,42 +209,42 @@ class TopicIntake:
             RetryLater: The table accepts no rows now, so its messages must wait.
         """
         try:
-            loaded, dead_letters = await self._tables.load(self._uuid)
-            check_stream_table(loaded.metadata, self._topic.name)
+            loaded_table, dead_letters = await self._tables.load(self._uuid)
+            check_stream_table(loaded_table.metadata, self._topic.name)
         except BadRequest as error:
             raise RetryLater(error.message) from None
-        return loaded, dead_letters
+        return loaded_table, dead_letters
 
     async def _append(self, partition: int, run: MessageRun) -> None:
-        loaded, dead_letters = await self._load()
-        is_envelope = loaded.metadata.properties.get(ENVELOPE) == "debezium"
+        loaded_table, dead_letters = await self._load()
+        is_envelope = loaded_table.metadata.properties.get(ENVELOPE) == "debezium"
         preparation = RowPreparation(
-            loaded.metadata, self._row_files, read_shard_count(loaded), is_envelope, rejects_rows=True
+            loaded_table.metadata, self._row_files, read_shard_count(loaded_table), is_envelope, rejects_rows=True
         )
         rows = PreparedRows(0, None, [])
         if run.batches:
             rows = await self._run_in_thread(partial(preparation.prepare_arrow, run.batches))
         elif run.rows:
             rows = await self._run_in_thread(partial(preparation.prepare_json, run.rows))
-        appends = [] if rows.batches is None else [TableRows(loaded, rows.batches)]
-        rejected = [*run.rejected, *rows.rejected]
-        if rejected and dead_letters is not None:
+        appends = [] if rows.batches is None else [TableRows(loaded_table, rows.batches)]
+        rejected_rows = [*run.rejected, *rows.rejected]
+        if rejected_rows and dead_letters is not None:
             try:
-                appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+                appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected_rows, partition)))
             except BadRequest as error:  # Still append the rows that fit.
                 _log.warning("a dead-letter table is not used", topic=self._topic.name, error=error.message)
                 dead_letters = None
         producer = TopicProducer(self._make_producer_name(partition), run.messages[-1].offset, self._epochs[partition])
-        acknowledged = await self._tables.append(appends, producer)
-        if acknowledged.duplicate:
+        acknowledgement = await self._tables.append(appends, producer)
+        if acknowledgement.duplicate:
             return
         self._counts.rows += rows.row_count
-        self._counts.rejected += len(rejected)
-        if rejected and dead_letters is None:
-            self._report_skipped(run.messages[-1], rejected[0].reason, len(rejected))
+        self._counts.rejected += len(rejected_rows)
+        if rejected_rows and dead_letters is None:
+            self._report_skipped(run.messages[-1], rejected_rows[0].reason, len(rejected_rows))
 
-    def _pack(self, dead_letters: DeadLetters, rejected: Sequence[RejectedRow], partition: int) -> Batch:
-        letters = [DeadLetter(dead_letters.subject, row) for row in rejected]
+    def _pack(self, dead_letters: DeadLetters, rejected_rows: Sequence[RejectedRow], partition: int) -> Batch:
+        letters = [DeadLetter(dead_letters.subject, row) for row in rejected_rows]
         producer = f"{self._topic.name}/{partition}"
         return pack_letters(dead_letters, letters, self._row_files, now_ms=self._clock.now_ms(), producer=producer)
 

@@ -58,7 +58,7 @@ class TopicIntakes:
         self._clock = clock
         self._counts = counts
         self._make_intake = make_intake
-        self._running: dict[str, _Running] = {}
+        self._intakes: dict[str, _Running] = {}
         self._not_before_s: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class TopicIntakes:
                     _log.warning("input topics are not found", error=error.message)
                 await asyncio.sleep(CHECK_INTERVAL_S)
         finally:
-            tasks = [running.task for running in self._running.values()]
+            tasks = [intake.task for intake in self._intakes.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,17 +84,17 @@ class TopicIntakes:
         """
         topics = await self._source.list_topics()
         now_s = self._clock.monotonic()
-        for uuid, running in list(self._running.items()):
-            if running.task.done() or topics.get(uuid) != running.topic or not self._owners.is_owner(uuid):
-                running.task.cancel()
-                await asyncio.gather(running.task, return_exceptions=True)
-                del self._running[uuid]
+        for uuid, intake in list(self._intakes.items()):
+            if intake.task.done() or topics.get(uuid) != intake.topic or not self._owners.is_owner(uuid):
+                intake.task.cancel()
+                await asyncio.gather(intake.task, return_exceptions=True)
+                del self._intakes[uuid]
                 if topics.get(uuid) is None or not self._owners.is_owner(uuid):
                     self._counts.waiting.pop(uuid, None)
         for uuid, topic in topics.items():
-            if uuid not in self._running and self._owners.is_owner(uuid) and self._not_before_s.get(uuid, 0) <= now_s:
+            if uuid not in self._intakes and self._owners.is_owner(uuid) and self._not_before_s.get(uuid, 0) <= now_s:
                 task = asyncio.create_task(self._read(uuid, topic), name=f"topic {topic.name}")
-                self._running[uuid] = _Running(topic, task)
+                self._intakes[uuid] = _Running(topic, task)
         self._not_before_s = {uuid: until_s for uuid, until_s in self._not_before_s.items() if uuid in topics}
 
     async def _read(self, uuid: str, topic: InputTopic) -> None:

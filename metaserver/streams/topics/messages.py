@@ -71,22 +71,22 @@ def divide_messages(
     """
     run, size_bytes = MessageRun(), 0
     for message in messages:
-        read = read_messages([message], metadata, rows_max=rows_max)
+        message_run = read_messages([message], metadata, rows_max=rows_max)
         is_full = (
-            (run.rows and read.batches)
-            or (run.batches and read.rows)
+            (run.rows and message_run.batches)
+            or (run.batches and message_run.rows)
             or size_bytes > RUN_BYTES_MAX
-            or run.decoded_bytes + read.decoded_bytes > DECODED_BYTES_MAX
-            or not _fits_one_append(run.row_count + read.row_count, metadata, rows_max)
+            or run.decoded_bytes + message_run.decoded_bytes > DECODED_BYTES_MAX
+            or not _fits_one_append(run.row_count + message_run.row_count, metadata, rows_max)
         )
         if run.messages and is_full:
             yield run
             run, size_bytes = MessageRun(), 0
-        run.messages += read.messages
-        run.rows += read.rows
-        run.batches += read.batches
-        run.rejected += read.rejected
-        run.decoded_bytes += read.decoded_bytes
+        run.messages += message_run.messages
+        run.rows += message_run.rows
+        run.batches += message_run.batches
+        run.rejected += message_run.rejected
+        run.decoded_bytes += message_run.decoded_bytes
         size_bytes += len(message.value or b"")
     if run.messages:
         yield run

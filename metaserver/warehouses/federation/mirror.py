@@ -150,9 +150,9 @@ class Mirrors:
             raise BadRequest("the view runs with the rights of a user of the other catalog")
         new_entry = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         former_entry = await self._find_former(new_entry, entry)
-        claimed = await make_claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
+        claim = await make_claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
         await self._context.transact(
-            [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
+            [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claim]
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
@@ -172,15 +172,20 @@ class Mirrors:
         previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
         new_entry = structs.replace(new_entry, metadata_location=file)
-        claimed = await make_claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
-        operations = [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
+        claim = await make_claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claim]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.
                 await self._context.objects.delete(unused_file)
 
     def _make_mirror(
-        self, metadata: TableMetadata, location: str, uuid: str, former: Entry | None, before: TableMetadata | None
+        self,
+        metadata: TableMetadata,
+        location: str,
+        uuid: str,
+        former_entry: Entry | None,
+        former_metadata: TableMetadata | None,
     ) -> tuple[TableMetadata, list[str]]:
         """Return a tuple (mirror, unneeded), in which `unneeded` are the earlier mirrors to delete.
 
@@ -188,22 +193,24 @@ class Mirrors:
             metadata: The metadata of the other catalog.
             location: The file of this metadata.
             uuid: The UUID of the table.
-            former: The entry of the last mirror.
-            before: The last mirror. The new mirror has the same properties of Seamark.
+            former_entry: The entry of the last mirror.
+            former_metadata: The last mirror. The new mirror has the same properties of Seamark.
         """
         own_properties = {
             name: value
-            for name, value in ({} if before is None else before.properties).items()
+            for name, value in ({} if former_metadata is None else former_metadata.properties).items()
             if name.startswith(_OWN_PREFIX)
         }
         properties = {name: value for name, value in metadata.properties.items() if not name.startswith(_OWN_PREFIX)}
         folder = f"{self._context.warehouse.uri}/{_FOLDER}/{uuid}"
         properties |= {**own_properties, METADATA_PATH: folder, _SOURCE: location}
         mirror = structs.replace(metadata, table_uuid=uuid, properties=properties, metadata_log=())
-        if before is None or former is None:
+        if former_metadata is None or former_entry is None:
             return mirror, []
-        mirror = structs.replace(mirror, metadata_log=before.metadata_log)
-        return add_previous_file(mirror, former.metadata_location, before.last_updated_ms, _KEPT_FILES_MAX)
+        mirror = structs.replace(mirror, metadata_log=former_metadata.metadata_log)
+        return add_previous_file(
+            mirror, former_entry.metadata_location, former_metadata.last_updated_ms, _KEPT_FILES_MAX
+        )
 
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
         """Return the entry of the same table or view, which may have had a different name in the other catalog.
@@ -215,16 +222,17 @@ class Mirrors:
         if entry is not None and entry.uuid == new.uuid:
             return entry
         entries = await self._store.list_entries_by_uuid(new.uuid)
-        former = next((other for other in entries if other.kind is new.kind), None)
-        if former is not None:
-            location = await self._locate(former.kind, former.namespace, former.name)
-            if location is not None and await self._read_uuid(former.kind, location) == new.uuid:
+        former_entry = next((other for other in entries if other.kind is new.kind), None)
+        if former_entry is not None:
+            location = await self._locate(former_entry.kind, former_entry.namespace, former_entry.name)
+            if location is not None and await self._read_uuid(former_entry.kind, location) == new.uuid:
                 raise BadRequest(
-                    f"the other catalog lists it as {format_path(former.namespace, former.name)}, too. Remove one of "
+                    f"the other catalog lists it as {format_path(former_entry.namespace, former_entry.name)}, too. "
+                    "Remove one of "
                     f"the "
                     "names there, or change the UUID: rights apply to one name"
                 )
-        return former
+        return former_entry
 
     async def _read_uuid(self, kind: EntryKind, location: str) -> str:
         """Return the UUID in a metadata file of the other catalog."""
@@ -282,20 +290,20 @@ def _drop_replaced(new: Entry, entry: Entry | None) -> list[Operation]:
     return [] if entry is None or entry.uuid == new.uuid else _make_removals(entry)
 
 
-def _make_pointer_change(new: Entry, former: Entry | None) -> list[Operation]:
+def _make_pointer_change(new: Entry, former_entry: Entry | None) -> list[Operation]:
     """Return the operations that create the new entry, or rename the former entry and move its pointer."""
-    if former is None:
+    if former_entry is None:
         return [CreateEntry(entry=new)]
-    renamed = structs.replace(former, namespace=new.namespace, name=new.name)
-    operations: list[Operation] = [build_swap(renamed, new.metadata_location, new.updated_ms)]
-    if (former.namespace, former.name) != (new.namespace, new.name):
+    renamed_entry = structs.replace(former_entry, namespace=new.namespace, name=new.name)
+    operations: list[Operation] = [build_swap(renamed_entry, new.metadata_location, new.updated_ms)]
+    if (former_entry.namespace, former_entry.name) != (new.namespace, new.name):
         rename = RenameEntry(
-            kind=former.kind,
-            namespace=former.namespace,
-            name=former.name,
+            kind=former_entry.kind,
+            namespace=former_entry.namespace,
+            name=former_entry.name,
             to_namespace=new.namespace,
             to_name=new.name,
-            uuid=former.uuid,
+            uuid=former_entry.uuid,
         )
         operations.insert(0, rename)
     return operations

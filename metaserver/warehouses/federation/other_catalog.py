@@ -234,12 +234,12 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(cached: _CachedAnswer | None) -> _CachedAnswer:
+        async def read(cached_view: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
-            answer = await self._get(path, query, "" if cached is None else cached.etag)
-            if answer.status == 304 and cached is not None:
-                return self._keep(cached.value, cached.etag)
+            answer = await self._get(path, query, "" if cached_view is None else cached_view.etag)
+            if answer.status == 304 and cached_view is not None:
+                return self._keep(cached_view.value, cached_view.etag)
             if answer.status == 404:
                 return self._keep(None)
             location = self._decode(answer, _Loaded).metadata_location
@@ -253,7 +253,7 @@ class OtherCatalog:
     async def _read(
         self,
         key: Hashable,
-        read: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
+        read_value: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
         *,
         is_new: bool = False,
         fresh_s: float = 0.0,
@@ -264,9 +264,9 @@ class OtherCatalog:
         """
 
         async def refresh() -> Any:
-            new_answer = await read(self._answers.get(key))
-            if (former := self._answers.pop(key, None)) is not None:
-                self._answers_bytes -= former.size_bytes
+            new_answer = await read_value(self._answers.get(key))
+            if (former_answer := self._answers.pop(key, None)) is not None:
+                self._answers_bytes -= former_answer.size_bytes
             self._answers[key] = new_answer
             self._answers_bytes += new_answer.size_bytes
             while len(self._answers) > _ANSWERS_MAX or self._answers_bytes > _ANSWERS_BYTES_MAX:

@@ -113,7 +113,7 @@ async def test_certificate_is_a_login_with_the_grants_of_its_principal(tmp_path:
         assert (await send_request(http, server, f"{NAMESPACES}/db"))[0] == 403
 
 
-async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
+async def test_certificate_rules_assign_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
     partner = Authority(tmp_path, file="partner.pem")
     bundle = tmp_path / "bundle.pem"
     bundle.write_text(authority.pem + partner.pem)
@@ -126,7 +126,7 @@ async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority:
     service = authority.issue_client("service", build_uri_name(SPIFFE))
     impostor = partner.issue_client("impostor", build_uri_name(SPIFFE))
     host = partner.issue_client("host", x509.DNSName("DB.lake.example"), x509.DNSName("*.lake.example"))
-    deeper = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
+    deep_files = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
     settings = {"tls_client_ca": str(bundle), "tls_client_rules_file": str(rules)}
     async with serve(tmp_path / "home", authority, "cert", **settings) as server:
         await save_grants(server, Grant("cert-group:etl", "reader", ("db",)))
@@ -141,7 +141,7 @@ async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority:
             await save_grants(server, Grant("role:etl", "admin"))
             async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
                 assert answer.status == 200
-        for files in (impostor, deeper):
+        for files in (impostor, deep_files):
             async with connect(authority, files) as http:
                 status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True)
@@ -165,7 +165,7 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
             async with connect(authority, files) as http:
                 with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                     pytest.fail(f"{case}: {await send_request(http, server)}")
-        without_name = {
+        clients_without_name = {
             "no alternative name": authority.issue_client("plain", common_name="root"),
             "only a DNS name": authority.issue_client("host", x509.DNSName("root"), common_name="root"),
             "two URIs": authority.issue_client(
@@ -173,7 +173,7 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
             ),
             "a long URI": authority.issue_client("long", build_uri_name("spiffe://lake.example/" + "x" * 300)),
         }
-        for case, files in without_name.items():
+        for case, files in clients_without_name.items():
             async with connect(authority, files) as http:
                 status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True), (case, text)
@@ -360,12 +360,18 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
         async def try_again(number: int) -> int:
             return await asyncio.to_thread(resume, contexts[number], *address, sessions[number])
 
-        async with connect(authority, clients[0]) as staying, connect(authority, clients[1]) as revoked:
-            assert [(await send_request(http, server))[0] for http in (staying, revoked)] == [200, 200]
+        async with (
+            connect(authority, clients[0]) as lasting_connection,
+            connect(authority, clients[1]) as revoked_connection,
+        ):
+            assert [(await send_request(http, server))[0] for http in (lasting_connection, revoked_connection)] == [
+                200,
+                200,
+            ]
             lists.write_text(authority.build_revocation_list(clients[1]))
             await certificate.reload()
-            assert (await send_request(staying, server))[0] == 200
-            status, text = await send_request(revoked, server)
+            assert (await send_request(lasting_connection, server))[0] == 200
+            status, text = await send_request(revoked_connection, server)
             assert (status, "was revoked" in text) == (401, True)
         assert await try_again(0) == 200
         assert await try_again(1) != 200
@@ -403,8 +409,8 @@ async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resum
         async with connect(authority, files) as http:
 
             async def ask_both() -> list[int]:
-                resumed = await asyncio.to_thread(resume, context, *address, session)
-                return [(await send_request(http, server))[0], resumed]
+                resumed_answers = await asyncio.to_thread(resume, context, *address, session)
+                return [(await send_request(http, server))[0], resumed_answers]
 
             assert await ask_both() == [200, 200]
             clock.ahead_ms = 3_601_000
@@ -439,8 +445,11 @@ def test_revocation_list_applies_if_openssl_considers_its_issuer_equal(
     refusal = subprocess.run(verify, check=False, capture_output=True, text=True).stderr
     assert ("certificate revoked" if counts else "unable to get certificate CRL") in refusal
     leaf = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
-    revoked = RevokedCertificates(lists)
-    assert (revoked.includes(leaf), revoked.is_covered(leaf, SystemClock().now_ms())) == (counts, counts)
+    revoked_certificates = RevokedCertificates(lists)
+    assert (revoked_certificates.includes(leaf), revoked_certificates.is_covered(leaf, SystemClock().now_ms())) == (
+        counts,
+        counts,
+    )
 
 
 async def test_event_loop_runs_while_a_revocation_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
@@ -459,23 +468,23 @@ async def test_event_loop_runs_while_a_revocation_list_is_loaded(tmp_path: Path,
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
     """Send a request in a new connection, and return its session."""
     with (
-        socket.create_connection((host, port), PATIENCE_S) as plain,
-        context.wrap_socket(plain, server_hostname=host) as secured,
+        socket.create_connection((host, port), PATIENCE_S) as plain_socket,
+        context.wrap_socket(plain_socket, server_hostname=host) as tls_socket,
     ):
-        secured.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        assert b" 200 " in secured.recv(4096)
-        return secured.session
+        tls_socket.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert b" 200 " in tls_socket.recv(4096)
+        return tls_socket.session
 
 
 def resume(context: ssl.SSLContext, host: str, port: int, session: ssl.SSLSession | None) -> int:
     """Send a request with the session of an earlier connection, and return the status; 0 if the handshake fails."""
     with (
-        socket.create_connection((host, port), PATIENCE_S) as plain,
+        socket.create_connection((host, port), PATIENCE_S) as plain_socket,
         suppress(ssl.SSLError, ConnectionError),
-        context.wrap_socket(plain, server_hostname=host, session=session) as secured,
+        context.wrap_socket(plain_socket, server_hostname=host, session=session) as tls_socket,
     ):
-        secured.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        answer = secured.recv(4096)
+        tls_socket.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = tls_socket.recv(4096)
         return int(answer.split()[1]) if answer else 0
     return 0
 
@@ -494,11 +503,11 @@ async def test_renewals_under_load_fail_no_request(
         certificate = server.components.certificate
         assert certificate is not None
         answers = [0, 0]
-        stopped = asyncio.Event()
+        stop_event = asyncio.Event()
 
         async def work(worker: int, *, reuses: bool) -> None:
             client = SeamarkClient(server.url, retries=0)
-            while not stopped.is_set():
+            while not stop_event.is_set():
                 assert ("db",) in await asyncio.to_thread(lambda client=client: list(client.namespaces()))
                 answers[worker] += 1
                 if not reuses:
@@ -508,7 +517,7 @@ async def test_renewals_under_load_fail_no_request(
 
         async def wait_for_answers(more: int = 2) -> None:
             goal = [count + more for count in answers]
-            while any(count < wanted for count, wanted in zip(answers, goal, strict=True)):
+            while any(count < goal_count for count, goal_count in zip(answers, goal, strict=True)):
                 assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
                 await asyncio.sleep(0.01)
 
@@ -522,18 +531,18 @@ async def test_renewals_under_load_fail_no_request(
         await certificate.reload()
         await wait_for_answers()
         # The file is replaced by a rename, as certificate managers do, so that no client reads half of it.
-        renewed = successor.issue_client("renewed", build_uri_name(SPIFFE))
-        renewed.key.rename(files.key)
-        renewed.certificate.rename(files.certificate)
+        renewed_files = successor.issue_client("renewed", build_uri_name(SPIFFE))
+        renewed_files.key.rename(files.key)
+        renewed_files.certificate.rename(files.certificate)
         await wait_for_answers()
-        stopped.set()
+        stop_event.set()
         await asyncio.gather(*tasks)
-        stopped.clear()
+        stop_event.clear()
         bundle.write_text(successor.pem)
         await certificate.reload()
         tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
         await wait_for_answers()
-        stopped.set()
+        stop_event.set()
         await asyncio.gather(*tasks)
 
 
@@ -591,12 +600,15 @@ async def test_standing_rights_of_a_certificate_depend_on_its_grants_and_on_acce
     assert await rights.why_lost(name, "loadTable", table) == "the rights were withdrawn"
     await store.transact([SaveGrant(Grant(name, "reader"))])
     assert await rights.why_lost(name, "loadTable", table) is None
-    without = StandingRights(store, clock, Settings(auth="token"))
-    assert await without.why_lost(name, "loadTable", table) == "the server no longer accepts this kind of login"
+    rights_without_certificate = StandingRights(store, clock, Settings(auth="token"))
+    assert (
+        await rights_without_certificate.why_lost(name, "loadTable", table)
+        == "the server no longer accepts this kind of login"
+    )
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\ngroups = ["g"]\n')
-    with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
-    assert await with_groups.why_lost("cert:other", "loadTable", table) is None
+    rights_with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
+    assert await rights_with_groups.why_lost("cert:other", "loadTable", table) is None
 
 
 @pytest.mark.parametrize("name", ["cert:ann", "cert-group:etl", f"cert:{SPIFFE}"])
@@ -608,22 +620,25 @@ def test_grants_can_name_certificates_and_their_groups(name: str) -> None:
 def test_pattern_matches_only_names_with_a_nonempty_value_for_each_placeholder(data: st.DataObject) -> None:
     kind, separator = data.draw(st.sampled_from([("uri", "/"), ("dns", "."), ("email", "@")]))
     texts = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
-    fixed = data.draw(st.lists(texts, min_size=2, max_size=3))
-    values = [data.draw(texts) for _ in fixed[1:]]
+    fixed_texts = data.draw(st.lists(texts, min_size=2, max_size=3))
+    values = [data.draw(texts) for _ in fixed_texts[1:]]
     names = [f"v{chr(ord('a') + number)}" for number in range(len(values))]
     pattern = compile_pattern(
-        kind, fixed[0] + "".join(f"{{{name}}}{text}" for name, text in zip(names, fixed[1:], strict=True))
+        kind, fixed_texts[0] + "".join(f"{{{name}}}{text}" for name, text in zip(names, fixed_texts[1:], strict=True))
     )
-    filled = fixed[0] + "".join(value + text for value, text in zip(values, fixed[1:], strict=True))
-    match = pattern.fullmatch(filled)
+    filled_name = fixed_texts[0] + "".join(value + text for value, text in zip(values, fixed_texts[1:], strict=True))
+    match = pattern.fullmatch(filled_name)
     if not any(separator in value for value in values):
         assert match is not None
     if match is not None:
         parts = [match[name] for name in names]
         assert all(parts)
         assert not any(separator in part for part in parts)
-        assert fixed[0] + "".join(part + text for part, text in zip(parts, fixed[1:], strict=True)) == filled
-    assert pattern.fullmatch(filled + separator + "x" * (len(fixed[-1]) + 1)) is None
+        assert (
+            fixed_texts[0] + "".join(part + text for part, text in zip(parts, fixed_texts[1:], strict=True))
+            == filled_name
+        )
+    assert pattern.fullmatch(filled_name + separator + "x" * (len(fixed_texts[-1]) + 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -667,7 +682,7 @@ def test_contradicting_client_certificate_settings_are_refused(settings: dict[st
 @pytest.mark.spark
 @pytest.mark.slow
 async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Path, authority: Authority) -> None:
-    files, store, trusted = (
+    files, store, trust_store = (
         authority.issue_client("spark", build_uri_name(SPIFFE)),
         tmp_path / "c.p12",
         tmp_path / "t.p12",
@@ -685,10 +700,10 @@ async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Pat
         "-storepass",
         "changeit",
     ]
-    subprocess.run([*keytool, "-file", authority.file, "-keystore", trusted], check=True, capture_output=True)
+    subprocess.run([*keytool, "-file", authority.file, "-keystore", trust_store], check=True, capture_output=True)
     options = {
         "keyStore": store,
-        "trustStore": trusted,
+        "trustStore": trust_store,
         "keyStorePassword": "changeit",
         "trustStorePassword": "changeit",
     }
@@ -709,8 +724,8 @@ async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Pat
         argv += [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
         sql = "CREATE TABLE sea.db.t AS SELECT 40 + 2 AS answer; SELECT answer FROM sea.db.t;"
         env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-        completed = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run, [*argv, "-e", sql], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert "42" in completed.stdout.split()
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "42" in result.stdout.split()

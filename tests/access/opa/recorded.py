@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 ALLOW_PATH, BATCH_PATH = "/v1/data/seamark/allow", "/v1/data/seamark/allowed"
-UNDEFINED = "/v1/data/seamark/no_such_rule"
+UNDEFINED_PATH = "/v1/data/seamark/no_such_rule"
 ANN = {"name": "oidc:ann", "groups": ["oidc-group:shop"]}
 ORDERS = {"kind": "table", "namespace": ["shop"], "name": "orders"}
 SALARIES = {"kind": "table", "namespace": ["shop"], "name": "salaries"}
@@ -37,6 +37,6 @@ RECORDED_REQUESTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (BATCH_PATH, build_question("tableExists", ["browse"], objects=[SALARIES, ORDERS, STAFF]), {"result": [1]}),
     (BATCH_PATH, build_question("tableExists", ["browse"], objects=[SALARIES, STAFF]), {"result": []}),
-    (UNDEFINED, build_question("planTableScan", ["plan"], object=ORDERS), {}),
+    (UNDEFINED_PATH, build_question("planTableScan", ["plan"], object=ORDERS), {}),
 ]
 """The path, the input and the answer of each request."""

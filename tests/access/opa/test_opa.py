@@ -22,7 +22,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS, UNDEFINED
+from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS, UNDEFINED_PATH
 from tests.api.client import SCHEMA, Api
 from tests.api.rest.test_permissions import House
 from tests.seeds import examples, first_seed
@@ -60,8 +60,8 @@ class PolicyServer:
             objects = question.get("objects", ())
             visible = [place for place, each in enumerate(objects) if is_allowed and each.get("name") != "salaries"]
             return web.json_response({"result": visible if objects else is_allowed})
-        for path, recorded, answer in RECORDED_REQUESTS:
-            if (path, recorded) == (request.path, question):
+        for path, recorded_question, answer in RECORDED_REQUESTS:
+            if (path, recorded_question) == (request.path, question):
                 return web.json_response(answer)
         raise AssertionError(f"no answer is recorded for {question}")
 
@@ -128,7 +128,7 @@ async def test_only_true_allows_an_operation(result: Any) -> None:
 
 
 async def test_undefined_rule_refuses_the_operation() -> None:
-    async with run_policy_server() as server, open_authorizer_over(server, path=UNDEFINED) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server, path=UNDEFINED_PATH) as authorizer:
         assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
 
 

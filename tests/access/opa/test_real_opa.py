@@ -33,9 +33,9 @@ def opa_url(tmp_path: Path) -> Iterator[str]:
 
 
 def test_recorded_answers_equal_the_answers_of_the_server(opa_url: str) -> None:
-    for path, question, recorded in RECORDED_REQUESTS:
+    for path, question, recorded_answer in RECORDED_REQUESTS:
         answer = requests.post(opa_url + path, json={"input": question}, timeout=30)
-        assert (answer.status_code, answer.json()) == (200, recorded), question
+        assert (answer.status_code, answer.json()) == (200, recorded_answer), question
 
 
 async def test_decisions_follow_the_policy_of_the_server(opa_url: str) -> None:

@@ -68,11 +68,11 @@ async def _check_views(house: House) -> None:
     async def register(location: str) -> list[int]:
         """Return the statuses of a registration and of an import of the metadata file."""
         name = f"v{uuid.uuid4().hex}"
-        registered = {"name": name, "metadata-location": location}
-        imported = {"metadata-location": location, "keep-owner": True}
+        registration = {"name": name, "metadata-location": location}
+        import_body = {"metadata-location": location, "keep-owner": True}
         return [
-            (await house("tina", "PUT", f"/api/v1/views/shop/{name}/import", imported)).status,
-            (await house("tina", "POST", f"{SHOP}/register-view", registered)).status,
+            (await house("tina", "PUT", f"/api/v1/views/shop/{name}/import", import_body)).status,
+            (await house("tina", "POST", f"{SHOP}/register-view", registration)).status,
         ]
 
     def write(**changes: Any) -> str:

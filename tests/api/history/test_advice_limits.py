@@ -42,18 +42,18 @@ def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyP
     assert 90 <= len(column.values) <= 100
     assert len(column.file_counts) == len(column.values) + 1
     assert sorted(set(column.codes.tolist()) - {0}) == list(range(1, len(column.values) + 1))
-    of_whole = np.searchsorted(combined_advice.values, column.values) + 1
-    assert column.file_counts[1:].tolist() == combined_advice.file_counts[of_whole].tolist()
+    ranks_in_union = np.searchsorted(combined_advice.values, column.values) + 1
+    assert column.file_counts[1:].tolist() == combined_advice.file_counts[ranks_in_union].tolist()
 
 
 def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     lower = np.arange(100_000, dtype=np.int64)
     stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
     files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
-    sampled = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
-    assert len(sampled.values) <= 20_002
-    assert (sampled.values[0], sampled.values[-1]) == (0, 100_006)
-    assert sampled.values[sampled.codes - 1].tolist() == [50_000, 50_001]
+    sample_with_bounds = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
+    assert len(sample_with_bounds.values) <= 20_002
+    assert (sample_with_bounds.values[0], sample_with_bounds.values[-1]) == (0, 100_006)
+    assert sample_with_bounds.values[sample_with_bounds.codes - 1].tolist() == [50_000, 50_001]
 
 
 def test_shape_with_many_alternatives_gets_fewer_drawn_statements() -> None:
@@ -71,10 +71,10 @@ def test_frequent_values_are_drawn_more_often_if_recorded_statements_repeat_valu
     shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),),))
     frequent = {}
     for repeats in (0.0, 0.3, 0.81):
-        recorded = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
-        drawn_statements = draw_statements([recorded], sample, seed=1)
+        recorded_shape = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
+        drawn_statements = draw_statements([recorded_shape], sample, seed=1)
         matching_rows = [statement.conditions[0][0].matching for statement in drawn_statements]
-        frequent[repeats] = sum(bool(matching[1]) for matching in matching_rows)
+        frequent[repeats] = sum(bool(matches[1]) for matches in matching_rows)
     assert frequent[0.0] <= 2
     assert frequent[0.0] < frequent[0.3] < frequent[0.81]
     assert frequent[0.81] >= 18
@@ -84,11 +84,11 @@ def test_frequent_values_are_drawn_more_often_if_recorded_statements_repeat_valu
 
 def test_measurements_correct_later_predictions_of_the_same_kind() -> None:
     def build_applied_proposal(
-        kind: str, predicted: int, measured: int | None, correction: float = 1.0
+        kind: str, predicted_bytes: int, measured_bytes: int | None, correction: float = 1.0
     ) -> AppliedProposal:
-        reads = Reads(1.0, predicted, 0.1)
+        reads = Reads(1.0, predicted_bytes, 0.1)
         proposal = Proposal("x", kind, "x", [], ProposedChange(), reads, reads, 1, 0.1, 1, None, correction)
-        return AppliedProposal(proposal, 1, None if measured is None else Reads(1.0, measured, 0.1))
+        return AppliedProposal(proposal, 1, None if measured_bytes is None else Reads(1.0, measured_bytes, 0.1))
 
     corrections = compute_corrections(
         [build_applied_proposal("cluster", 100, 50)] * 3
@@ -142,5 +142,5 @@ async def test_proposal_to_drop_an_index_omits_an_unknown_size(
     monkeypatch.setattr(advice, "_find_unused_indexes", lambda *_: ["by_id"])
     await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
     proposals = (await api_with_files("GET", "/api/v1/tables/db/t/advice")).json["proposals"]
-    (dropped,) = [proposal for proposal in proposals if proposal["kind"] == "drop-index"]
-    assert dropped["title"] == "Drop the index by_id: plans probed it and it left out no file"
+    (drop_proposal,) = [proposal for proposal in proposals if proposal["kind"] == "drop-index"]
+    assert drop_proposal["title"] == "Drop the index by_id: plans probed it and it left out no file"

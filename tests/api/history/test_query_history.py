@@ -107,13 +107,13 @@ async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api
         "metadata": {"engine-name": "spark"},
     }
     assert (await api_with_files("POST", f"{T}/metrics", report)).status == 204
-    hostile = report | {
+    hostile_report = report | {
         "metadata": {"engine-name": f"x{SECRET}"},
         "filter": {"type": "eq", "term": f"c{SECRET}", "value": 1},
     }
-    assert (await api_with_files("POST", f"{T}/metrics", hostile)).status == 204
-    unknown = report | {"snapshot-id": 99}
-    assert (await api_with_files("POST", f"{T}/metrics", unknown)).status == 204
+    assert (await api_with_files("POST", f"{T}/metrics", hostile_report)).status == 204
+    unknown_report = report | {"snapshot-id": 99}
+    assert (await api_with_files("POST", f"{T}/metrics", unknown_report)).status == 204
     first_shape, second_shape = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
     assert (first_shape["engine"], first_shape["conditions"], first_shape["columns"]) == ("spark", ["id = ?"], ["id"])
     assert first_shape["sums"]["files-after"] == 4
@@ -128,12 +128,12 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
             api = Api(server)
             await api.table()
             await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
-            hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
+            hostile_term = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 build_comparison("eq", SECRET),
                 make_conjunction(build_comparison("gt", SECRET), build_comparison("lt", SECRET + 1)),
                 {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
-                {"type": "eq", "term": hostile, "value": str(SECRET)},
+                {"type": "eq", "term": hostile_term, "value": str(SECRET)},
                 build_comparison("eq", 1, f"c{SECRET}"),
             ):
                 await api("POST", f"{T}/plan", {"filter": filter})
@@ -251,13 +251,13 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
     history = api_with_files.server.components.history
     long_filter = {"filter": {"type": "in", "term": "id", "values": list(range(300))}}
     cases = ((long_filter, 20_000, "bound"), ({}, 5, "entry_ids"))
-    for count, (body, files_max, missing) in enumerate(cases, 1):
+    for count, (body, files_max, missing_name) in enumerate(cases, 1):
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", files_max)
         await api_with_files("POST", f"{T}/plan", body)
         samplers = [sampler for counts in history._counts.values() for sampler in counts.samplers]
         assert len(samplers) == count
         nonlocals = inspect.getclosurevars(samplers[-1]).nonlocals
-        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing]
+        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_name]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 
@@ -270,23 +270,23 @@ async def test_samplers_share_a_limited_memory(api_with_files: Api, monkeypatch:
 
 async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path) as server:
-        pruned = []
+        deleted_counts = []
 
-        async def fail_merge(store: Any, before_hour: int, limit: int, period_hours: int) -> int:
+        async def fail_merge(store: Any, hour_limit: int, limit: int, period_hours: int) -> int:
             raise StorageError("integer overflow")
 
-        async def prune(store: Any, before_hour: int, limit: int) -> int:
-            pruned.append(before_hour)
+        async def prune(store: Any, hour_limit: int, limit: int) -> int:
+            deleted_counts.append(hour_limit)
             return 0
 
         monkeypatch.setattr(type(server.components.store), "merge_query_hours", fail_merge)
         monkeypatch.setattr(type(server.components.store), "prune_queries", prune)
         with pytest.raises(StorageError, match="integer overflow"):
             await server.components.history.prune()
-        assert len(pruned) == 1
+        assert len(deleted_counts) == 1
 
 
-async def test_history_can_be_turned_off(tmp_path: Path) -> None:
+async def test_setting_disables_the_query_history(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_days=0) as server:
         api = Api(server)
         await api.table()
@@ -328,8 +328,8 @@ async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_let
     plan_table = {"predicate": "id = 5", "columns": ["ID"], **use, "engine": "a text of mallory"}
     assert (await api_with_files("POST", f"{T}/plan", body)).status == 200
     assert (await api_with_files("POST", "/api/v1/tables/db/t/plan-tables", plan_table)).status == 200
-    counted = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": {"counts": False}}}
-    assert (await api_with_files("POST", f"{T}/plan", counted)).status == 200
+    request_body = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": {"counts": False}}}
+    assert (await api_with_files("POST", f"{T}/plan", request_body)).status == 200
     shapes = await load_shapes(api_with_files)
     assert sorted(shape["engine"] for shape in shapes) == ["other", "seamark"]
     for shape in shapes:
@@ -350,8 +350,8 @@ async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_w
     sums = shape["sums"]
     assert (shape["fingerprint"], sums["statements"], sums["timed-statements"]) == (statement, 1, 3)
     assert (sums["run-us"], sums["timed-files"], sums["timed-bytes"]) == (3_500_000, 6, 3000)
-    for wrong in ({"seconds": 0}, {"seconds": 1e300}, {"statement": "x"}, {"files": -1}, {"bytes": 1 << 60}):
-        assert (await api_with_files("POST", times, report | wrong)).status == 400
+    for bad_times in ({"seconds": 0}, {"seconds": 1e300}, {"statement": "x"}, {"files": -1}, {"bytes": 1 << 60}):
+        assert (await api_with_files("POST", times, report | bad_times)).status == 400
 
 
 async def test_one_principal_cannot_use_the_whole_limit_of_times(tmp_path: Path) -> None:

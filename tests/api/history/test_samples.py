@@ -32,9 +32,9 @@ def test_side_of_a_range_is_low_high_or_both() -> None:
 
 def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = build_bound(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
-    with_nan = join_by_or(low, nan)
-    assert compute_width(with_nan) == compute_width(low)
-    assert list_conjuncts(with_nan) == list_conjuncts(low) == list_conjuncts(join_by_or(nan, low))
+    filter_with_nan = join_by_or(low, nan)
+    assert compute_width(filter_with_nan) == compute_width(low)
+    assert list_conjuncts(filter_with_nan) == list_conjuncts(low) == list_conjuncts(join_by_or(nan, low))
     assert list_conjuncts(join_by_or(low, build_bound(Op.LT, 1.0))) != list_conjuncts(low)
 
 
@@ -42,8 +42,8 @@ def test_share_is_rounded_equally_well_at_both_ends() -> None:
     rng = random.Random(first_seed())
     shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
     for share in [*shares, *(1 - share for share in shares)]:
-        rounded = compute_width(build_bound(Op.LT, 1000 * share)).share
-        assert rounded == pytest.approx(share, rel=0.1)
-        assert 1 - rounded == pytest.approx(1 - share, rel=0.1)
+        rounded_share = compute_width(build_bound(Op.LT, 1000 * share)).share
+        assert rounded_share == pytest.approx(share, rel=0.1)
+        assert 1 - rounded_share == pytest.approx(1 - share, rel=0.1)
     # Thousands of literals have one width.
     assert len({compute_width(build_bound(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8

@@ -1,5 +1,6 @@
-"""Index files for tests of registration and listing. They are valid, except that the kind's blob has arbitrary
-bytes.
+"""Index files for tests of registration and listing.
+
+They are valid, except that the kind's blob has arbitrary bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of the route that returns rows by predicate. Plain Python computes the expected rows for each client's
-semantics.
+"""Tests of the route that returns rows by predicate.
+
+Plain Python computes the expected rows for each client's semantics.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
             answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
                 rows = read_rows(file)
-                expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
+                expected = [{index for index, row in enumerate(rows) if matches(row) is True} for matches in meanings]
                 file_report = answer.get(file.path)
                 actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
                 if file_report is None or file_report["exact"]:
@@ -219,14 +220,14 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
     data = table.snapshots[-1].data
     await table.index("by_id", "bitmap", ["id"], data)
     for snapshot in table.snapshots:
-        live = table.list_live_rows(snapshot)
+        live_rows = table.list_live_rows(snapshot)
         for position in rng.sample(range(40), 4):
             body = {"where": f"id < {position}", "snapshot-id": snapshot.id}
             pages_with_deletes = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True})}
             pages_by_path = {page["file-path"]: page for page in await read_pages(api, body)}
             for file in snapshot.data:
                 expected = {n for n, row in enumerate(read_rows(file)) if row[0] is not None and row[0] < position}
-                live_ids = {n for path, n, row in live if path == file.path and n in expected}
+                live_ids = {n for path, n, row in live_rows if path == file.path and n in expected}
                 assert (
                     decode_rows(pages_by_path[file.path]["rows"]) if file.path in pages_by_path else set()
                 ) == expected
@@ -419,7 +420,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:3])
     removed_rows = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    removed_positions = [(path, at) for path, positions in removed_rows.items() for at in positions]
+    removed_positions = [(path, index) for path, positions in removed_rows.items() for index in positions]
     await table.commit(deletes=[table.write_position_deletes(removed_positions)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}

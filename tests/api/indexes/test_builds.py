@@ -216,11 +216,13 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table:
             *(api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
         )
         assert {answer.status for answer in results} <= {200, 409}
-        going = [instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"]
-        won = [answer.json for answer in results if answer.status == 200]
-        assert [build_answer["build-id"] for build_answer in won] == going
-        assert len(won) <= 1
-        for build_answer in won:
+        running_builds = [
+            instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"
+        ]
+        winning_answers = [answer.json for answer in results if answer.status == 200]
+        assert [build_answer["build-id"] for build_answer in winning_answers] == running_builds
+        assert len(winning_answers) <= 1
+        for build_answer in winning_answers:
             await api_with_table("POST", build_url(build_answer, "/finish"))
 
 
@@ -245,10 +247,13 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     build = await begin_build(api_with_table)
     old_files = [write_index_file(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
     await register_files(api_with_table, build, *old_files)
-    replaced = [index_file["location"] for index_file in old_files]
+    replaced_locations = [index_file["location"] for index_file in old_files]
     merged_index_files = [write_index_file(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(
-        *(register_files(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
+        *(
+            register_files(api_with_table, build, index_file, replaces=replaced_locations)
+            for index_file in merged_index_files
+        )
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
@@ -312,8 +317,8 @@ async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected
 
 async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin_build(api_with_table)
-    with monkeypatch.context() as newer:
-        newer.setattr(KINDS["bloom"], "version", 99)
+    with monkeypatch.context() as newer_version:
+        newer_version.setattr(KINDS["bloom"], "version", 99)
         data = build_index_file(build, FILES)
     answer = await register_files(api_with_table, build, write_index_file(build, "a", data))
     assert "version 99" in answer.error[2]
@@ -397,15 +402,17 @@ async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) 
 
 
 async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = await begin_build(api_with_table)
-    await register_files(api_with_table, silent, write_index_file(silent, "a", build_index_file(silent, FILES[:2])))
+    silent_build = await begin_build(api_with_table)
+    await register_files(
+        api_with_table, silent_build, write_index_file(silent_build, "a", build_index_file(silent_build, FILES[:2]))
+    )
     await begin_build(api_with_table)
     assert [instant["state"] for instant in await list_instants(api_with_table)] == ["inflight", "inflight"]
     monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
     await begin_build(api_with_table)
     states = [instant["state"] for instant in await list_instants(api_with_table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
-    assert "abandoned" in (await api_with_table("GET", build_url(silent))).json["reason"]
+    assert "abandoned" in (await api_with_table("GET", build_url(silent_build))).json["reason"]
     assert (await load_index(api_with_table))["files"] == 2
 
 

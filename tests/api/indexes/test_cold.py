@@ -34,15 +34,15 @@ from tests.server.rig import RunningServer, run_server
 class SlowWholeFiles(RecordingObjects):
     """An object store in which reads of whole index files wait until `let_go` is called."""
 
-    whole = asyncio.Event()
+    whole_file_event = asyncio.Event()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         if location.endswith(".puffin"):
-            await self.whole.wait()
+            await self.whole_file_event.wait()
         return await super().read(location, limit_bytes=limit_bytes)
 
     def let_go(self) -> None:
-        self.whole.set()
+        self.whole_file_event.set()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
     """Make reads of whole index files wait until `let_go` is called."""
     storage = SlowWholeFiles(server.components.objects)
-    storage.whole = asyncio.Event()
+    storage.whole_file_event = asyncio.Event()
     server.components.indexes._objects = storage
     return storage
 
@@ -84,11 +84,11 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     await table.index("keys", "record", ["id"], table.snapshots[-1].data)
     storage = delay_whole_files(server)
     keys = [draw_row(rng, 1)[:1] for _ in range(30)]
-    asking = asyncio.create_task(look_up(api, list(map(to_json_key, keys)), index="keys"))
+    lookup_task = asyncio.create_task(look_up(api, list(map(to_json_key, keys)), index="keys"))
     await asyncio.sleep(0.1)
-    assert not asking.done()
+    assert not lookup_task.done()
     storage.let_go()
-    assert decode_found_rows(await asking) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
+    assert decode_found_rows(await lookup_task) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
 async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) -> None:
@@ -127,11 +127,11 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
         (page,) = await read_pages(api, {"where": "id = 3"})
         return decode_rows(page["rows"]), page["exact"]
 
-    asking = asyncio.create_task(read_answers())
+    lookup_task = asyncio.create_task(read_answers())
     while not any(name.endswith(".puffin") for name in storage.reads):
         storage.let_go()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)
-    actual = await asking
+    actual = await lookup_task
     assert actual == (None, False) if kind == "bitmap" else not all(actual)
     for _ in range(1000):
         body = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json

@@ -124,7 +124,7 @@ def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, defin
     assert plan_report["plan-snapshot-id"] > 1 << 32
 
 
-def test_plan_says_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:
+def test_plan_states_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["d0"], "groups-max": 1}
     plan_report, groups = plan_cube(server, body)
     assert plan_report["reason"] == "the answer has 7 groups; the maximum is 1"

@@ -23,8 +23,8 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
     """Create the namespace `db` and users with roles in namespaces, and return the secrets of their tokens."""
     clock, secrets = SystemClock(), {}
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
-        for name, granted in roles.items():
-            grants = [Grant(name, role, path) for role, path in granted]
+        for name, role_names in roles.items():
+            grants = [Grant(name, role, path) for role, path in role_names]
             secrets[name] = await create_token(store, clock, name, None, grants)
         await store.transact([CreateNamespace(path=("db",), properties={})])
     return secrets
@@ -95,8 +95,8 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         assert (await root("PUT", "/api/v1/tables/db/t/indexes/by_name", body)).status == 200
         refusal = await define_cubes(wendy, 1)
         assert set(refusal.values()) == {403}, refusal
-        accepted = await define_cubes(rex, 2)
-        assert set(accepted.values()) <= {200, 204}, accepted
+        accepted_answer = await define_cubes(rex, 2)
+        assert set(accepted_answer.values()) <= {200, 204}, accepted_answer
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
         assert answer.error[0] == 403
         assert "wendy may not readRows in secret" in answer.error[2]
@@ -128,14 +128,14 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
         }
         for _ in range(2):  # An answer to one caller is not kept for another caller.
             for way, (path, request) in requests.items():
-                allowed = await rex("POST", path, request)
-                assert allowed.status == (404 if way == "join" else 200), (way, allowed.raw)
-                refused = await rita("POST", path, request)
-                assert refused.error[0] == 403, (way, refused.raw)
+                allowed_answer = await rex("POST", path, request)
+                assert allowed_answer.status == (404 if way == "join" else 200), (way, allowed_answer.raw)
+                refused_answer = await rita("POST", path, request)
+                assert refused_answer.error[0] == 403, (way, refused_answer.raw)
         term = {"type": "transform", "transform": ATTRIBUTE.removesuffix("(id)"), "term": "id"}
         for caller in (rita, rex):
-            direct = await caller("POST", requests["plan"][0], {"filter": {**column_filter, "term": term}})
-            assert direct.error[0] == 400, direct.raw
+            direct_answer = await caller("POST", requests["plan"][0], {"filter": {**column_filter, "term": term}})
+            assert direct_answer.error[0] == 400, direct_answer.raw
         # A column of the table has priority over an attribute with the same name.
         add = {"action": "add-schema", "schema": build_schema("spouse")}
         update = {"requirements": [], "updates": [add, {"action": "set-current-schema", "schema-id": -1}]}

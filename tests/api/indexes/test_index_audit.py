@@ -147,8 +147,8 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_
 async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
     build, (first_file,) = await create_build(api_with_table, FILES)
     await define_index(api_with_table, "other", kind="bitmap", columns=["data"])
-    unlisted = write_index_file(build, "unlisted", build_valid_index_file(build, FILES))["location"]
-    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first_file), ("nope", first_file)):
+    unlisted_file = write_index_file(build, "unlisted", build_valid_index_file(build, FILES))["location"]
+    for name, location in (("i", unlisted_file), ("i", "nope"), ("i", ""), ("other", first_file), ("nope", first_file)):
         assert (await quarantine_file(api_with_table, location, name=name)).error[0] == 404, (name, location)
     for body in ({"location": first_file}, {"location": first_file, "reason": " "}, {"location": 1, "reason": "x"}, {}):
         assert (await api_with_table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
@@ -256,10 +256,10 @@ async def test_only_index_files_of_the_table_are_registered(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = await begin_build(api_with_table)
-    with monkeypatch.context() as newer:
-        newer.setattr(KINDS["bloom"], "version", 99)
+    with monkeypatch.context() as newer_version:
+        newer_version.setattr(KINDS["bloom"], "version", 99)
         future = build_valid_index_file(build, FILES)
-    wrong = {
+    wrong_files = {
         "another table": build_index_file(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
         "another index": build_index_file(build, FILES, definition='{"kind":"bloom","terms":[]}'),
         "another kind": build_index_file(build, FILES, kind="bitmap"),
@@ -269,15 +269,15 @@ async def test_only_index_files_of_the_table_are_registered(
         "empty": b"",
         "future": future,
     }
-    for name, data in wrong.items():
+    for name, data in wrong_files.items():
         write_index_file(build, name, data)
     write_index_file(build, ".half-written", build_valid_index_file(build, FILES)[:100])
     rebuild_report = (await api_with_table("POST", REBUILD)).json
-    assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
+    assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong_files))
     reasons = {
         Path(omitted_file["location"]).name: omitted_file["reason"] for omitted_file in rebuild_report["left-out"]
     }
-    assert set(reasons) == set(wrong)
+    assert set(reasons) == set(wrong_files)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
     assert (await load_index(api_with_table))["index-files"] == []

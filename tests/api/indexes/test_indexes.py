@@ -84,8 +84,8 @@ async def test_index_is_defined_in_table_properties_and_listed(api_with_table: A
 
 async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: Api) -> None:
     await define_index(api_with_table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
-    paused = await define_index(api_with_table, "i", state="paused")
-    assert (paused["definition"], paused["state"], paused["health"]) == (
+    paused_index = await define_index(api_with_table, "i", state="paused")
+    assert (paused_index["definition"], paused_index["state"], paused_index["health"]) == (
         "bloom(lower(data), fpp=0.25)",
         "paused",
         "paused",
@@ -151,8 +151,10 @@ async def test_name_of_an_index_on_an_attribute_keeps_its_meaning(api_with_table
     assert "seamark.index.City" not in await read_properties(api_with_table)
     await define_index(api_with_table, "city_of_data", kind="bitmap", columns=[lookup(6, 1, 2, "data")])
     await define_index(api_with_table, "city", state="paused")
-    again = await define_index(api_with_table, "city", kind="bloom", columns=[lookup(6, 1, 2, "id")], state="enabled")
-    assert again["definition"].startswith("bloom(lookup[n.shops@6:1:2:string](id)")
+    second_definition = await define_index(
+        api_with_table, "city", kind="bloom", columns=[lookup(6, 1, 2, "id")], state="enabled"
+    )
+    assert second_definition["definition"].startswith("bloom(lookup[n.shops@6:1:2:string](id)")
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
@@ -165,16 +167,18 @@ async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api
     assert await read_properties(api_with_table) == {}
     assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
-    redefined = await define_index(api_with_table, "another")
-    assert (redefined["files"], redefined["rows"], redefined["lag-files"]) == (4, 100, 2)
+    redefined_index = await define_index(api_with_table, "another")
+    assert (redefined_index["files"], redefined_index["rows"], redefined_index["lag-files"]) == (4, 100, 2)
 
 
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:
     await define_index(api_with_table)
     build = await begin_build(api_with_table)
     removed_file = build_data_file("file:///t/gone.parquet", 0, 0, rows=999)
-    replaced = build_data_file(FILES[0].path, 1, 1, rows=11)
-    registration = write_index_file(build, "one", build_index_file(build, [*FILES[1:3], removed_file, replaced]))
+    replacement_file = build_data_file(FILES[0].path, 1, 1, rows=11)
+    registration = write_index_file(
+        build, "one", build_index_file(build, [*FILES[1:3], removed_file, replacement_file])
+    )
     second_index = write_index_file(build, "two", build_index_file(build, FILES[2:6], level=2))
     assert (await register_files(api_with_table, build, registration, second_index)).status == 200
     index = await load_index(api_with_table)
@@ -224,8 +228,8 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
 async def test_index_property_set_by_an_engine_defines_an_index(api_with_table: Api) -> None:
     assert await commit_table(api_with_table, build_property_commit(**{"seamark.index.typed": "bitmap(data)"})) == 200
     assert (await load_index(api_with_table, "typed"))["definition"] == "bitmap(data)"
-    paused = await define_index(api_with_table, "typed", state="paused")
-    assert (paused["field-ids"], paused["state"]) == ([2], "paused")
+    paused_index = await define_index(api_with_table, "typed", state="paused")
+    assert (paused_index["field-ids"], paused_index["state"]) == ([2], "paused")
 
 
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(api_with_table: Api) -> None:
@@ -277,8 +281,8 @@ async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
     await define_index(api_with_table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
-    paused = await define_index(api_with_table, "i", state="paused")
-    assert (paused["state"], paused["field-ids"]) == ("paused", [2])
+    paused_index = await define_index(api_with_table, "i", state="paused")
+    assert (paused_index["state"], paused_index["field-ids"]) == ("paused", [2])
     await _evolve(api_with_table, fields, 2)
     assert (await define_index(api_with_table, "i", state="enabled"))["field-ids"] == [2]
 
@@ -326,7 +330,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
     assert set(await read_properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
-async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
+async def test_reported_index_use_equals_the_counts_of_the_planner(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     index = await define_index(api)
     assert index["used"] is None
@@ -346,12 +350,12 @@ async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> N
     store = api_with_table.server.components.store
     assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1
-    (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
-    assert (await api_with_table("POST", f"/api/v1/dropped/{dropped['id']}/undrop")).status == 200
+    (dropped_table,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await api_with_table("POST", f"/api/v1/dropped/{dropped_table['id']}/undrop")).status == 200
     assert (await load_index(api_with_table))["files"] == 6
     assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
-    (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
-    assert (await api_with_table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
+    (dropped_table,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await api_with_table("DELETE", f"/api/v1/dropped/{dropped_table['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
     assert not any(
         Path(file["location"].removeprefix("file://")).exists() for file in (registration, unregistered_file)

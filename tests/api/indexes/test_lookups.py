@@ -59,7 +59,7 @@ def find_expected_rows(
     """
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for path, position, row in table.list_live_rows(snapshot):
-        by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
+        by_key.setdefault(tuple(repr(row[index - 1]) for index in columns), []).append((path, position))
     return sorted(
         (number, *found_row) for number, key in enumerate(keys) for found_row in by_key.get(tuple(map(repr, key)), [])
     )
@@ -84,23 +84,23 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
             files.append(
                 table.write_data_file([draw_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8)
             )
-        live = [*(table.snapshots[-1].data if table.snapshots else []), *files]
+        live_files = [*(table.snapshots[-1].data if table.snapshots else []), *files]
         await table.commit(files)
-        await table.commit(deletes=write_random_deletes(table, live, rng))
+        await table.commit(deletes=write_random_deletes(table, live_files, rng))
     return table
 
 
-def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
+def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: random.Random) -> list[Any]:
     """Write position and equality deletes for random rows of about half of the live files, and return the
     delete files.
     """
     delete_files: list[Any] = []
-    spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
+    spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files}
     vector_paths = {
-        delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
+        delete.referenced_path for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
     for part in (1, 2):
-        partition_files = [file for file in live if not table.partitioned or file.partition == (part,)]
+        partition_files = [file for file in live_files if not table.partitioned or file.partition == (part,)]
         chosen_files = [file for file in partition_files if rng.random() < 0.5]
         if not chosen_files:
             continue
@@ -111,18 +111,20 @@ def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Ra
         else:
             delete_files.append(
                 table.write_position_deletes(
-                    [(file.path, at) for file in chosen_files for at in spots[file.path]], part
+                    [(file.path, index) for file in chosen_files for index in spots[file.path]], part
                 )
             )
             chosen_file = rng.choice(chosen_files)
             delete_files.append(
                 table.write_position_deletes(
-                    [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
+                    [(chosen_file.path, index) for index in spots[chosen_file.path]], part, has_path_bounds=True
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [draw_row(rng, part) for _ in range(3)]
-        delete_files.append(table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+        delete_files.append(
+            table.write_equality_deletes(ids, [tuple(row[index - 1] for index in ids) for row in rows], part)
+        )
     return delete_files
 
 
@@ -140,7 +142,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
         await table.index("keys", "record", columns, table.snapshots[-1].data, parts=2)
         for snapshot in table.snapshots:
             rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
-            keys = [tuple(row[at - 1] for at in ids) for row in rows]
+            keys = [tuple(row[index - 1] for index in ids) for row in rows]
             answer = await look_up(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
@@ -151,7 +153,9 @@ async def test_lookups_equal_scans_in_every_snapshot(
 
 async def create_two_files(api: Api, **options: Any) -> tuple[StoredTable, list[Any]]:
     table = await StoredTable.create(api, **options)
-    files = [table.write_data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
+    files = [
+        table.write_data_file([(100 * n + index, f"n{index}", 0.5 * index, 1) for index in range(10)]) for n in range(2)
+    ]
     await table.commit(files)
     return table, files
 
@@ -372,8 +376,9 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit applies to all batches together. During the lookup, the memory of the expanded values counts as bytes
-    of the body.
+    """The limit applies to all batches together.
+
+    During the lookup, the memory of the expanded values counts as bytes of the body.
     """
     kept_sizes: list[int] = []
     keep = RequestSlot.keep
@@ -408,8 +413,8 @@ def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
     assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
-    with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
-    assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
+    array_with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
+    assert compute_expanded_bytes(array_with_nulls) - 8 * 3 == 3
 
 
 @pytest.mark.slow
@@ -459,9 +464,9 @@ async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> N
 @pytest.mark.slow
 async def test_one_request_can_look_up_a_million_keys(api: Api) -> None:
     table = await StoredTable.create(api)
-    files = [table.write_data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
+    files = [table.write_data_file([(4 * index + n, "a", None, 1) for index in range(150_000)]) for n in range(4)]
     await table.commit(files)
-    deleted_positions = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
+    deleted_positions = [(file.path, start) for file in files for start in range(0, 150_000, 1000)]
     await table.commit(deletes=[table.write_position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)

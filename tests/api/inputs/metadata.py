@@ -54,8 +54,8 @@ def list_bad_schemas() -> Iterator[BadInput]:
     yield make("a field id beyond 32 bits", _make_table_with_field("int", id=2**31))
     yield make("a field id beyond 64 bits", _make_table_with_field("int", id=2**64))
     yield make("a field without a name", _make_table_with_field("int", name=None))
-    twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
-    yield make("two fields with the same name", make_table(schema={"type": "struct", "fields": twice}))
+    repeated_fields = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
+    yield make("two fields with the same name", make_table(schema={"type": "struct", "fields": repeated_fields}))
     fields_with_one_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
     yield make("two fields with the same id", make_table(schema={"type": "struct", "fields": fields_with_one_id}))
     yield make(
@@ -174,10 +174,10 @@ def list_bad_commits() -> Iterator[BadInput]:
         "an invalid value of a reserved property",
         build_table_commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
     )
-    missing = BadInput(
+    missing_table = BadInput(
         "Commits", "unknown table", "POST", f"{T}/none", build_table_commit(), 404, "NoSuchTableException"
     )
-    yield missing
+    yield missing_table
 
 
 def list_other_inputs() -> Iterator[BadInput]:
@@ -191,11 +191,13 @@ def list_other_inputs() -> Iterator[BadInput]:
     view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     yield send("no version", V, {"name": "new", "schema": SCHEMA})
     yield send("a version without SQL", V, {**view, "view-version": {**VIEW_VERSION, "representations": []}})
-    double = [{"type": "sql", "sql": "SELECT 1", "dialect": dialect} for dialect in ("spark", "SPARK")]
+    repeated_representations = [
+        {"type": "sql", "sql": "SELECT 1", "dialect": dialect} for dialect in ("spark", "SPARK")
+    ]
     yield send(
         "two queries in the same dialect",
         V,
-        {**view, "view-version": {**VIEW_VERSION, "representations": double}},
+        {**view, "view-version": {**VIEW_VERSION, "representations": repeated_representations}},
         type_="IllegalArgumentException",
     )
     yield send("unknown update", f"{V}/v", {"updates": [{"action": "levitate"}]})

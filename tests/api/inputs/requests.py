@@ -45,8 +45,8 @@ def list_bad_bodies() -> Iterator[BadInput]:
     yield post("arrays nested 100,000 deep", b"[" * 100_000)
     yield post("arrays nested 100,000 deep in an ignored field", b'{"x":' + b"[" * 100_000)
     yield post("a number of 5,000 digits", b'{"namespace": [' + b"9" * 5_000 + b"]}")
-    large = b'{"namespace": ["' + b"a" * BODY_LIMIT_BYTES + b'"]}'
-    yield post("a body larger than `body_limit_bytes`", large, status=413, type_="PayloadTooLargeException")
+    large_body = b'{"namespace": ["' + b"a" * BODY_LIMIT_BYTES + b'"]}'
+    yield post("a body larger than `body_limit_bytes`", large_body, status=413, type_="PayloadTooLargeException")
     yield BadInput(
         "Bodies",
         "`Content-Encoding: gzip` with a body that is not gzip",
@@ -55,8 +55,8 @@ def list_bad_bodies() -> Iterator[BadInput]:
         b"x" * 50,
         headers=(("Content-Encoding", "gzip"),),
     )
-    unknown, media = (("Content-Encoding", "lzw"),), "UnsupportedMediaTypeException"
-    yield BadInput("Bodies", "unknown content encoding", "POST", N, b"x" * 50, 415, media, unknown)
+    unknown_encoding, media = (("Content-Encoding", "lzw"),), "UnsupportedMediaTypeException"
+    yield BadInput("Bodies", "unknown content encoding", "POST", N, b"x" * 50, 415, media, unknown_encoding)
 
 
 def list_bad_names() -> Iterator[BadInput]:
@@ -143,9 +143,15 @@ def list_bad_locations() -> Iterator[BadInput]:
     yield BadInput("Locations", "a namespace location outside of the warehouse", "POST", f"{D}/properties", properties)
     path = build_table_commit({"action": "set-properties", "updates": {"write.metadata.path": "file:///etc"}})
     yield BadInput("Locations", "a metadata path outside of the warehouse", "POST", f"{T}/t", path)
-    missing = {"name": "new", "metadata-location": "{warehouse}/db/none.metadata.json"}
+    missing_metadata = {"name": "new", "metadata-location": "{warehouse}/db/none.metadata.json"}
     yield BadInput(
-        "Locations", "a registered file that does not exist", "POST", f"{D}/register", missing, 404, "NotFoundException"
+        "Locations",
+        "a registered file that does not exist",
+        "POST",
+        f"{D}/register",
+        missing_metadata,
+        404,
+        "NotFoundException",
     )
     view_as_table = {"name": "new", "metadata-location": "{view}"}
     yield BadInput("Locations", "a view registered as a table", "POST", f"{D}/register", view_as_table)

@@ -93,8 +93,8 @@ def list_bad_changes() -> Iterator[BadInput]:
     yield send("a summary that is too long", add() | {"summary": {"a": "x" * 20_000}})
     index = {"location": "{warehouse}/x.puffin", "size-in-bytes": 10}
     yield send("an index file outside of the table's folder", add() | {"index-files": [index]})
-    missing = add(), 404, "NoSuchTableException"
-    yield BadInput("Changes", "unknown table", "POST", "/api/v1/tables/db/none/commit", *missing)
+    missing_table = add(), 404, "NoSuchTableException"
+    yield BadInput("Changes", "unknown table", "POST", "/api/v1/tables/db/none/commit", *missing_table)
 
 
 def list_bad_indexes() -> Iterator[BadInput]:
@@ -126,13 +126,17 @@ def list_bad_indexes() -> Iterator[BadInput]:
     yield put_index(
         "the name of an index of the partition spec", make_bloom_filter("id"), "/api/v1/tables/db/t/indexes/bucket:id"
     )
-    missing = (404, "NotFoundException")
-    yield BadInput("Indexes", "drop of an unknown index", "DELETE", index, None, *missing)
-    yield BadInput("Indexes", "build of an unknown index", "POST", f"{index}/builds", None, *missing)
-    yield BadInput("Indexes", "unknown build", "GET", f"{index}/builds/x", None, *missing)
-    audited = {"location": "file:///x", "reason": "it lies"}
-    yield BadInput("Indexes", "quarantine of an unknown index file", "POST", f"{index}/quarantine", audited, *missing)
-    yield BadInput("Indexes", "audit of an unknown index", "POST", f"{index}/audits", {"index-files": 1}, *missing)
+    missing_index = (404, "NotFoundException")
+    yield BadInput("Indexes", "drop of an unknown index", "DELETE", index, None, *missing_index)
+    yield BadInput("Indexes", "build of an unknown index", "POST", f"{index}/builds", None, *missing_index)
+    yield BadInput("Indexes", "unknown build", "GET", f"{index}/builds/x", None, *missing_index)
+    audit_report = {"location": "file:///x", "reason": "it lies"}
+    yield BadInput(
+        "Indexes", "quarantine of an unknown index file", "POST", f"{index}/quarantine", audit_report, *missing_index
+    )
+    yield BadInput(
+        "Indexes", "audit of an unknown index", "POST", f"{index}/audits", {"index-files": 1}, *missing_index
+    )
     yield BadInput("Indexes", "audit with a negative number of files", "POST", f"{index}/audits", {"index-files": -1})
 
 
@@ -230,5 +234,7 @@ def list_bad_joins() -> Iterator[BadInput]:
     for description, depth in (("joins nested 400 levels deep", 400), ("joins nested 4,000 levels deep", 4_000)):
         deep_body = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
         yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep_body)
-    wrong = {"joins": [join(on={"id": "idd"})]}
-    yield BadInput("Joins", "an explained plan with an unknown column", "POST", "/api/v1/tables/db/t/explain", wrong)
+    wrong_join = {"joins": [join(on={"id": "idd"})]}
+    yield BadInput(
+        "Joins", "an explained plan with an unknown column", "POST", "/api/v1/tables/db/t/explain", wrong_join
+    )

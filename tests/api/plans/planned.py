@@ -24,9 +24,9 @@ from tests.planner.lakes.metrics import ColumnMetrics
 T = "/v1/namespaces/db/tables/t"
 EQ_5 = {"type": "eq", "term": "id", "value": 5}
 PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
-JAVA = {"User-Agent": "Apache-HttpClient/5.6.4 (Java/17.0.15)", "X-Client-Version": "Apache Iceberg 1.12.0"}
+JAVA_HEADERS = {"User-Agent": "Apache-HttpClient/5.6.4 (Java/17.0.15)", "X-Client-Version": "Apache Iceberg 1.12.0"}
 KINDS = {1: "long", 2: "string"}
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
 def build_data_file(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:

@@ -176,9 +176,11 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             assert [path for path in kept_file_paths if path in planned_paths] == [
                 task["data-file"]["file-path"] for task in tasks
             ]
-            never = sum(residual["files"] for residual in actual_table["residuals"] if residual["residual"] is False)
-            assert len(kept_file_paths) == len(planned_paths) + never
-            if not never:
+            never_count = sum(
+                residual["files"] for residual in actual_table["residuals"] if residual["residual"] is False
+            )
+            assert len(kept_file_paths) == len(planned_paths) + never_count
+            if not never_count:
                 assert actual_table["delete-files"] == len(plan.json.get("delete-files", [])), case
             residuals: dict[str, int] = {}
             for task in tasks:

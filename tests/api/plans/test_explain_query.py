@@ -67,14 +67,14 @@ async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(st
 
 async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_join_allows(star: Star) -> None:
     rng = random.Random(first_seed())
-    fewer = 0
+    fewer_count = 0
     for _ in range(25):
         region, low, nation = rng.choice(REGIONS), rng.randrange(2000), rng.randrange(25)
         span = rng.choice((3, 40, 400))
         parts = {
-            f"s.s_region = '{region}'": lambda n, of=region: REGIONS[n % 4] == of,
+            f"s.s_region = '{region}'": lambda n, region_name=region: REGIONS[n % 4] == region_name,
             f"s.s_key BETWEEN {low} AND {low + span}": lambda n, low=low, span=span: low <= n <= low + span,
-            f"s.s_nation = {nation}": lambda n, of=nation: n % 25 == of,
+            f"s.s_nation = {nation}": lambda n, nation_key=nation: n % 25 == nation_key,
             f"f.f_supplier >= {low}": lambda n, low=low: n >= low,
         }
         chosen_parts = rng.sample(sorted(parts), rng.randint(1, 3))
@@ -84,8 +84,8 @@ async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_
         assert tables["fact"]["plan"]["files"] >= count_files_with_rows(star, expected), query
         if expected and not any(part.startswith("f.") for part in chosen_parts):
             assert tables["fact"]["plan"]["files"] <= len({n // 100 for n in expected}), query
-        fewer += tables["fact"]["plan"]["files"] < 20
-    assert fewer > 10
+        fewer_count += tables["fact"]["plan"]["files"] < 20
+    assert fewer_count > 10
 
 
 async def test_table_name_without_a_namespace_uses_the_namespace_of_the_request(star: Star) -> None:
@@ -249,10 +249,10 @@ async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> Non
         name: list(zip(join["not-used"], join["not-used-reasons"], strict=True)) for name, join in plans.items()
     }
     assert unused_joins["supplier"] == []
-    unknown, unfit = unused_joins["fact"]
-    assert unknown == ("s_regio", "no table of the query has this column; did you mean s_region")
-    assert unfit[0] == "\"f_key\" = 'x'"
-    assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
+    unknown_column, unfit_literal = unused_joins["fact"]
+    assert unknown_column == ("s_regio", "no table of the query has this column; did you mean s_region")
+    assert unfit_literal[0] == "\"f_key\" = 'x'"
+    assert unfit_literal[1].startswith("'x' is not a literal of f_key, which is ")
 
 
 @pytest.mark.few_cases(4)

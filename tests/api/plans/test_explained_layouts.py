@@ -86,15 +86,15 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
         reported_layouts = await read_layouts(api, f"id >= {low} AND id <= {low + span}")
         if ("id",) in reported_layouts:
             count += 1
-            true = count_kept_files(ids.ravel(), (ids, low, low + span))
-            assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
+            expected_files = count_kept_files(ids.ravel(), (ids, low, low + span))
+            assert abs(reported_layouts["id",] - expected_files) <= max(2, 0.3 * expected_files), (low, span)
         first_number = int(rng.integers(0, 26**3 - 600))
         reported_layouts = await read_layouts(
             api, f"data >= '{build_word(first_number)}' AND data < '{build_word(first_number + 500)}'"
         )
         count += 1
-        true = count_kept_files(letters.ravel(), (letters, first_number, first_number + 499))
-        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first_number
+        expected_files = count_kept_files(letters.ravel(), (letters, first_number, first_number + 499))
+        assert abs(reported_layouts["data",] - expected_files) <= max(2, 0.3 * expected_files), first_number
     assert count > 15
 
 
@@ -114,10 +114,10 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
             f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first_number)}' AND data <"
             f" '{build_word(first_number + 2500)}'",
         )
-        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first_number, first_number + 2499))
+        expected_files = count_kept_files(keys, (ids, low, low + 9000), (letters, first_number, first_number + 2499))
         shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
         assert shared_files < min(reported_layouts["id",], reported_layouts["data",])
-        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first_number)
+        assert expected_files / 2.5 <= shared_files <= 2.5 * expected_files, (low, first_number)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
@@ -148,7 +148,7 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("low", "high", "below"),
+    ("low", "high", "bound"),
     [
         (1e10, 1e10, None),
         (5e-324, 5e-324, None),
@@ -158,11 +158,11 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
         (-1.0, 1.0, -0.75),
     ],
 )
-async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
+async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, bound: float | None) -> None:
     """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
-        below: An eighth of the values are below this value. None if all values are equal or nearly equal.
+        bound: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
@@ -176,5 +176,5 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     for number in numbers:
         for condition in (f"d = {number!r}", f"d <= {number!r}", f"d > {number!r}", f"d IN (0.25, {number!r})"):
             await read_layouts(api, condition)
-    if below is not None:
-        assert await read_layouts(api, f"d < {below!r}") == {("d",): FILES // 8}
+    if bound is not None:
+        assert await read_layouts(api, f"d < {bound!r}") == {("d",): FILES // 8}

@@ -73,10 +73,10 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
     home, foreign_folder = (await lake.find_folder("mine")).parent, await lake.find_folder("theirs")
     location = f"file://{foreign_folder}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
-    by_location = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
+    location_updates = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
     set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{foreign_folder}"}}
     by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
-    for updates in (by_location, by_property):
+    for updates in (location_updates, by_property):
         answer = await create_table_with_rows(lake, "x", *updates, *_build_snapshot_updates(5, location))
         assert answer.status == 400, answer.raw
         assert "outside the table's folders" in answer.json["error"]["message"]

@@ -18,7 +18,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, build_property_commit
-from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
+from tests.api.plans.planned import JAVA_HEADERS, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
 from tests.server.rig import run_server
@@ -138,8 +138,8 @@ async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
             body = {"name": "t", "schema": SCHEMA}
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
         foreign_folder = await lake.find_folder("theirs")
-        secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1)
+        secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
+        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1)
         list_location = write_manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
         assert (await lake.commit("root", "theirs", 1, list_location)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
@@ -148,8 +148,8 @@ async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
 
 async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNamespaces) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
-    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)
+    secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
@@ -161,19 +161,19 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
         ),
     }
     for status in (ADDED, EXISTING):
-        naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
+        naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
         attempts[f"its file with status {status}"] = write_manifest_list(
             own_folder / "metadata" / f"l3{status}.avro", [naming]
         )
-    dotted = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    naming = write_manifest(own_folder / "metadata" / "dots.avro", [dotted], 7)
+    path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
+    naming = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
     attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [naming])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
         assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), description
-    unlisted = {"manifest-list": None, "manifests": [f"file://{foreign_folder}/metadata/m.avro"]}
-    assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
+    snapshot_without_list = {"manifest-list": None, "manifests": [f"file://{foreign_folder}/metadata/m.avro"]}
+    assert (await lake.commit("wendy", "mine", 200, "", **snapshot_without_list)).status in (400, 403)
     statistics = {
         "snapshot-id": 1,
         "statistics-path": f"file://{foreign_folder}/metadata/stats.puffin",
@@ -197,9 +197,9 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     (own_folder / "link").symlink_to(foreign_folder)
     (own_folder / "metadata" / "snap-link.avro").symlink_to(foreign_folder / "metadata" / "snap.avro")
     (own_folder / "data" / "link.parquet").symlink_to(foreign_folder / "data" / f"{SECRET}.parquet")
-    behind = f"file://{own_folder}/link"
+    link_location = f"file://{own_folder}/link"
     attempts = {
-        "its manifest list": f"{behind}/metadata/snap.avro",
+        "its manifest list": f"{link_location}/metadata/snap.avro",
         "its manifest list, by a link in its place": f"file://{own_folder}/metadata/snap-link.avro",
     }
     for principal in ("wendy", "root"):
@@ -212,7 +212,7 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
             )
         statistics = {
             "snapshot-id": 1,
-            "statistics-path": f"{behind}/metadata/stats.puffin",
+            "statistics-path": f"{link_location}/metadata/stats.puffin",
             "file-size-in-bytes": 4,
             "file-footer-size-in-bytes": 1,
             "blob-metadata": [],
@@ -220,15 +220,15 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
-    for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
+    for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
         naming = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
         listed_manifest_list = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
         answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
-    hidden = write_manifest(
+    hidden_manifest = write_manifest(
         own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden])
+    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
     (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
@@ -251,10 +251,10 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
     )
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
     write_manifest_list(
         own_folder / "metadata" / "l.avro",
-        [write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)],
+        [write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)],
     )
     for principal in ("wendy", "root"):
         answer = await lake.plan(principal, "mine")
@@ -273,15 +273,15 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     """
     foreign_metadata_folder = (await lake.find_folder("theirs")) / "metadata"
     path, own_metadata_path = await lake.forge_table_of_another_catalog()
-    secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
-    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
-    longer = replace(secret_manifest, length=secret_manifest.length + 1000)
-    missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
-    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
+    secret_file = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
+    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret_file], 1, write=False)
+    long_manifest = replace(secret_manifest, length=secret_manifest.length + 1000)
+    missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret_file], 1, write=False)
+    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret_file], 1)
     (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
     lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
     for number, listed_manifest in enumerate(
-        (secret_manifest, longer, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
+        (secret_manifest, long_manifest, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
     ):
         lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
@@ -303,7 +303,7 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
             "refs": refs,
         }
         lake.overwrite_metadata(path, forged_table)
-        for client in (PYICEBERG, JAVA):
+        for client in (PYICEBERG, JAVA_HEADERS):
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {}, client)
             answers.add((answer.status, *answer.error[1:]))
     assert [(status, kind) for status, kind, _ in answers] == [(403, "ForbiddenException")], answers
@@ -321,11 +321,11 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
         "a writer of the whole catalog may commit it"
     )
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
+    allowed_properties = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
-    assert (await lake("wendy", "POST", table, build_property_commit(**allowed))).error[0] == 403
+    assert (await lake("wendy", "POST", table, build_property_commit(**allowed_properties))).error[0] == 403
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    assert (await lake("root", "POST", table, build_property_commit(**allowed))).status == 200
+    assert (await lake("root", "POST", table, build_property_commit(**allowed_properties))).status == 200
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 
@@ -414,8 +414,8 @@ async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(la
     assert lake.planner.read_stats().views == views_before + 1
 
 
-@pytest.mark.parametrize("many", [1, 100])
-async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNamespaces, many: int) -> None:
+@pytest.mark.parametrize("file_count", [1, 100])
+async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNamespaces, file_count: int) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     list_location = write_manifest_list(
         own_folder / "metadata" / "l.avro",
@@ -426,9 +426,11 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNa
         ],
     )
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(many)]
-    dotted = build_data_file(f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9)
-    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, dotted], 7)
+    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(file_count)]
+    file_with_dots = build_data_file(
+        f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9
+    )
+    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, file_with_dots], 7)
     write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403
@@ -448,18 +450,18 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
         )
         list_location = write_manifest_list(metadata / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
-    secret = foreign_folder / "data" / f"{SECRET}.parquet"
-    for path in (secret, own_folder / "data" / "7.parquet", own_folder / "data" / "8.parquet"):
+    secret_file = foreign_folder / "data" / f"{SECRET}.parquet"
+    for path in (secret_file, own_folder / "data" / "7.parquet", own_folder / "data" / "8.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"rows")
     location = (
-        f"file://{secret}"
+        f"file://{secret_file}"
         if overwritten == "manifest"
-        else f"file://{own_folder}/../{foreign_folder.name}/data/{secret.name}"
+        else f"file://{own_folder}/../{foreign_folder.name}/data/{secret_file.name}"
     )
     if overwritten == "manifest list":
         foreign = write_manifest(
-            foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret}", 1, 9)], 1, write=False
+            foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret_file}", 1, 9)], 1, write=False
         )
         write_manifest_list(metadata / "l7.avro", [foreign])
     else:
@@ -553,9 +555,9 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespac
         )
         list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
-    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
     foreign = [
-        write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)
+        write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret_file], number) for number in (1, 2, 3)
     ]
     write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
     paths_before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}

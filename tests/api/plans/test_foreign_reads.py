@@ -49,7 +49,7 @@ async def _send_change(lake: TwoNamespaces, value: str, **body: Any) -> Answer:
 
 async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamespaces) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
-    secret = _write_secret_file(foreign_folder / "data" / "victim.parquet")
+    secret_file = _write_secret_file(foreign_folder / "data" / "victim.parquet")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
@@ -57,7 +57,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     # The test overwrites the manifest and the manifest list after the commit.
     write_manifest_list(
-        own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret], 7)]
+        own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret_file], 7)]
     )
     for value in (SECRET, "another"):
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
@@ -159,8 +159,8 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
     assert await commit(13, "main", 11, 3, [first_manifest, third]) == 200
     # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
     write_manifest_list(own_folder / "l13.avro", [first_manifest, third, victim])
-    stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
-    own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
+    stale_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
+    own_manifest = _write_manifest(own_folder / "n1.avro", stale_entries, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
         "a writer of the whole catalog cannot rebase it either"

@@ -71,7 +71,9 @@ class Star:
 async def create_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
-    files = [star.fact.make_file([_build_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
+    files = [
+        star.fact.make_file([_build_sale(100 * number + start) for start in range(0, 100, 5)]) for number in range(20)
+    ]
     await star.fact.commit(files)
     star.supplier = await StarTable.create(api, "supplier", SUPPLIER)
     rows = [_build_supplier(number) for number in range(2000)]
@@ -254,9 +256,14 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created_table.status == 200, created_table.raw
         hidden_join = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
-        deeper = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
-        missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
-        for joins, status in (([build_supplier_join()], 200), ([hidden_join], 403), ([deeper], 403), ([missing], 403)):
+        deep_join = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        missing_join = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
+        for joins, status in (
+            ([build_supplier_join()], 200),
+            ([hidden_join], 403),
+            ([deep_join], 403),
+            ([missing_join], 403),
+        ):
             for route in ("plan-tables", "explain"):
                 answer = await rita("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})
                 assert answer.status == status, answer.raw
@@ -267,9 +274,9 @@ async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
     join = build_supplier_join("s_key BETWEEN 250 AND 449")
     plans = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
-    explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
-    assert plans.files == explained.files == 3
-    assert plans.joins == explained.joins
+    explanation = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
+    assert plans.files == explanation.files == 3
+    assert plans.joins == explanation.joins
     assert plans.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
 

@@ -20,9 +20,9 @@ from tests.server.test_bodies import make_tokens
 
 
 class SlowPlanner:
-    """A planner whose plans wait until `go` is set. It reports that a plan must decode `undecoded` entries."""
+    """A planner whose plans wait until `go` is set. It reports that a plan must decode `undecoded_entries` entries."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded_entries: int) -> None:
         self.go = asyncio.Event()
         self.plan_count = 0
         plan = Planner.plan
@@ -33,7 +33,7 @@ class SlowPlanner:
             return await plan(planner, bound_scan, entry)
 
         async def estimate_undecoded(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
-            return undecoded
+            return undecoded_entries
 
         monkeypatch.setattr(Planner, "plan", plan_after_release)
         monkeypatch.setattr(Planner, "estimate_entries_to_decode", estimate_undecoded)
@@ -43,29 +43,29 @@ class SlowPlanner:
 async def test_plan_that_reads_very_much_is_answered_later(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowPlanner(monkeypatch, 10_000_000)
-    submitted = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
-    assert set(submitted.json) == {"status", "plan-id"}
-    assert submitted.json["status"] == "submitted"
-    plan = f"{T}/plan/{submitted.json['plan-id']}"
+    slow_planner = SlowPlanner(monkeypatch, 10_000_000)
+    submitted_plan = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
+    assert set(submitted_plan.json) == {"status", "plan-id"}
+    assert submitted_plan.json["status"] == "submitted"
+    plan = f"{T}/plan/{submitted_plan.json['plan-id']}"
     assert (await api_with_files("GET", plan)).json == {"status": "submitted"}
-    slow.go.set()
+    slow_planner.go.set()
     while (answer := await api_with_files("GET", plan)).json["status"] == "submitted":
         await asyncio.sleep(0.01)
     assert answer.json["status"] == "completed"
     assert list_planned_numbers(answer) == [0]
     assert (await api_with_files("GET", plan)).json == answer.json, "the client may request the result again"
-    assert slow.plan_count == 1, "the second request does not plan again"
+    assert slow_planner.plan_count == 1, "the second request does not plan again"
 
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowPlanner(monkeypatch, 10_000_000)
+    slow_planner = SlowPlanner(monkeypatch, 10_000_000)
     async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         await append_files(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
-        slow.go.set()
+        slow_planner.go.set()
         while (answer := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
         assert list_planned_numbers(answer) == [0, 1, 2]
@@ -75,7 +75,7 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
 
 
 async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowPlanner(monkeypatch, 10_000_000)
+    slow_planner = SlowPlanner(monkeypatch, 10_000_000)
     plan_id = (await api_with_files("POST", f"{T}/plan", {})).json["plan-id"]
     monkeypatch.setattr(planning, "POLL_S", 20)
     task = asyncio.create_task(api_with_files("GET", f"{T}/plan/{plan_id}"))
@@ -84,9 +84,9 @@ async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch:
     # The answer is not "cancelled", because another client may have the same plan. A client that has cancelled does not
     # poll.
     assert (await task).json == {"status": "submitted"}
-    slow.go.set()
+    slow_planner.go.set()
     await asyncio.sleep(0.05)
-    assert slow.plan_count == 0
+    assert slow_planner.plan_count == 0
     assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204, (
         "a repeated cancellation gets the same answer"
     )
@@ -96,7 +96,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal requests for a table have equal ids."""
-    slow, secrets = SlowPlanner(monkeypatch, 10_000_000), await make_tokens(tmp_path)
+    slow_planner, secrets = SlowPlanner(monkeypatch, 10_000_000), await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token") as server:
         api = Api(server)
 
@@ -115,7 +115,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         task = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
-        slow.go.set()
+        slow_planner.go.set()
         answer = await task
         assert answer.json["status"] == "completed"
         assert list_planned_numbers(answer) == [0, 1, 2]
@@ -124,8 +124,8 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
 async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowPlanner(monkeypatch, 10_000_000)
-    slow.go.set()
+    slow_planner = SlowPlanner(monkeypatch, 10_000_000)
+    slow_planner.go.set()
     assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
 
 

@@ -53,8 +53,8 @@ async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers
         assert len(tasks) == 30
         assert all(("residual-filter" in task) is not is_seamark for task in tasks)
         assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if is_seamark else None}
-    wrong = await paging_api("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
-    assert wrong.error[:2] == (400, "BadRequestException")
+    wrong_answer = await paging_api("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
+    assert wrong_answer.error[:2] == (400, "BadRequestException")
 
 
 async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) -> None:
@@ -126,11 +126,13 @@ async def expire_snapshots(api: Api, *snapshot_ids: int) -> None:
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
     """The start snapshot is exclusive. After it expires, scans from this snapshot and their pages continue to work."""
     await append_files(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
-    between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
-    plan_before = await paging_api("POST", f"{T}/plan", between)
+    snapshot_range = {"start-snapshot-id": 1, "end-snapshot-id": 2}
+    plan_before = await paging_api("POST", f"{T}/plan", snapshot_range)
     await expire_snapshots(paging_api, 1)
     assert await read_all_pages(paging_api, plan_before) == list(range(30, 60))
-    assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
+    assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", snapshot_range)) == list(
+        range(30, 60)
+    )
 
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paging_api: Api) -> None:
@@ -161,12 +163,12 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
         await api.table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         values = [n * 7919 % 10_007 for n in range(3_000)]
-        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
-        assert "plan-tasks" not in long.json
-        assert list_planned_numbers(long) == list(range(30))
+        long_answer = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+        assert "plan-tasks" not in long_answer.json
+        assert list_planned_numbers(long_answer) == list(range(30))
 
 
-JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+JAVA_HEADERS = {"X-Client-Version": "Apache Iceberg 1.12.0"}
 SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
 LONG_IN_FILTER = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
 
@@ -200,7 +202,9 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
+@pytest.mark.parametrize(
+    "headers", [JAVA_HEADERS, {"X-Seamark-Residuals": "exact"}, {**JAVA_HEADERS, "X-Seamark-Residuals": "Exact"}]
+)
 async def test_client_that_filters_only_by_residuals_gets_complete_residuals_on_smaller_pages(
     api_with_small_pages: Api, headers: dict[str, str]
 ) -> None:
@@ -214,7 +218,7 @@ async def test_client_that_filters_only_by_residuals_gets_complete_residuals_on_
 
 async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer(api_with_small_pages: Api) -> None:
     for headers, residual in (
-        ({**JAVA, **SHORT_RESIDUALS}, "and"),
+        ({**JAVA_HEADERS, **SHORT_RESIDUALS}, "and"),
         (PYICEBERG, "and"),
         (SHORT_RESIDUALS, None),
         ({}, None),
@@ -224,7 +228,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {actual and actual["type"] for actual in residuals} == {residual}
     # A client that needs complete residuals does not get this cached answer.
-    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
+    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA_HEADERS)
     assert "plan-tasks" in second_answer.json
 
 
@@ -233,9 +237,11 @@ async def test_plan_tasks_with_short_residuals_are_split_when_fetched_with_compl
         api = Api(server)
         await api.table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
-        short = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
-        assert len(short.json["plan-tasks"]) == 2
-        tasks = await fetch_tasks(api, short, JAVA, 60_000)
+        short_answer = await api(
+            "POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA_HEADERS, **SHORT_RESIDUALS}
+        )
+        assert len(short_answer.json["plan-tasks"]) == 2
+        tasks = await fetch_tasks(api, short_answer, JAVA_HEADERS, 60_000)
         assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
         assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
 
@@ -244,9 +250,9 @@ async def test_plan_task_too_large_for_one_answer_is_split_again(
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
-    whole_plan = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
+    whole_plan = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA_HEADERS)
     assert 2 <= len(whole_plan.json["plan-tasks"]) < 5
-    tasks = await fetch_tasks(api_with_small_pages, whole_plan, JAVA, 60_000)
+    tasks = await fetch_tasks(api_with_small_pages, whole_plan, JAVA_HEADERS, 60_000)
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 
@@ -255,11 +261,13 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
-    refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
+    refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA_HEADERS)
     assert refusal.error[:2] == (400, "BadRequestException")
     assert all(advice in refusal.error[2] for advice in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
     assert list_planned_numbers(
-        await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
+        await api_with_small_pages(
+            "POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA_HEADERS, **SHORT_RESIDUALS}
+        )
     ) == list(range(30))
 
 

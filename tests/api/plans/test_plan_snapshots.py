@@ -46,19 +46,19 @@ async def request_lease(plan_api: PlanApi, ids: list[Any], lease_s: Any, headers
 
 
 async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: PlanApi) -> None:
-    real = (await load_snapshots(plan_api, {}))[1]
+    real_metadata = (await load_snapshots(plan_api, {}))[1]
     plan = await make_plan(plan_api)
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
     assert plan_id > 1 << 31
     snapshots = await load_snapshots(plan_api)
     assert set(snapshots) == {1, plan_id}
-    assert snapshots[1] == real
+    assert snapshots[1] == real_metadata
     snapshot = snapshots[plan_id]
     assert list(read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
     assert (snapshot["parent-snapshot-id"], snapshot["schema-id"]) == (1, 0)
-    assert snapshot["sequence-number"] == real["sequence-number"]
-    assert snapshot["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
+    assert snapshot["sequence-number"] == real_metadata["sequence-number"]
+    assert snapshot["timestamp-ms"] == real_metadata["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHER_HOLDER):
         for query in ("", "?snapshots=refs"):
             assert set(await load_snapshots(plan_api, headers, query)) == {1}
@@ -73,16 +73,16 @@ async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> Non
         return answer.status, answer.headers["ETag"]
 
     for query in ("", "?snapshots=refs"):
-        untagged = (await read_status_and_tag(query=query))[1]
+        tag_without_plans = (await read_status_and_tag(query=query))[1]
         plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
-        status, tagged = await read_status_and_tag(untagged, query)
-        assert (status, tagged != untagged) == (200, True)
-        assert await read_status_and_tag(tagged, query) == (304, tagged)
+        status, tag_with_plans = await read_status_and_tag(tag_without_plans, query)
+        assert (status, tag_with_plans != tag_without_plans) == (200, True)
+        assert await read_status_and_tag(tag_with_plans, query) == (304, tag_with_plans)
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
         await request_lease(plan_api, [plan_id], 0)
-        assert await read_status_and_tag(tagged, query) == (200, untagged)
+        assert await read_status_and_tag(tag_with_plans, query) == (200, tag_without_plans)
 
 
 async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:

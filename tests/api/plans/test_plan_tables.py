@@ -142,9 +142,7 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped their names since the reader loaded the table, so each name belongs to the
-    other column.
-    """
+    """Two columns have swapped names since the reader loaded the table, so each name belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
@@ -233,10 +231,10 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
                 ("(plan_table_files_limit)", "(plan_tables_bytes)") if name == "t" else ""
             )
             assert ("misread" in new_body) == (name == "t")
-            (declined,) = [
+            (declined_request,) = [
                 (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", {**body, "hide-partitions": False})).json
             ]
-            assert "misread" not in declined
+            assert "misread" not in declined_request
 
 
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
@@ -308,9 +306,9 @@ async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) 
 
 
 async def test_lease_has_the_requested_length_up_to_the_limit(plan_api: PlanApi) -> None:
-    for request, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
+    for request, granted_s in ((7, 7), (3600, 3600), (10**6, 3600)):
         plan = await plan_api.plan(predicate=f"id = {request}", **{"lease-s": request})
-        assert abs(plan["expires-at-ms"] - plan_api.clock.now_ms() - granted * 1000) < 1000
+        assert abs(plan["expires-at-ms"] - plan_api.clock.now_ms() - granted_s * 1000) < 1000
 
 
 async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -325,10 +323,10 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    plan_again = await plan_api.plan(predicate="id = 5")
-    assert plan_again["name"] == plan["name"]
+    plan_under_a_new_lease = await plan_api.plan(predicate="id = 5")
+    assert plan_under_a_new_lease["name"] == plan["name"]
     assert list_plan_files(tmp_path) == files
-    assert await plan_api.list_files_of_plan(plan_again["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan_under_a_new_lease["name"]) == [0]
 
 
 async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -353,8 +351,11 @@ async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: 
             404,
             "NoSuchTableException",
         )
-    for bad in ({"lease-s": 0}, {"lease": 5}, []):
-        assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
+    for bad_body in ({"lease-s": 0}, {"lease": 5}, []):
+        assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", bad_body)).error[:2] == (
+            400,
+            "BadRequestException",
+        )
 
 
 async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
@@ -469,7 +470,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
     loaded_table = await plan_api.load("t")
     register = {"name": NAME, "metadata-location": loaded_table["metadata-location"]}
     change = {"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(a="b")}
-    staged = {"requirements": [{"type": "assert-create"}], "updates": []}
+    staged_commit = {"requirements": [{"type": "assert-create"}], "updates": []}
 
     def rename(source: str, target: str) -> dict[str, Any]:
         return {
@@ -479,7 +480,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
 
     requests: list[tuple[str, str, Any]] = [
         ("POST", f"{STANDARD_TABLES}/{name}", build_property_commit(a="b")),
-        ("POST", f"{STANDARD_TABLES}/{NAME}", staged),
+        ("POST", f"{STANDARD_TABLES}/{NAME}", staged_commit),
         ("DELETE", f"{STANDARD_TABLES}/{name}", None),
         ("DELETE", f"{STANDARD_TABLES}/{name}?purgeRequested=true", None),
         ("POST", f"{STANDARD_TABLES}/{name}/unregister", None),
@@ -507,8 +508,8 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
 
 async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: PlanApi) -> None:
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
-    (dropped,) = (await plan_api("GET", "/api/v1/dropped")).json["dropped"]
-    answer = await plan_api("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
+    (dropped_entry,) = (await plan_api("GET", "/api/v1/dropped")).json["dropped"]
+    answer = await plan_api("POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {"name": NAME})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
@@ -527,7 +528,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([SaveGrant(Grant("tess", "read", ("db",), "table", "t"))])
     async with run_server(tmp_path, auth="token") as server:
-        root, rita, deep, tess = (UserApi(server, secrets[name]) for name in grants)
+        root, rita, deep_api, tess = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
@@ -542,14 +543,14 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             ("POST", f"{STANDARD_TABLES}/{name}/plan", {}),
             ("POST", f"{OWN_TABLES}/{name}/lease", {}),
         ):
-            refusal = (await deep(method, path, body)).error
+            refusal = (await deep_api(method, path, body)).error
             assert refusal[:2] == (403, "ForbiddenException")
             assert (await tess(method, path, body)).status in (200, 204), "the right to read only the table"
-        by_plan = (await deep("GET", f"{STANDARD_TABLES}/{name}")).error
-        assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/t")).error
-        assert (await deep("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
+        error_by_plan = (await deep_api("GET", f"{STANDARD_TABLES}/{name}")).error
+        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/t")).error
+        assert (await deep_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
         # A user without rights does not learn whether the plan exists.
-        assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/{NAME}")).error
+        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/{NAME}")).error
 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ async def request_plan_table(api: Api, **body: Any) -> dict[str, Any]:
 
 async def test_declined_request_is_planned_again_after_a_commit(api_with_files: Api) -> None:
     request = {"predicate": "id < 200", "kept-max": 0.5}
-    declined = await request_plan_table(api_with_files, **request)
-    assert declined["name"] is None
-    assert await request_plan_table(api_with_files, **request) == declined
-    assert (declined["files"], declined["considered-files"]) == (20, 30)
+    declined_plan = await request_plan_table(api_with_files, **request)
+    assert declined_plan["name"] is None
+    assert await request_plan_table(api_with_files, **request) == declined_plan
+    assert (declined_plan["files"], declined_plan["considered-files"]) == (20, 30)
     await append_files(api_with_files, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     answer = await request_plan_table(api_with_files, **request)
     assert (answer["files"], answer["considered-files"], answer["name"] is not None) == (20, 60, True)

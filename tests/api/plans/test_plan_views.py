@@ -74,10 +74,10 @@ async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanAp
     assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
     equal_fields = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
     assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in equal_fields)
-    (version_of,) = loaded_view["metadata"]["versions"]
+    (view_version,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
-    del version_of["representations"], stored_version["representations"]
-    assert version_of == stored_version
+    del view_version["representations"], stored_version["representations"]
+    assert view_version == stored_version
     assert (await plan_api("HEAD", f"{VIEWS}/{name}")).status == 204
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "the name of a plan view is not a table"
 
@@ -254,7 +254,7 @@ async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(p
 
 
 @pytest.mark.slow
-async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_plan_views_have_the_same_leases_and_files_as_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
     plan_file_count_before = len(list_plan_files(tmp_path))
@@ -280,11 +280,11 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
     assert [identifier["name"] for identifier in identifiers] == ["v"]
     assert (await plan_api("POST", f"{VIEWS}/{name}", build_property_commit(a="b"))).status == 400
     assert (await plan_api("DELETE", f"{VIEWS}/{name}")).status == 400
-    renaming = {
+    rename_body = {
         "source": {"namespace": ["db"], "name": name},
         "destination": {"namespace": ["db"], "name": "mine"},
     }
-    assert (await plan_api("POST", "/v1/views/rename", renaming)).status in (400, 404)
+    assert (await plan_api("POST", "/v1/views/rename", rename_body)).status in (400, 404)
     body = await build_view_request(plan_api)
     assert (await plan_api("POST", f"{OWN_VIEWS}/{name}/plan-views", body)).status == 404
     assert (await plan_api("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
@@ -312,38 +312,38 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
     async with run_server(tmp_path, auth="token") as server:
-        principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
-        root = principal["root"]
+        apis = {name: UserApi(server, secret) for name, secret in secrets.items()}
+        root = apis["root"]
         await root.table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": build_version()})
         body = await build_view_request(root)
-        assert (await principal["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
-        assert (await principal["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
-        answer = await principal["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
+        assert (await apis["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        assert (await apis["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        answer = await apis["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
-        assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
-        assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
+        assert (await apis["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
+        error_by_plan = (await apis["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert error_by_plan == (await apis["nobody"]("GET", f"{VIEWS}/v")).error
+        assert (await apis["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
         create_request = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
         create_request |= {"view-version": build_version(), "properties": {}}
         loaded_view = (await root("POST", "/v1/namespaces/views/views", create_request)).json
         body["metadata-location"] = loaded_view["metadata-location"]
-        assert (await principal["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
-        assert (await principal["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
+        assert (await apis["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
+        assert (await apis["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
         inner = create_request | {"name": "w", "view-version": build_version("SELECT id, data FROM db.v")}
         loaded_view = (await root("POST", "/v1/namespaces/views/views", inner)).json
         (table,) = body["tables"]
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
         body["metadata-location"] = loaded_view["metadata-location"]
-        for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
-            answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
-            assert answer.status == status, f"{who_asks}: the right to read the views in its text is also required"
+        for user, status in (("views", 403), ("reader", 403), ("both", 200)):
+            answer = await apis[user]("POST", "/api/v1/views/views/w/plan-views", body)
+            assert answer.status == status, f"{user}: the right to read the views in its text is also required"
 
 
 async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) 
     (table,) = body["tables"]
     name = (await plan_api.plan(predicate="id = 5"))["name"]
     body_without_reader = {key: value for key, value in body.items() if key != "reader"}
-    wrong: list[tuple[dict[str, Any], dict[str, str], int]] = [
+    wrong_requests: list[tuple[dict[str, Any], dict[str, str], int]] = [
         (body, {}, 400),
         (body_without_reader, PLANS, 400),
         ({**body, "reader": ""}, PLANS, 400),
@@ -128,6 +128,6 @@ async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) 
         ({**body, "tables": [{**table, "start": TABLE_POSITION + 1, "end": TABLE_POSITION + 2}]}, PLANS, 400),
         (body, OTHER_HOLDER, 404),
     ]
-    for input_value, headers, status in wrong:
+    for input_value, headers, status in wrong_requests:
         answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", input_value, headers=headers)
         assert answer.error[0] == status, (input_value, headers, answer.raw)

@@ -70,19 +70,19 @@ async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_fi
 async def test_size_of_a_cached_answer_includes_the_headers_in_its_key(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charged: list[int] = []
-    put = MemoryCache.put
+    charged_sizes: list[int] = []
+    put_value = MemoryCache.put
 
     def record_size(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
         if isinstance(key, tuple) and "u" * 8000 in key and "c" * 8000 in key:
-            charged.append(size_bytes)
-        return put(cache, key, value, size_bytes)
+            charged_sizes.append(size_bytes)
+        return put_value(cache, key, value, size_bytes)
 
     monkeypatch.setattr(MemoryCache, "put", record_size)
     headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
     assert (await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
-    assert len(charged) == 1
-    assert charged[0] > 16_000
+    assert len(charged_sizes) == 1
+    assert charged_sizes[0] > 16_000
 
 
 async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
@@ -110,10 +110,10 @@ async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
         1,
     ]
     assert list_planned_numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
-    between = {"start-snapshot-id": 1, "end-snapshot-id": 3}
-    assert list_planned_numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
+    snapshot_range = {"start-snapshot-id": 1, "end-snapshot-id": 3}
+    assert list_planned_numbers(await api("POST", f"{T}/plan", snapshot_range)) == [2, 3, 4, 5]
     assert list_planned_numbers(
-        await api("POST", f"{T}/plan", {**between, "filter": {"type": "gt", "term": "id", "value": 45}})
+        await api("POST", f"{T}/plan", {**snapshot_range, "filter": {"type": "gt", "term": "id", "value": 45}})
     ) == [4, 5]
 
 
@@ -139,7 +139,7 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(api_with_files: 
         assert expected in answer.error[2], body
 
 
-async def test_missing_objects_are_not_found_with_the_error_types_clients_know(api_with_files: Api) -> None:
+async def test_error_types_of_missing_objects_are_known_to_clients(api_with_files: Api) -> None:
     for method, path, body in (
         ("POST", "plan", {}),
         ("GET", "plan/x", None),
@@ -176,7 +176,7 @@ async def test_statistics_are_returned_for_the_requested_fields(api_with_files: 
     assert task["data-file"]["value-counts"]["keys"] == [2]
 
 
-async def test_statistics_of_a_new_column_can_be_requested_at_once(api_with_files: Api) -> None:
+async def test_statistics_of_a_new_column_can_be_requested_before_the_next_snapshot(api_with_files: Api) -> None:
     """The scan may also use the snapshot's schema, which is the same as before."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30
@@ -337,10 +337,10 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         await append_files(api, "t", build_ten_id_files(500), snapshot_id=1)
         plain_plan = await api("POST", f"{T}/plan", {})
         assert "Content-Encoding" not in plain_plan.headers
-        packed = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
-        assert packed.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(packed.raw) == plain_plan.raw
-        assert len(packed.raw) < len(plain_plan.raw) / 5
+        packed_answer = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        assert packed_answer.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed_answer.raw) == plain_plan.raw
+        assert len(packed_answer.raw) < len(plain_plan.raw) / 5
         small_answer = await _post_raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
         assert "Content-Encoding" not in small_answer.headers
 

@@ -1,5 +1,6 @@
-"""Tests of plan pages while indexes change. Each page is planned separately, and together they lose no
-matching file.
+"""Tests of plan pages while indexes change.
+
+Each page is planned separately, and together they lose no matching file.
 """
 
 from __future__ import annotations

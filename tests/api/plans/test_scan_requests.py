@@ -19,7 +19,7 @@ from seamark.formats.index.kinds import bitmap
 from tests.api.client import SCHEMA, Api, build_property_commit
 from tests.api.indexes.indexed import begin_build, define_index, register_files, write_index_file
 from tests.api.plans.planned import (
-    JAVA,
+    JAVA_HEADERS,
     PYICEBERG,
     T,
     append_files,
@@ -33,7 +33,7 @@ from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import run_server
 
 FILES = 12
-SHORT_RESIDUALS = {**JAVA, "X-Seamark-Residuals": "short"}
+SHORT_RESIDUALS = {**JAVA_HEADERS, "X-Seamark-Residuals": "short"}
 ALL_COLUMNS = {"select": ["id", "data"]}
 ONE_COLUMN = {"select": ["id"]}
 COPIES = {"select": ["id", "data", "_file", "_pos"]}
@@ -76,20 +76,20 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
     An empty plan would permit the delete.
     """
     for filter in (ODD_ID_FILTER, {"type": "in", "term": "id", "values": [15, 37]}):
-        assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS)) == 1
+        assert len(await plan_numbers(indexed_api, filter, JAVA_HEADERS, **ALL_COLUMNS)) == 1
         # Other clients request the same columns, and Java requests other columns.
         for headers, parameters in (
             (PYICEBERG, ALL_COLUMNS),
             ({}, ALL_COLUMNS),
-            (JAVA, ONE_COLUMN),
-            (JAVA, COPIES),
-            (JAVA, MERGES),
-            (JAVA, {}),
+            (JAVA_HEADERS, ONE_COLUMN),
+            (JAVA_HEADERS, COPIES),
+            (JAVA_HEADERS, MERGES),
+            (JAVA_HEADERS, {}),
         ):
             assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
     # Pages behave the same: all remaining files match with certainty, and one file that only partly matches is added.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
-    assert await plan_numbers(indexed_api, unsure, JAVA, **ALL_COLUMNS) == [1]
+    assert await plan_numbers(indexed_api, unsure, JAVA_HEADERS, **ALL_COLUMNS) == [1]
 
 
 async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed_api: Api) -> None:
@@ -99,16 +99,16 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
         ({"type": "and", "left": ODD_ID_FILTER, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS) == expected
+        assert await plan_numbers(indexed_api, filter, JAVA_HEADERS, **ALL_COLUMNS) == expected
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
     long_filter = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed_api, long_filter, JAVA, **ALL_COLUMNS) == [0]
-    assert await plan_numbers(indexed_api, long_filter, JAVA, **ONE_COLUMN) == []
+    assert await plan_numbers(indexed_api, long_filter, JAVA_HEADERS, **ALL_COLUMNS) == [0]
+    assert await plan_numbers(indexed_api, long_filter, JAVA_HEADERS, **ONE_COLUMN) == []
     id_filter = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed_api, id_filter, JAVA, **ALL_COLUMNS) == []
+    assert await plan_numbers(indexed_api, id_filter, JAVA_HEADERS, **ALL_COLUMNS) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
@@ -125,12 +125,12 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         return task["residual-filter"]
 
     for headers, parameters, expected in (
-        (JAVA, ALL_COLUMNS, identity_filter),
-        (JAVA, COPIES, identity_filter),
-        (JAVA, {"select": ["_file"]}, identity_filter),
-        (JAVA, MERGES, identity_filter),
-        (JAVA, ONE_COLUMN, plain_filter),
-        (JAVA, {}, plain_filter),
+        (JAVA_HEADERS, ALL_COLUMNS, identity_filter),
+        (JAVA_HEADERS, COPIES, identity_filter),
+        (JAVA_HEADERS, {"select": ["_file"]}, identity_filter),
+        (JAVA_HEADERS, MERGES, identity_filter),
+        (JAVA_HEADERS, ONE_COLUMN, plain_filter),
+        (JAVA_HEADERS, {}, plain_filter),
         (SHORT_RESIDUALS, ALL_COLUMNS, True),
         (SHORT_RESIDUALS, COPIES, True),
         (SHORT_RESIDUALS, ONE_COLUMN, plain_filter),
@@ -140,10 +140,10 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         assert await read_residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{statement}.mode": "merge-on-read" for statement in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, build_property_commit(**modes))).status == 200
-    assert await read_residual(JAVA, **MERGES) == plain_filter, (
+    assert await read_residual(JAVA_HEADERS, **MERGES) == plain_filter, (
         "merge-on-read does not rewrite the remaining rows of a file"
     )
-    assert await read_residual(JAVA, **COPIES) == identity_filter
+    assert await read_residual(JAVA_HEADERS, **COPIES) == identity_filter
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
@@ -155,7 +155,7 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
     ]
     await append_files(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
-        "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA
+        "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA_HEADERS
     )
     kinds = {task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]}
     assert kinds["orc"] is True
@@ -175,21 +175,21 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
             "snapshot-id": 7,
             "use-snapshot-schema": True,
         }
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA)
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA_HEADERS)
         residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
     assert residuals[1:] == ["id", "id"]
     assert residuals[0]["transform"] == "identity"
-    dropped = {
+    schema_update = {
         "requirements": [],
         "updates": [
             {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields[:2]}},
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
+    assert (await api_with_files("POST", f"{T[:-1]}deep", schema_update)).status == 200
     body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
     for parameters in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA)
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA_HEADERS)
         assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", parameters
 
 
@@ -218,7 +218,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         return {"type": op, "term": "x", "value": value}
 
     path = f"{T[:-1]}doubles/plan"
-    below = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
+    range_filter = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
     for filter, kept_count in (
         (build_comparison("gt", 3.0), [1, 2, 3]),
         (build_comparison("gt-eq", 3.0), [1, 2, 3]),
@@ -229,9 +229,9 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         ({"type": "not", "child": build_comparison("gt", -3.0)}, []),
         (build_comparison("eq", 3.0), []),
         ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
-        (below, []),
+        (range_filter, []),
     ):
-        for headers in (JAVA, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
+        for headers in (JAVA_HEADERS, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
             assert (
                 list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count
             ), filter
@@ -252,16 +252,18 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     If the residual tests for NaN, Iceberg's reader does not skip row groups that may have NaN.
     """
     plain_filter = {"type": "gt", "term": "x", "value": 0.5}
-    tested = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA)
+    filter_with_nan_test = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA_HEADERS)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [
         plain_filter,
-        tested,
-        tested,
-        tested,
+        filter_with_nan_test,
+        filter_with_nan_test,
+        filter_with_nan_test,
     ]
     both_conditions = {"type": "or", "left": plain_filter, "right": {"type": "eq", "term": "data", "value": "b"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA)
+    answer = await doubles_api(
+        "POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA_HEADERS
+    )
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]
 

@@ -118,16 +118,16 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
     for mode in ("server", "client"):
         with RestCatalog(mode, uri=server.base_url, **{"scan-planning-mode": mode}) as catalog:
             modes[mode] = catalog.load_table(name)
-    rng, widened = random.Random(first_seed()), 0
+    rng, widened_count = random.Random(first_seed()), 0
     for _ in range(25):
         input_condition = build_random_condition(rng)
         actual = {
-            mode: Counter(opened.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
-            for mode, opened in modes.items()
+            mode: Counter(opened_table.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
+            for mode, opened_table in modes.items()
         }
         assert actual["server"] == actual["client"], input_condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
         if "inf" in repr(input_condition):
-            widened += 1
+            widened_count += 1
             assert modes["server"].scan(row_filter=input_condition).count() == actual["server"].total(), input_condition
-    assert widened
+    assert widened_count

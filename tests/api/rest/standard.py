@@ -20,7 +20,7 @@ class Operation:
     id: str
     method: str
     template: str
-    keyed: bool
+    has_idempotency_key: bool
     """True if the operation accepts an Idempotency-Key."""
 
     @property
@@ -28,7 +28,7 @@ class Operation:
         return f"{self.method} {self.template}"
 
 
-DRAFTS = (Operation("getEvents", "POST", "/v1/{prefix}/events", keyed=False),)
+DRAFTS = (Operation("getEvents", "POST", "/v1/{prefix}/events", has_idempotency_key=False),)
 """Operations of drafts of the specification that the server serves."""
 
 
@@ -47,6 +47,6 @@ def read_operations() -> tuple[Operation, ...]:
         for method, operation in methods.items():
             if method in _METHODS:
                 parameter_references = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
-                keyed = "#/components/parameters/idempotency-key" in parameter_references
-                actual_operations.append(Operation(operation["operationId"], method.upper(), template, keyed))
+                has_key = "#/components/parameters/idempotency-key" in parameter_references
+                actual_operations.append(Operation(operation["operationId"], method.upper(), template, has_key))
     return tuple(actual_operations)

@@ -85,13 +85,13 @@ class StoredTable(LiveTable):
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
+        spots |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
         write_parquet(path, spots)
-        referenced = listed_positions[0][0] if has_path_bounds else None
+        referenced_path = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
             path.stat().st_size, {},
-            referenced=referenced, positions=frozenset(listed_positions),
+            referenced_path=referenced_path, positions=frozenset(listed_positions),
         )  # fmt: skip
 
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
@@ -106,7 +106,7 @@ class StoredTable(LiveTable):
         return [
             DeleteFile(
                 f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(rows), len(data), {},
-                referenced=name,
+                referenced_path=name,
                 content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
             for name, rows, offset, length in results
@@ -121,8 +121,8 @@ class StoredTable(LiveTable):
         """
         path = self.make_path("-equality.parquet")
         columns = {
-            number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
-            for at, number in enumerate(ids)
+            number: (FIELDS[number - 1][0], pa.array([key[index] for key in keys], FIELDS[number - 1][1]))
+            for index, number in enumerate(ids)
         }
         write_parquet(path, columns)
         return DeleteFile(
@@ -166,14 +166,14 @@ class StoredTable(LiveTable):
             for delete in snapshot.deletes:
                 if delete.content == 1:
                     if delete.sequence >= file.sequence and delete.partition == file.partition:
-                        removed_ids |= {at for path, at in delete.positions if path == file.path}
+                        removed_ids |= {index for path, index in delete.positions if path == file.path}
                 elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
                     removed_ids |= {
-                        at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys
+                        index for index, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys
                     }
-            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in removed_ids]
+            results += [(file.path, index, row) for index, row in enumerate(rows) if index not in removed_ids]
         return results
 
 

@@ -77,8 +77,8 @@ def summarize(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     for event in events:
         operation = event["operation"]
         names = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
-        shown = " → ".join(".".join((*name["namespace"], name["name"])) for name in names)
-        texts.append((operation["operation-type"], shown))
+        shown_names = " → ".join(".".join((*name["namespace"], name["name"])) for name in names)
+        texts.append((operation["operation-type"], shown_names))
     return texts
 
 
@@ -148,26 +148,26 @@ def select_compared_fields(metadata: TableMetadata) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", mark_fast(range(12), 1))
 async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
     async with run_server(tmp_path) as server:
-        created = (await create_table(server, "t"))["metadata"]
+        created_metadata = (await create_table(server, "t"))["metadata"]
         await asyncio.to_thread(change_table_at_random, server.url, random.Random(seed), 14)
         table = await asyncio.to_thread(lambda: load_catalog("sea", type="rest", uri=server.url).load_table("db.t"))
         events = await read_all(server, page_size=random.Random(seed).choice((1, 3, 100)))
         assert [event["operation"]["operation-type"] for event in events[:2]] == ["create-table", "update-table"]
         groups = [event["operation"]["updates"] for event in events]
         assert groups[0] == [
-            {"action": "assign-uuid", "uuid": created["table-uuid"]},
-            {"action": "upgrade-format-version", "format-version": created["format-version"]},
-            {"action": "set-location", "location": created["location"]},
-            {"action": "add-schema", "schema": created["schemas"][0]},
+            {"action": "assign-uuid", "uuid": created_metadata["table-uuid"]},
+            {"action": "upgrade-format-version", "format-version": created_metadata["format-version"]},
+            {"action": "set-location", "location": created_metadata["location"]},
+            {"action": "add-schema", "schema": created_metadata["schemas"][0]},
             {"action": "set-current-schema", "schema-id": 0},
-            {"action": "add-spec", "spec": created["partition-specs"][0]},
+            {"action": "add-spec", "spec": created_metadata["partition-specs"][0]},
             {"action": "set-default-spec", "spec-id": 0},
-            {"action": "add-sort-order", "sort-order": created["sort-orders"][0]},
+            {"action": "add-sort-order", "sort-order": created_metadata["sort-orders"][0]},
             {"action": "set-default-sort-order", "sort-order-id": 0},
-            {"action": "set-properties", "updates": created["properties"]},
+            {"action": "set-properties", "updates": created_metadata["properties"]},
         ]
         assert select_compared_fields(
-            apply_updates(TableMetadataUtil.parse_obj(created), groups[1:])
+            apply_updates(TableMetadataUtil.parse_obj(created_metadata), groups[1:])
         ) == select_compared_fields(table.metadata)
         # A page that begins in the middle finds the metadata before its first event.
         first_page = await query_events(server, page_size=len(events) // 2)
@@ -188,9 +188,9 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
         table = await send_request(server, "POST", "/v1/namespaces/db/tables", body)
         assert table["metadata-location"].endswith(".gz.metadata.json")
         await set_property(server, "t", "1")
-        created, updated = [event["operation"]["updates"] for event in await read_all(server)]
-        assert [update["action"] for update in created][:2] == ["assign-uuid", "upgrade-format-version"]
-        assert updated == [{"action": "set-properties", "updates": {"p": "1"}}]
+        created_updates, changed_updates = [event["operation"]["updates"] for event in await read_all(server)]
+        assert [update["action"] for update in created_updates][:2] == ["assign-uuid", "upgrade-format-version"]
+        assert changed_updates == [{"action": "set-properties", "updates": {"p": "1"}}]
 
 
 async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not(
@@ -259,8 +259,8 @@ async def test_renames_and_drops_are_events_but_jobs_are_not(tmp_path: Path) -> 
         await send_request(server, "POST", "/v1/tables/rename", rename)
         await set_property(server, "u", "2")
         await send_request(server, "DELETE", "/v1/namespaces/db/tables/u?purgeRequested=false")
-        (dropped,) = (await send_request(server, "GET", "/api/v1/dropped"))["dropped"]
-        await send_request(server, "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})
+        (dropped_entry,) = (await send_request(server, "GET", "/api/v1/dropped"))["dropped"]
+        await send_request(server, "POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})
         version = {
             "version-id": 1, "timestamp-ms": 1, "schema-id": 0, "summary": {}, "default-namespace": ["db"],
             "representations": [{"type": "sql", "sql": "select 1", "dialect": "trino"}],
@@ -295,8 +295,10 @@ async def test_renames_and_drops_are_events_but_jobs_are_not(tmp_path: Path) -> 
         uuid = table["metadata"]["table-uuid"]
         assert summarize(await read_all(server, catalog_objects_by_uuid=[uuid])) == expected[:6]
         since = events[4]["timestamp-ms"]
-        late = await read_all(server, since_timestamp_ms=since)
-        assert [event["event-id"] for event in late] == [e["event-id"] for e in events if e["timestamp-ms"] >= since]
+        late_events = await read_all(server, since_timestamp_ms=since)
+        assert [event["event-id"] for event in late_events] == [
+            e["event-id"] for e in events if e["timestamp-ms"] >= since
+        ]
         # With the token of the last page, a request returns later events.
         end = await query_events(server, page_size=1000)
         assert (await query_events(server, continuation_token=end["continuation-token"]))["events"] == []
@@ -336,9 +338,9 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
     async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
-        token_of_one = await create_token(store, clock, "one", None, [])
+        token_with_one_right = await create_token(store, clock, "one", None, [])
         reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
-        token_of_nothing = await create_token(store, clock, "nothing", None, [])
+        token_without_rights = await create_token(store, clock, "nothing", None, [])
         await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
         await create_table(server, "t", root)
         await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
@@ -362,10 +364,10 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
             ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
         ]  # fmt: skip
         # The first table of this name was dropped. Only readers of the namespace may see its schema.
-        assert summarize(await read_all(server, token_of_one)) == [("create-table", "db.t")]
+        assert summarize(await read_all(server, token_with_one_right)) == [("create-table", "db.t")]
         assert summarize(await read_all(server, reader_token)) == all_events[:3]
         async with server.http.post(
-            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {token_of_nothing}"}
+            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {token_without_rights}"}
         ) as answer:
             assert answer.status == 403
 
@@ -378,18 +380,18 @@ async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, mo
         for name in ("t0", "t1", "t2"):
             await create_table(server, name, root)
             await set_property(server, name, "1", root)
-        decided: list[Securable] = []
+        decided_securables: list[Securable] = []
         batches_count = 0
         authorizer = type(server.components.authorizer)
-        decide_each = authorizer.allows_each
+        allows_each = authorizer.allows_each
 
         async def record_batch(
             self: Authorizer, principal: Principal, operation: str, securables: Sequence[Securable]
         ) -> list[bool]:
             nonlocal batches_count
             batches_count += 1
-            decided.extend(securables)
-            return await decide_each(self, principal, operation, securables)
+            decided_securables.extend(securables)
+            return await allows_each(self, principal, operation, securables)
 
         monkeypatch.setattr(authorizer, "allows_each", record_batch)
         monkeypatch.setattr(
@@ -400,4 +402,4 @@ async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, mo
         page = await query_events(server, reader)
         assert summarize(page["events"]) == [("create-table", "db.t0"), ("update-table", "db.t0")]
         assert batches_count == 1
-        assert sorted(decided) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]
+        assert sorted(decided_securables) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]

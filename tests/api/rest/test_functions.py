@@ -18,11 +18,11 @@ async def test_functions_are_listed_by_their_full_name(api: Api) -> None:
 
 async def test_function_is_created_replaced_and_dropped_through_seamarks_api(api: Api) -> None:
     function_url, document = "/api/v1/functions/db/f", build_function_document()
-    put = await api("PUT", function_url, document)
-    assert (put.status, put.json["metadata"]) == (200, document)
-    replaced = {**document, "doc": "adds one"}
-    assert (await api("PUT", function_url, replaced)).status == 200
-    assert (await api("GET", f"{FUNCTIONS}/f")).json["metadata"] == replaced
+    put_answer = await api("PUT", function_url, document)
+    assert (put_answer.status, put_answer.json["metadata"]) == (200, document)
+    replacement = {**document, "doc": "adds one"}
+    assert (await api("PUT", function_url, replacement)).status == 200
+    assert (await api("GET", f"{FUNCTIONS}/f")).json["metadata"] == replacement
     other_answer = await api("PUT", function_url, build_function_document())
     assert other_answer.error[:2] == (400, "BadRequestException")
     assert "function-uuid" in other_answer.error[2]

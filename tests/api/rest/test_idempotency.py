@@ -57,7 +57,7 @@ async def _unregister_table(api: Api) -> None:
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that succeeds once after `before` has run, and the same request with a final error."""
+    """A request that succeeds once after `prepare` has run, and the same request with a final error."""
 
     operation: str
     method: str
@@ -67,7 +67,7 @@ class IdempotentRequest:
     refused_path: str
     refused_body: Any
     refused_status: int
-    before: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
+    prepare: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
 
 
 CASES = (
@@ -143,13 +143,13 @@ def _check_same(first: Answer, second: Answer) -> None:
 
 
 def test_every_changing_operation_with_a_key_has_a_case() -> None:
-    keyed = {operation.id for operation in read_operations() if operation.keyed}
+    keyed = {operation.id for operation in read_operations() if operation.has_idempotency_key}
     assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING_OPERATIONS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotentRequest) -> None:
-    await case.before(api)
+    await case.prepare(api)
     body, key = _fill_placeholders(api, case.body), create_key()
     first_answer = await api(case.method, case.path, body, key=key)
     assert first_answer.status == case.status, first_answer.raw
@@ -162,7 +162,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Id
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotentRequest) -> None:
-    await case.before(api)
+    await case.prepare(api)
     body, key = _fill_placeholders(api, case.refused_body), create_key()
     first_answer = await api(case.method, case.refused_path, body, key=key)
     assert first_answer.status == case.refused_status, first_answer.raw
@@ -177,7 +177,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Idemp
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_key_of_another_request_is_unprocessable(api: Api, case: IdempotentRequest) -> None:
-    await case.before(api)
+    await case.prepare(api)
     key = create_key()
     assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
     other_answer = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
@@ -193,7 +193,7 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Idempoten
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(
     api: Api, case: IdempotentRequest
 ) -> None:
-    await case.before(api)
+    await case.prepare(api)
     body, key = _fill_placeholders(api, case.body), create_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
     for answer in answers:

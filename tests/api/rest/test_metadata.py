@@ -104,7 +104,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
 
 @pytest.mark.slow
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
-    narrowed = 0
+    narrowed_count = 0
     for seed in range(40, 40 + examples(20, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register_table(lake_api, lake, f"t{seed}")
@@ -114,8 +114,8 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
             actual = await list_all_items(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
             expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
             assert actual == expected, f"seed {seed}: {file['partition']}"
-            narrowed += len(expected) < len(files)
-    assert narrowed > 5
+            narrowed_count += len(expected) < len(files)
+    assert narrowed_count > 5
 
 
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
         for route, items in paths:
             actual = await list_all_items(lake_api, f"{path}/{route}", items)
             table = decode_table_answer(await lake_api("GET", f"{path}/{route}", headers=ARROW))
-            assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
+            assert table.schema.metadata == {b"snapshot-id": str(lake.current_snapshot.id).encode()}
             assert table.num_rows == len(actual)
             for name in actual[0] if actual else ():
                 if name in ("lower-bound", "upper-bound"):
@@ -139,18 +139,18 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
                 assert values == [item[name] for item in actual], f"seed {seed}: {route} {name}"
 
 
-async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
+async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
     compared_lakes = 0
     for seed in range(100, 100 + examples(60, 15)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
-        if any(file.record_count == 0 for file in lake.current.data_files):
+        if any(file.record_count == 0 for file in lake.current_snapshot.data_files):
             continue  # PyIceberg does not count files without rows either.
         path = await register_table(lake_api, lake, f"t{seed}")
         actual = await list_all_items(lake_api, f"{path}/partitions", "partitions", limit=2)
-        files = lake.current.data_files + lake.current.delete_files
-        assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
+        files = lake.current_snapshot.data_files + lake.current_snapshot.delete_files
+        assert sum(item["file-count"] for item in actual) == len(lake.current_snapshot.data_files)
         assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
             inspected_partitions = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()

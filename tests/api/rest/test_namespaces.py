@@ -82,8 +82,8 @@ async def test_properties_of_an_unknown_namespace_are_not_found(api: Api) -> Non
 
 
 async def test_empty_namespace_can_be_dropped(api: Api) -> None:
-    dropped = await api("DELETE", "/v1/namespaces/db")
-    assert (dropped.status, dropped.raw) == (204, b"")
+    deleted_answer = await api("DELETE", "/v1/namespaces/db")
+    assert (deleted_answer.status, deleted_answer.raw) == (204, b"")
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (404, "NoSuchNamespaceException")
 
 
@@ -94,8 +94,8 @@ async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
 
 async def test_removal_of_many_properties_takes_no_quadratic_time(api: Api) -> None:
     """The client waits for 30 s. A quadratic removal blocked the event loop for minutes."""
-    put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
-    assert put.status == 200, put.raw
+    update = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
+    assert update.status == 200, update.raw
     removals = [f"k{n}" for n in range(90_000)]
     removal = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
     assert (len(removal.json["removed"]), len(removal.json["missing"])) == (60_000, 30_000)
@@ -117,10 +117,10 @@ async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
 
 
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
-    long = ["é" * 255] * 3
-    plans = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
+    long_names = ["é" * 255] * 3
+    plans = [await api("POST", "/v1/namespaces", {"namespace": long_names[:count]}) for count in (1, 2, 3)]
     assert [plan.status for plan in plans] == [200, 200, 200]
-    assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
+    assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long_names)))).status == 200
     refusal = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
     assert refusal.error[:2] == (400, "BadRequestException")
     assert "in a URL" in refusal.error[2]
@@ -132,9 +132,9 @@ async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api
     deep_levels = ["a"] * 9
     for count in range(1, 10):
         assert (await api("POST", "/v1/namespaces", {"namespace": deep_levels[:count]})).status == 200
-    long = {"updates": {"a": "x" * (DEEP_CHARACTERS_MAX + 1)}}
+    long_body = {"updates": {"a": "x" * (DEEP_CHARACTERS_MAX + 1)}}
     paths = ["/v1/namespaces/" + "%1F".join(deep_levels[:count]) + "/properties" for count in (8, 9)]
-    assert [(await api("POST", path, long)).status for path in paths] == [200, 413]
+    assert [(await api("POST", path, long_body)).status for path in paths] == [200, 413]
     policies = {f"seamark.compaction.x{number}": "1" for number in range(INHERITED_MAX)}
     assert (await api("POST", paths[0], {"updates": policies})).status == 200
     refusal = await api("POST", paths[0], {"updates": {"seamark.statistics.enabled": "true"}})

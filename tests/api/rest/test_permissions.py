@@ -63,7 +63,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("principal", "visible_names", "below"),
+    ("principal", "visible_names", "visible_below"),
     [
         ("root", [["db"], ["other"]], [["other", "inner"]]),
         ("rita", [["db"]], None),
@@ -71,15 +71,15 @@ async def test_every_request_requires_a_login(house: House) -> None:
         ("nobody", [], None),
     ],
 )
-async def test_listing_hides_objects_that_the_caller_may_not_see(
-    house: House, principal: str, visible_names: list[Any], below: list[Any] | None
+async def test_listing_omits_objects_that_the_caller_may_not_browse(
+    house: House, principal: str, visible_names: list[Any], visible_below: list[Any] | None
 ) -> None:
     assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
     answer = await house(principal, "GET", "/v1/namespaces?parent=other")
-    if below is None:
+    if visible_below is None:
         assert answer.error[:2] == (403, "ForbiddenException")
     else:
-        assert answer.json["namespaces"] == below
+        assert answer.json["namespaces"] == visible_below
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: Hou
 
 async def test_timeline_names_the_principal(house: House) -> None:
     await house("wendy", "POST", "/v1/namespaces/db/tables/t", build_property_commit(x="1"))
-    newest = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
-    assert (newest["who"], newest["action"]) == ("wendy", "commit")
+    newest_instant = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
+    assert (newest_instant["who"], newest_instant["action"]) == ("wendy", "commit")
 
 
 @pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
@@ -174,8 +174,8 @@ async def test_no_location_may_overlap_files_of_other_tables(house: House) -> No
     for description, (path, body) in attempts.items():
         answer = await house("wendy", "POST", path, body)
         assert answer.error[:2] == (403, "ForbiddenException"), description
-    placed = await house("root", "POST", *attempts["create"])
-    assert placed.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
+    placed_answer = await house("root", "POST", *attempts["create"])
+    assert placed_answer.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
 
 
 async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
@@ -184,19 +184,21 @@ async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
         for principal in ("wendy", "nobody"):
             ids = (listing[0]["id"], create_key())
-            answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
-            existing, invented = (answer.error[:2] for answer in answers)
-            assert existing == invented
-            assert principal == "nobody" or existing == (404, "NotFoundException")
+            answers = [
+                await house(principal, method, f"/api/v1/dropped/{dropped_name}{ending}") for dropped_name in ids
+            ]
+            existing_error, invented_error = (answer.error[:2] for answer in answers)
+            assert existing_error == invented_error
+            assert principal == "nobody" or existing_error == (404, "NotFoundException")
             assert not any(b"other" in answer.raw for answer in answers)
     assert (await house("root", "POST", f"/api/v1/dropped/{listing[0]['id']}/undrop")).status == 200
 
 
 async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
-    dropped = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
-    assert (await house("rita", "POST", f"/api/v1/dropped/{dropped}/undrop")).error[0] == 403
-    assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped}")).error[0] == 403
+    dropped_id = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await house("rita", "POST", f"/api/v1/dropped/{dropped_id}/undrop")).error[0] == 403
+    assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped_id}")).error[0] == 403
 
 
 async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
@@ -264,7 +266,7 @@ async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
     return 403
 
 
-async def test_confined_writer_cannot_give_a_view_the_rights_of_another_user(house: House) -> None:
+async def test_confined_writer_cannot_make_a_view_run_with_the_rights_of_another_user(house: House) -> None:
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
     refusal = await house("wendy", "POST", "/v1/namespaces/db/views", body)
     assert refusal.error[:2] == (403, "ForbiddenException")

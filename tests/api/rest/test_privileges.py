@@ -49,7 +49,7 @@ OPERATIONS: dict[str, tuple[str, str, Any]] = {
     ),
     "drop": ("DELETE", TABLE, None),
 }
-ALLOWED = {
+ALLOWED_OPERATIONS = {
     "lister": {"load", "probe"},
     "planner": {"load", "probe", "plan"},
     "reader": {"load", "probe", "plan", "credentials"},
@@ -69,7 +69,7 @@ ALLOWED = {
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name in ("root", *ALLOWED):
+        for name in ("root", *ALLOWED_OPERATIONS):
             secrets[name] = await create_token(store, clock, name, None, None)
         await store.transact([SaveGrant(grant) for grant in GRANTS])
     async with run_server(tmp_path, auth="token") as server:
@@ -91,14 +91,14 @@ async def list_names(house: House, principal: str, kind: str = "tables") -> list
 async def test_each_operation_needs_its_privilege(house: House) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
         principals = sorted(
-            ALLOWED, key=lambda name: operation in ALLOWED[name]
+            ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name]
         )  # Sorts principals that may use the operation last, because a drop succeeds only once.
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
             refused_status = 404 if is_hidden else 403
             cell = (principal, operation, status)
-            if operation in ALLOWED[principal]:
+            if operation in ALLOWED_OPERATIONS[principal]:
                 assert status in (200, 204, 409), cell
             else:
                 assert status == refused_status, cell
@@ -134,16 +134,16 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
         tags = {}
         for principal, has_keys in (("reader", True), ("planner", False), ("lister", False)):
-            loaded = await house(principal, "GET", TABLE)
-            assert ("s3.secret-access-key" in loaded.json["config"]) is has_keys
-            assert ("storage-credentials" in loaded.json) is has_keys
-            tags[principal] = loaded.headers["ETag"]
+            loaded_answer = await house(principal, "GET", TABLE)
+            assert ("s3.secret-access-key" in loaded_answer.json["config"]) is has_keys
+            assert ("storage-credentials" in loaded_answer.json) is has_keys
+            tags[principal] = loaded_answer.headers["ETag"]
             status = 200 if has_keys else 403
             assert (await house(principal, "GET", f"{TABLE}/credentials")).status == status
             uri = {"region": "r", "uri": "http://s3/lake/wh/db/t/x", "method": "GET", "headers": {}}
             assert ((await house(principal, "POST", f"{TABLE}/sign", uri)).status == 403) is not has_keys
-        reused = await house("planner", "GET", TABLE, headers={"If-None-Match": tags["reader"]})
-        assert reused.status == 200
+        reused_answer = await house("planner", "GET", TABLE, headers={"If-None-Match": tags["reader"]})
+        assert reused_answer.status == 200
         # The answer of one principal is never the cached answer of the other.
         for principal in ("planner", "reader", "planner"):
             plan = await house(principal, "POST", f"{TABLE}/plan", {})
@@ -193,8 +193,12 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         drop = ("POST", f"{table}/unregister") if name == "u" else ("DELETE", table)
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
-        for staged in (False, True):
-            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # A grant denies the name t to barred.
+        for is_staged in (False, True):
+            new_body = {
+                **body,
+                "name": f"new_{name}",
+                "stage-create": is_staged,
+            }  # A grant denies the name t to barred.
             answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
@@ -215,8 +219,8 @@ async def test_rights_follow_a_table_through_renames_and_undrops(house: House) -
         ("barred", "t"),
         ("barred", "moved"),
     }
-    dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
-    assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
+    dropped_entry = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await house("root", "POST", f"/api/v1/dropped/{dropped_entry}/undrop", {"name": "back"})).status == 200
     assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
     for name in ("t", "moved"):  # A denial also applies to later tables with this name.
@@ -235,12 +239,12 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
     assert (await house("root", "PUT", "/api/v1/grants", member)).status == 204
     assert (await house("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
     assert (await house("analyst", "GET", TABLE)).status == 403
-    nested = {"principal": "role:analysts", "role": "role:everyone"}
-    assert (await house("root", "PUT", "/api/v1/grants", nested)).status == 204
+    nested_grant = {"principal": "role:analysts", "role": "role:everyone"}
+    assert (await house("root", "PUT", "/api/v1/grants", nested_grant)).status == 204
     circle = {"principal": "role:everyone", "role": "role:analysts"}
     assert (await house("root", "PUT", "/api/v1/grants", circle)).status == 204
-    everyone = {"principal": "role:everyone", "privilege": "browse", "namespace": ["db"]}
-    assert (await house("root", "PUT", "/api/v1/grants", everyone)).status == 204
+    grant_to_everyone = {"principal": "role:everyone", "privilege": "browse", "namespace": ["db"]}
+    assert (await house("root", "PUT", "/api/v1/grants", grant_to_everyone)).status == 204
     assert await list_names(house, "guest") == ["t", "u"]
 
 
@@ -307,19 +311,19 @@ async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_wit
 
 
 async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_existing_objects(house: House) -> None:
-    missing = {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "none"}
-    assert (await house("steward", "PUT", "/api/v1/grants", missing)).error[:2] == (404, "NoSuchTableException")
+    missing_grant = {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "none"}
+    assert (await house("steward", "PUT", "/api/v1/grants", missing_grant)).error[:2] == (404, "NoSuchTableException")
     store = house.api.server.components.store
     await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", True)) for n in range(499)])
     await store.transact([SaveGrant(Grant(f"n{n}", "read", ("db",), "table", "t")) for n in range(980)])
-    allowed = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
+    allowed_grant = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
     for _ in range(2):
-        assert (await house("steward", "PUT", "/api/v1/grants", allowed)).status == 204
-    refusal = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
+        assert (await house("steward", "PUT", "/api/v1/grants", allowed_grant)).status == 204
+    refusal = await house("steward", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})
     assert refusal.error[0] == 400
     assert "500 grants of nobody in namespace db" in refusal.error[2]
-    assert (await house("root", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})).status == 204
-    assert (await house("root", "PUT", "/api/v1/grants", missing)).status == 204
+    assert (await house("root", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})).status == 204
+    assert (await house("root", "PUT", "/api/v1/grants", missing_grant)).status == 204
     listed_grants: list[Any] = []
     for principal in ("root", "nobody"):
         listed_grants, token = [], ""
@@ -337,7 +341,7 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
 
 async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/db/views/v")).status == 204
-    dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    dropped_entry = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     location = (await house("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
     store = house.api.server.components.store
     denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
@@ -355,7 +359,7 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
             ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
-            (f"/api/v1/dropped/{dropped}/undrop", {"name": name}),
+            (f"/api/v1/dropped/{dropped_entry}/undrop", {"name": name}),
             ("/v1/transactions/commit", {"table-changes": [change]}),
         ]
         for path, body in requests:
@@ -376,8 +380,8 @@ async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House
     store = house.api.server.components.store
     metadata = {}
     for name in ("src", "old"):
-        created = await house("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
-        metadata[name] = created.json["metadata-location"]
+        created_answer = await house("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+        metadata[name] = created_answer.json["metadata-location"]
     assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
     grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
     await store.transact([SaveGrant(grant) for grant in grants])
@@ -398,8 +402,8 @@ async def test_denial_in_one_namespace_confines_registrations_in_other_namespace
     for namespace in ("db", "other"):
         await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
         tables = f"/v1/namespaces/{namespace}/tables"
-        created = await house("root", "POST", tables, {"name": "r", "schema": SCHEMA})
-        metadata[namespace] = created.json["metadata-location"]
+        created_answer = await house("root", "POST", tables, {"name": "r", "schema": SCHEMA})
+        metadata[namespace] = created_answer.json["metadata-location"]
         assert (await house("root", "POST", f"{tables}/r/unregister", {})).status == 200
     denial = {"principal": "writer", "privilege": "browse", "namespace": ["db"], "table": "u", "deny": True}
     assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204

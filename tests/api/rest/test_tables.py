@@ -140,7 +140,7 @@ async def test_head_reports_whether_a_table_exists(api: Api) -> None:
     assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
-async def test_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
+async def test_dropped_table_is_not_found_and_its_files_remain(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     assert (await api("DELETE", f"{TABLES}/t")).status == 204
     assert (await api("GET", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
@@ -152,8 +152,8 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
     for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
-    dropped = await api.server.components.store.list_dropped(("db",), None, 10)
-    assert {dropped_entry.entry.name: dropped_entry.purge for dropped_entry in dropped} == {
+    dropped_entries = await api.server.components.store.list_dropped(("db",), None, 10)
+    assert {dropped_entry.entry.name: dropped_entry.purge for dropped_entry in dropped_entries} == {
         "a": True,
         "b": True,
         "c": False,
@@ -163,15 +163,15 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
 
 async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
     await api.table()
-    committed = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
+    committed_table = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
     answer = await api("POST", f"{TABLES}/t/unregister")
-    assert (answer.status, answer.json) == (200, committed)
+    assert (answer.status, answer.json) == (200, committed_table)
     assert (await api("HEAD", f"{TABLES}/t")).status == 404
     assert (await api("POST", f"{TABLES}/t", build_property_commit(x="2"))).error[0] == 404
-    body = {"name": "again", "metadata-location": committed["metadata-location"]}
-    registered = await api("POST", "/v1/namespaces/db/register", body)
-    assert registered.status == 200
-    assert registered.json["metadata"] == committed["metadata"]
+    body = {"name": "again", "metadata-location": committed_table["metadata-location"]}
+    registered_table = await api("POST", "/v1/namespaces/db/register", body)
+    assert registered_table.status == 200
+    assert registered_table.json["metadata"] == committed_table["metadata"]
     assert (await api("POST", "/v1/namespaces/db/register", body)).error[:2] == (409, "AlreadyExistsException")
     assert (await api("POST", "/v1/namespaces/db/register", {**body, "overwrite": True})).status == 200
 
@@ -283,7 +283,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     usage = api.server.components.catalog.column_usage
     monkeypatch.setattr(usage, "plans", _PlansOfThread(10_000))
     report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
-    odd: tuple[dict[str, Any], ...] = (
+    odd_reports: tuple[dict[str, Any], ...] = (
         {"projected-field-ids": [2, 2**63, 2**200, -3, 77, True, "1", None]},
         {"projected-field-ids": 5},
         {"projected-field-names": {"id": 1}},
@@ -292,7 +292,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
         {"filter": {"type": "in", "term": "id", "values": list(range(3000))}},
     )
     assert (await api("POST", f"{TABLES}/other/metrics", report)).status == 204
-    for fields in odd:
+    for fields in odd_reports:
         answer = await api("POST", f"{TABLES}/t/metrics", {**report, **fields})
         assert answer.status == 204, answer.raw
     assert [thread == threading.get_ident() for thread in threads] == [True] * 6 + [False]
@@ -335,10 +335,10 @@ async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path
     async with run_server(tmp_path, **STATIC_S3) as server:
         api = Api(server)
         location = "s3://bucket/lake/db/t"
-        staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
+        staged_body = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
         for request, is_vended in (("", False), ("vended-credentials", True), ("remote-signing", False)):
             headers = {"X-Iceberg-Access-Delegation": request} if request else {}
-            answer = (await api("POST", TABLES, staged, headers=headers)).json
+            answer = (await api("POST", TABLES, staged_body, headers=headers)).json
             assert (answer["config"].get("s3.secret-access-key") == "a-secret") is is_vended
             assert bool(answer.get("storage-credentials")) is is_vended
             assert answer["config"].get("s3.remote-signing-enabled") == (

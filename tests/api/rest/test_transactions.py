@@ -19,7 +19,7 @@ async def _read_property(api: Api, name: str) -> str | None:
     return None if property_value is None else str(property_value)
 
 
-async def test_all_tables_change_together(api: Api) -> None:
+async def test_transaction_changes_all_of_its_tables(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
     answer = await api(
@@ -39,13 +39,13 @@ async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> No
         {"table-changes": [_build_change("a", build_property_commit(x="1")), _build_change("b", invalid_change)]},
     )
     assert answer.error[:2] == (409, "CommitFailedException")
-    missing = {
+    missing_changes = {
         "table-changes": [
             _build_change("a", build_property_commit(x="1")),
             _build_change("none", build_property_commit(x="1")),
         ]
     }
-    assert (await api("POST", COMMIT, missing)).error[:2] == (404, "NoSuchTableException")
+    assert (await api("POST", COMMIT, missing_changes)).error[:2] == (404, "NoSuchTableException")
     assert await _read_property(api, "a") is None
 
 

@@ -41,14 +41,14 @@ async def test_replaced_view_has_its_new_version(api: Api) -> None:
             {"action": "set-current-view-version", "view-version-id": -1},
         ]
     }
-    replaced = await api("POST", f"{VIEWS}/v", body)
-    assert replaced.status == 200, replaced.raw
-    metadata = replaced.json["metadata"]
-    current = next(
+    replaced_answer = await api("POST", f"{VIEWS}/v", body)
+    assert replaced_answer.status == 200, replaced_answer.raw
+    metadata = replaced_answer.json["metadata"]
+    current_version = next(
         version for version in metadata["versions"] if version["version-id"] == metadata["current-version-id"]
     )
-    assert current["representations"][0]["sql"] == "SELECT 2"
-    assert (await api("GET", f"{VIEWS}/v")).json == replaced.json
+    assert current_version["representations"][0]["sql"] == "SELECT 2"
+    assert (await api("GET", f"{VIEWS}/v")).json == replaced_answer.json
 
 
 async def test_failed_view_requirement_is_a_conflict(api: Api) -> None:
@@ -59,7 +59,7 @@ async def test_failed_view_requirement_is_a_conflict(api: Api) -> None:
     assert (await api("POST", f"{VIEWS}/v", {"updates": [{"action": "sing"}]})).error[0] == 400
 
 
-async def test_dropped_view_is_gone(api: Api) -> None:
+async def test_dropped_view_is_not_found(api: Api) -> None:
     await api.view()
     assert (await api("HEAD", f"{VIEWS}/v")).status == 204
     assert (await api("DELETE", f"{VIEWS}/v")).status == 204
@@ -73,8 +73,8 @@ async def test_view_is_registered_from_its_metadata_file(api: Api) -> None:
     created_view = await api.view()
     await api("DELETE", f"{VIEWS}/v")
     body = {"name": "again", "metadata-location": created_view["metadata-location"]}
-    registered = await api("POST", "/v1/namespaces/db/register-view", body)
-    assert (registered.status, registered.json) == (200, created_view)
+    registered_answer = await api("POST", "/v1/namespaces/db/register-view", body)
+    assert (registered_answer.status, registered_answer.json) == (200, created_view)
     assert (await api("POST", "/v1/namespaces/db/register-view", body)).error[:2] == (409, "AlreadyExistsException")
 
 

@@ -84,8 +84,8 @@ async def test_answer_has_the_groups_and_the_number_of_files_that_the_cube_cover
 
 async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None:
     body = {**COUNTRIES, "where": "country IN ('c1', 'c2') -- two", "having": "count(*) > 9 AND country <> 'c1'"}
-    streamed = await request_groups(site, body, **ARROW)
-    assert pa.ipc.open_stream(streamed.raw).read_all()["country"].to_pylist() == []
+    streamed_answer = await request_groups(site, body, **ARROW)
+    assert pa.ipc.open_stream(streamed_answer.raw).read_all()["country"].to_pylist() == []
     total = {"namespace": ["db"], "table": "t", "measures": ["count(*)"]}
     first = (
         await site.api("GET", "/v1/namespaces/db/tables/t", headers={"Authorization": f"Bearer {site.tokens['rita']}"})

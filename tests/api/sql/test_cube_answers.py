@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED, OPERANDS, CubeWorld
+from tests.connector.sql.test_cubes import COMPARED_COLUMNS, OPERANDS, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -77,15 +77,15 @@ class RandomRequests:
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
         """Draw a query whose order, if it has one, is total."""
         rng = self._rng
-        offered = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
-        chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))
+        offered_columns = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
+        chosen_measures = rng.sample(offered_columns, rng.randint(0, min(3, len(offered_columns))))
         values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
         body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
         if rng.random() < 0.6:
@@ -112,7 +112,7 @@ class CubeAggregates:
     def __init__(self, server: ServerThread, session: SqlSession, plain_session: SqlSession, name: str) -> None:
         self._server = server
         self._session = session
-        self._plain = plain_session
+        self._plain_session = plain_session
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
@@ -133,14 +133,14 @@ class CubeAggregates:
         if status != 200:
             assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
             return "statement"
-        expected = self._plain.sql(statement)
+        expected = self._plain_session.sql(statement)
         rows = expected.to_arrow()
         answer = json.loads(raw)
         assert answer["engine"] == ENGINE
         assert [column["type"] for column in answer["columns"]] == list(expected.types), context
-        streamed = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
-        assert streamed.schema == rows.schema, context
-        assert list_rows(streamed, body) == list_rows(rows, body), context
+        streamed_groups = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
+        assert streamed_groups.schema == rows.schema, context
+        assert list_rows(streamed_groups, body) == list_rows(rows, body), context
         expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
         assert sort_texts(answer["rows"]) == sort_texts(expected_rows), context
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
@@ -246,8 +246,8 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         second_answer = comparison.ask(body)[1]
         assert json.loads(first)["rows"] == json.loads(second_answer)["rows"]
         assert json.loads(first)["statement-id"] != json.loads(second_answer)["statement-id"]
-        used = client.index(world.name, "cube0").json["used"]
-        assert (used["plans"], used["files-in"], used["files-removed"]) == (2, 2, 2)
+        use_counts = client.index(world.name, "cube0").json["used"]
+        assert (use_counts["plans"], use_counts["files-in"], use_counts["files-removed"]) == (2, 2, 2)
         world.tag()
         world.append()
         assert comparison.compare(body, "a file has no entry") == "statement"

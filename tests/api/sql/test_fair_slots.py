@@ -13,9 +13,9 @@ from seamark.metaserver.api.sql.fair_slots import FairSlots
 from tests.seeds import mark_fast
 
 
-async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
+async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, started_names: list[str | None]) -> None:
     async with slots.hold_slot(holder, 60):
-        started.append(holder)
+        started_names.append(holder)
         await end.wait()
 
 
@@ -30,13 +30,13 @@ async def run_pending_tasks() -> None:
 
 
 async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
-    slots, end, has_started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
+    slots, end, started_holders = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
-            group.create_task(_hold_slot(slots, holder, end, has_started))
+            group.create_task(_hold_slot(slots, holder, end, started_holders))
         await run_pending_tasks()
         # The last request waits: the fourth slot is for a principal without a running statement.
-        assert has_started == ["ann", "ann", "bob"]
+        assert started_holders == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
             with pytest.raises(TooManyRequests, match="whole share, 2 of"):
                 async with slots.hold_slot(holder, 60):
@@ -45,25 +45,25 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
             slots.check_invariants()
         assert slots.taken == 3
         end.set()
-    assert has_started == ["ann", "ann", "bob", "bob"]
+    assert started_holders == ["ann", "ann", "bob", "bob"]
     assert slots.taken == 0
 
 
 async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
-    slots, ends, has_started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
+    slots, ends, started_holders = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
-            group.create_task(_hold_slot(slots, holder, end, has_started))
+            group.create_task(_hold_slot(slots, holder, end, started_holders))
         await run_pending_tasks()
         assert slots.taken == 8
-        released = asyncio.Event()
+        release_event = asyncio.Event()
         for holder in ("bob", "cleo", "eve"):  # The requests begin to wait in this order.
-            group.create_task(_hold_slot(slots, holder, released, has_started))
+            group.create_task(_hold_slot(slots, holder, release_event, started_holders))
         await run_pending_tasks()
         ends[0].set()
         await run_pending_tasks()
-        assert has_started[8:] == ["eve"]
-        for end in (*ends, released):
+        assert started_holders[8:] == ["eve"]
+        for end in (*ends, release_event):
             end.set()
 
 
@@ -73,16 +73,16 @@ async def test_statement_that_times_out_or_is_cancelled_takes_no_slot() -> None:
         with pytest.raises(RetryLater, match="limit of 1"):
             async with slots.hold_slot("bob", 0.01):
                 raise AssertionError
-        leaving = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
+        leaving_task = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await run_pending_tasks()
-        leaving.cancel()
+        leaving_task.cancel()
         with suppress(asyncio.CancelledError):
-            await leaving
-        granted = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
+            await leaving_task
+        granted_task = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await run_pending_tasks()
-    granted.cancel()  # The slot is granted, but the statement has not run yet.
+    granted_task.cancel()  # The slot is granted, but the statement has not run yet.
     with suppress(asyncio.CancelledError):
-        await granted
+        await granted_task
     assert slots.taken == 0
     async with slots.hold_slot(None, 0):
         slots.check_invariants()

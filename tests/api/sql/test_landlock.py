@@ -44,19 +44,19 @@ print(json.dumps(restrictions))
 
 @pytest.mark.skipif(landlock._read_abi_version() < 3, reason="this kernel has no Landlock, or an old one")
 def test_restricted_process_reads_only_allowed_files_and_writes_none(tmp_path: Path) -> None:
-    inside, outside_folder = tmp_path / "inside", tmp_path / "outside"
-    for folder in (inside, outside_folder):
+    inside_folder, outside_folder = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside_folder, outside_folder):
         folder.mkdir()
         (folder / "a").write_text("a")
-    (inside / "link").symlink_to(outside_folder / "a")
-    completed = subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside_folder)],
+    (inside_folder / "link").symlink_to(outside_folder / "a")
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT, str(inside_folder), str(outside_folder)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert completed.returncode == 0, completed.stderr
-    report = json.loads(completed.stdout)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report.pop("changes")
     assert report.pop("reads")
     assert {name: outcome for name, outcome in report.items() if outcome == "done"} == {

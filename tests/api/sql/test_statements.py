@@ -145,8 +145,8 @@ async def test_reader_gets_the_rows_and_the_read_statistics(site: Site) -> None:
     assert answer.json["complete"] is True
     assert answer.json["statement-id"] == answer.headers["X-Seamark-Statement"] == "mine"
     assert answer.json["tables"][0]["table"] == "db.t"
-    streamed = await site.run_sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
-    actual = pa.ipc.open_stream(streamed.raw).read_all()
+    streamed_answer = await site.run_sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
+    actual = pa.ipc.open_stream(streamed_answer.raw).read_all()
     assert actual.to_pylist() == [{"s": sum(range(60))}]
     plan = (await site.run_sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
     assert (plan["engine"], plan["tables"][0]["considered-files"]) == ("duckdb", 3)
@@ -161,7 +161,7 @@ async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
 
 
-REFUSED = (
+REFUSED_STATEMENTS = (
     ("DELETE FROM db.t", 400, "Only queries"),
     ("DROP TABLE db.t", 400, "Only queries"),
     ("INSERT INTO db.t VALUES (1, 'x', 2)", 400, "Only queries"),
@@ -191,7 +191,7 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 
 async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
-    for statement, status, reason in REFUSED:
+    for statement, status, reason in REFUSED_STATEMENTS:
         answer = await site.run_sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
         assert reason in answer.json["error"]["message"], statement
@@ -287,7 +287,7 @@ async def test_token_of_a_statement_is_issued_after_its_process_has_started(
 @pytest.mark.slow
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
-        long = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
+        long_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 1)
         assert (await site.run_sql("rita", "SELECT 1")).status == 429
         assert (await site.run_sql("wendy", "SELECT 1")).status == 200
@@ -299,7 +299,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
             headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
             assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
-        for task in (long, other_task):
+        for task in (long_task, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
         await until(lambda: not list_workers())
 
@@ -307,17 +307,17 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
 @pytest.mark.slow
 async def test_two_principals_cannot_use_all_statements(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
-        long = [
+        long_tasks = [
             asyncio.create_task(site.run_sql(principal, LONG_STATEMENT))
             for principal in ("rita", "rita", "wendy", "wendy")
         ]
         await until(lambda: len(list_workers()) == 3)
         assert (await site.run_sql("root", "SELECT 1")).status == 200
-        finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+        finished_tasks, _ = await asyncio.wait(long_tasks, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status for task in finished_tasks] == [503]
-        for task in long:
+        for task in long_tasks:
             task.cancel()
-        await asyncio.gather(*long, return_exceptions=True)
+        await asyncio.gather(*long_tasks, return_exceptions=True)
         await until(lambda: not list_workers())
 
 
@@ -328,19 +328,19 @@ async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
     answer = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
     site.tokens["vera"] = answer.json["token"]
     rows = ", ".join(f"({number})" for number in range(60))
-    long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
-    running_one = asyncio.create_task(site.run_sql("vera", long))
+    long_statement = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
+    running_task = asyncio.create_task(site.run_sql("vera", long_statement))
     await until(lambda: len(list_workers()) == 1)
     assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
-    assert (await running_one).status == 401
+    assert (await running_task).status == 401
     await until(lambda: not list_workers())
 
 
 async def test_disconnected_client_ends_its_statement(site: Site) -> None:
-    leaving = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
+    leaving_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
     await until(lambda: len(list_workers()) == 1)
-    leaving.cancel()
-    await asyncio.gather(leaving, return_exceptions=True)
+    leaving_task.cancel()
+    await asyncio.gather(leaving_task, return_exceptions=True)
     await until(lambda: not list_workers())
 
 
@@ -482,11 +482,11 @@ HOSTILE = (
 """Statements that need much time, memory or depth, or that are incomplete."""
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, every: int) -> None:
+@pytest.mark.parametrize("row_interval", [5, pytest.param(1, marks=pytest.mark.slow)])
+async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, row_interval: int) -> None:
     async with run_server(home, sql_time_s=1.0, sql_memory_bytes=256 << 20) as server:
         site = Site(server, {})
-        for statement in HOSTILE[::every]:
+        for statement in HOSTILE[::row_interval]:
             answer = await site.run_sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
@@ -498,13 +498,13 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
 
 
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
-    running_one = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
+    running_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
     await until(list_workers)
     for principal in ("olga", "wendy", "root"):
         answer = await site.api(
             "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[principal]}"}
         )
         assert answer.status == 404, principal
-    assert not running_one.done()
+    assert not running_task.done()
     answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
-    assert (answer.status, (await running_one).status) == (204, 400)
+    assert (answer.status, (await running_task).status) == (204, 400)

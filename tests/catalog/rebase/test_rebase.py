@@ -131,14 +131,14 @@ KNOBS: dict[str, dict[str, Any]] = {
     "its entries name another snapshot": {"entry": {"snapshot_id": 4}},
     "its files have row ids": {"file": {"first_row_id": 0}},
     "its files are deletes": {"file": {"content": 1}},
-    "it deletes a file": {"more": [ENTRY | {"status": DELETED}]},
-    "it adds a file with the status EXISTING": {"more": [ENTRY | {"status": EXISTING}]},
-    "it omits a file in a merge": {"merge": 1, "forget": "a"},
-    "its manifest names another snapshot": {"listed": {"added_snapshot_id": 4}},
-    "its manifest lists deletes": {"listed": {"content": 1}},
-    "its manifest has another sequence number": {"listed": {"sequence_number": 1}},
-    "its manifest has an unknown spec": {"listed": {"partition_spec_id": 3}},
-    "its manifest is encrypted": {"listed": {"key_metadata": b"k"}},
+    "it deletes a file": {"more_entries": [ENTRY | {"status": DELETED}]},
+    "it adds a file with the status EXISTING": {"more_entries": [ENTRY | {"status": EXISTING}]},
+    "it omits a file in a merge": {"merge": 1, "omitted_path": "a"},
+    "its manifest names another snapshot": {"manifest_row": {"added_snapshot_id": 4}},
+    "its manifest lists deletes": {"manifest_row": {"content": 1}},
+    "its manifest has another sequence number": {"manifest_row": {"sequence_number": 1}},
+    "its manifest has an unknown spec": {"manifest_row": {"partition_spec_id": 3}},
+    "its manifest is encrypted": {"manifest_row": {"key_metadata": b"k"}},
     "its snapshot is encrypted": {"snapshot": {"key-id": "k"}},
     "its snapshot has an unknown schema": {"snapshot": {"schema-id": 9}},
     "its parent has expired": {"snapshot": {"parent-snapshot-id": 404}},
@@ -198,7 +198,7 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         thief = EngineAppender(metadata)
         first_append = await append_files(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first_append.snapshot_id
-        thief.listed = {"manifest_path": first_append.manifests[0]}
+        thief.manifest_row = {"manifest_path": first_append.manifests[0]}
         loaded_table = await load_metadata(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
@@ -431,7 +431,7 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
         for name in ("a", "b", "c"):
             await append_files(rig, {name: 1})
         first_appender, second_appender = [
-            EngineAppender(await load_metadata(rig), merge=3, apart=apart) for _ in range(2)
+            EngineAppender(await load_metadata(rig), merge=3, writes_merged_entries_apart=apart) for _ in range(2)
         ]
         requests = [first_appender.commit({"one": 10}), second_appender.commit({"two": 20})]
         for request in requests:

@@ -39,11 +39,11 @@ class BranchModel:
             totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
             assert totals == [len(expected), sum(expected.values())], label
             for path, file in files.items():
-                original = self.numbers.setdefault((branch, path), file.sequence_number)
-                assert original == file.sequence_number, f"{label}: {path} was renumbered"
+                original_sequence = self.numbers.setdefault((branch, path), file.sequence_number)
+                assert original_sequence == file.sequence_number, f"{label}: {path} was renumbered"
                 if file.first_row_id is not None or (branch, path) in self.row_ids:
-                    original = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
-                    assert original == file.first_row_id, f"{label}: the rows of {path} were renumbered"
+                    original_sequence = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
+                    assert original_sequence == file.first_row_id, f"{label}: the rows of {path} were renumbered"
             if "first-row-id" in snapshot:
                 self._check_rows(files, metadata, label)
         numbers = [snapshot["sequence-number"] for snapshot in metadata["snapshots"]]
@@ -74,8 +74,8 @@ class AppendHistory:
         for _ in range(self.source.randint(1, 3)):
             self.count += 1
             files[f"file-{self.count}"] = self.source.randint(1, 9)
-        merge, apart = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
-        client = EngineAppender(metadata, branch=branch, merge=merge, apart=apart)
+        merge, commits_separately = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
+        client = EngineAppender(metadata, branch=branch, merge=merge, writes_merged_entries_apart=commits_separately)
         self.clients.append((client, client.commit(files), files))
 
     async def finish(self) -> None:

@@ -70,7 +70,7 @@ class PendingCommit:
     removed_files: list[str]
     deletes: list[str]
     rows_version: int
-    before: dict[str, int]
+    files_before: dict[str, int]
 
 
 @dataclass
@@ -101,7 +101,7 @@ class ServiceHistory:
         deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
-        client = EngineAppender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
+        client = EngineAppender(await self.table.load(), merge=merge, writes_merged_entries_apart=source.random() < 0.3)
         return PendingCommit(
             client,
             client.commit(document, removed_files, deletes),
@@ -112,31 +112,36 @@ class ServiceHistory:
             dict(files),
         )
 
-    async def finish(self, pending: PendingCommit) -> None:
+    async def finish(self, pending_commit: PendingCommit) -> None:
         """Send a pending commit, and check its outcome against the commits that overtook it."""
-        if pending.rows_version != self.rows_version:
+        if pending_commit.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
-                await self.table.commit(pending.request)
+                await self.table.commit(pending_commit.request)
             return
         overtook = (await self.table.load()).get("current-snapshot-id")
-        await self.table.commit(pending.request)
+        await self.table.commit(pending_commit.request)
         metadata = await self.table.load()
         snapshot = find_head_snapshot(metadata)
-        assert snapshot["snapshot-id"] == pending.client.snapshot_id
-        if pending.client.expected is not None and overtook != pending.client.expected:
+        assert snapshot["snapshot-id"] == pending_commit.client.snapshot_id
+        if (
+            pending_commit.client.expected_snapshot_id is not None
+            and overtook != pending_commit.client.expected_snapshot_id
+        ):
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
-            assert snapshot["parent-snapshot-id"] == (pending.client.expected if is_undo else overtook)
-            if pending.removed_files or pending.deletes:  # An append that merged lists the files again.
+            assert snapshot["parent-snapshot-id"] == (
+                pending_commit.client.expected_snapshot_id if is_undo else overtook
+            )
+            if pending_commit.removed_files or pending_commit.deletes:  # An append that merged lists the files again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
-                assert set(pending.client.manifests) <= manifest_paths
-        if pending.removed_files or pending.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
-            self.undone += self.files != pending.before
-            self.files = dict(pending.before)
-        self.files.update(pending.files)
-        for path in pending.removed_files:
+                assert set(pending_commit.client.manifests) <= manifest_paths
+        if pending_commit.removed_files or pending_commit.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
+            self.undone += self.files != pending_commit.files_before
+            self.files = dict(pending_commit.files_before)
+        self.files.update(pending_commit.files)
+        for path in pending_commit.removed_files:
             self.files.pop(path, None)
-        self.deletes = (self.deletes | set(pending.deletes)) - set(pending.removed_files)
+        self.deletes = (self.deletes | set(pending_commit.deletes)) - set(pending_commit.removed_files)
         self.rows_version += 1
         self.check(metadata, f"version {self.rows_version}")
 
@@ -179,20 +184,20 @@ class ServiceHistory:
     def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
         snapshot = find_head_snapshot(metadata)
-        live: dict[int, dict[str, LiveFile]] = {0: {}, 1: {}}
+        live_files: dict[int, dict[str, LiveFile]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
-                assert file.path not in live[row["content"]], f"{label}: {file.path} occurs twice"
-                live[row["content"]][file.path] = file
-        assert {path: file.records for path, file in live[0].items()} == self.files, label
-        assert live[1].keys() == self.deletes, label
+                assert file.path not in live_files[row["content"]], f"{label}: {file.path} occurs twice"
+                live_files[row["content"]][file.path] = file
+        assert {path: file.records for path, file in live_files[0].items()} == self.files, label
+        assert live_files[1].keys() == self.deletes, label
         totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
         assert totals == [len(self.files), sum(self.files.values())], label
-        for path, file in (live[0] | live[1]).items():
+        for path, file in (live_files[0] | live_files[1]).items():
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
             assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
-            firsts = {path: file.first_row_id for path, file in live[0].items()}
+            firsts = {path: file.first_row_id for path, file in live_files[0].items()}
             for path, first_row_id in firsts.items():
                 assert self.row_ids.setdefault(path, first_row_id) == first_row_id, (
                     f"{label}: the rows of {path} were renumbered"
@@ -232,11 +237,11 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
         pending_append = EngineAppender(table_before).commit({}, ["a"])
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
-        replaced = await table.load()
-        (new_path,) = set(read_snapshot(find_head_snapshot(replaced))) - {"a", "b", "c"}
+        replaced_table = await table.load()
+        (new_path,) = set(read_snapshot(find_head_snapshot(replaced_table))) - {"a", "b", "c"}
         await table.commit(pending_append)
         undone = await table.load()
-        assert find_head_snapshot(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
+        assert find_head_snapshot(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced_table["current-snapshot-id"])
         assert find_head_snapshot(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
         deletes = {
             "content": "position-deletes",
@@ -246,7 +251,7 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
         deletes |= {"file-format": "parquet", "partition": [], "file-size-in-bytes": 9, "record-count": 1}
         body = {
             "operation": "delete",
-            "read-snapshot-id": replaced["current-snapshot-id"],
+            "read-snapshot-id": replaced_table["current-snapshot-id"],
             "add": [{**deletes, "referenced-data-file": new_path}],
         }
         url = f"{table.server.url}/api/v1/tables/db/t/commit"
@@ -261,12 +266,12 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
-        pending = EngineAppender(await table.load()).commit({}, ["a"])
+        pending_commit = EngineAppender(await table.load()).commit({}, ["a"])
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         for _ in range(2):
             await history.replace()
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
-        await table.commit(pending)
+        await table.commit(pending_commit)
         undone = snapshot_ids[1:]
         assert find_head_snapshot(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(
             map(str, reversed(undone))
@@ -280,14 +285,14 @@ async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(
     """Any client can write the mark into the summary of a snapshot that removes a file."""
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2}))
-        pending = EngineAppender(await table.load()).commit({}, ["a"])
+        pending_commit = EngineAppender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
         forged_summary = {"operation": "replace", name: value}
         request = EngineAppender(await table.load()).commit({}, ["b"])
         request[1][0]["snapshot"]["summary"] = forged_summary
         await table.commit(request)
         with pytest.raises(CommitConflict):
-            await table.commit(pending)
+            await table.commit(pending_commit)
 
 
 @pytest.mark.few_cases(2)
@@ -299,31 +304,32 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
     async with open_services_table(tmp_path, 2) as table:
         for path in "abc":
             await table.commit(EngineAppender(await table.load()).commit({path: 1}))
-        pending = EngineAppender(await table.load(), merge=merge).commit({"late": 5})
+        pending_commit = EngineAppender(await table.load(), merge=merge).commit({"late": 5})
         compaction = EngineAppender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
         compaction[1][0]["snapshot"]["summary"]["operation"] = operation
         await table.commit(compaction)
         if operation == "replace":
-            await table.commit(pending)
+            await table.commit(pending_commit)
             assert read_snapshot(find_head_snapshot(await table.load())).keys() == {"abc", "late"}
         else:
             with pytest.raises(CommitConflict):
-                await table.commit(pending)
+                await table.commit(pending_commit)
 
 
 async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path: Path) -> None:
-    """The server does not reject an engine's commit for its operation. It reports the commit, and counts it as a change
-    of rows.
+    """The server does not reject an engine's commit for its operation.
+
+    It reports the commit, and counts it as a change of rows.
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))
         table_before = await table.load()
-        pending = EngineAppender(table_before).commit({"late": 5})
+        pending_commit = EngineAppender(table_before).commit({"late": 5})
         wrong_replacement = EngineAppender(await table.load()).commit({"b": 3}, ["a"])
         wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
         await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):
-            await table.commit(pending)
+            await table.commit(pending_commit)
         file = {"content": "data", "file-path": f"{table_before['location']}/data/c.parquet", "file-format": "parquet"}
         request = {  # The committing client has read all rows.
             "read-snapshot-id": table_before["current-snapshot-id"],

@@ -27,18 +27,22 @@ class ExactTable:
     def __init__(self, rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> None:
         self.codes: dict[str, Codes] = {}
         self.ranks: dict[str, Codes] = {}
-        self.matching: list[dict[str, Codes]] = []
-        distinct: dict[str, list[Any]] = {}
+        self.matching_codes: list[dict[str, Codes]] = []
+        distinct_values: dict[str, list[Any]] = {}
         for column in columns:
             values, codes, counts = np.unique(rows[column].to_numpy(), return_inverse=True, return_counts=True)
-            distinct[column], self.codes[column] = values.tolist(), codes
+            distinct_values[column], self.codes[column] = values.tolist(), codes
             self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << BITS) - 1) // len(rows))[codes]
         for where in wheres:
             masks = {}
             for column, conditions in split_by_column(where).items():
                 text = f"SELECT coalesce({conditions}, false) FROM (SELECT unnest($v) AS {column})"
-                masks[column] = np.array([row[0] for row in duckdb.execute(text, {"v": distinct[column]}).fetchall()])
-            self.matching.append({column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()})
+                masks[column] = np.array(
+                    [row[0] for row in duckdb.execute(text, {"v": distinct_values[column]}).fetchall()]
+                )
+            self.matching_codes.append(
+                {column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()}
+            )
 
     def count_files(self, columns: Sequence[str]) -> float:
         """Return the mean number of files that a statement reads if the rows are in the order of a Hilbert curve.
@@ -52,9 +56,9 @@ class ExactTable:
         lower = {column: np.array([codes[file].min() for file in files]) for column, codes in self.codes.items()}
         upper = {column: np.array([codes[file].max() for file in files]) for column, codes in self.codes.items()}
         counts = []
-        for matching in self.matching:
+        for matching_rows in self.matching_codes:
             is_kept = np.ones(FILES, dtype=bool)
-            for column, totals in matching.items():
+            for column, totals in matching_rows.items():
                 is_kept &= totals[upper[column] + 1] > totals[lower[column]]
             counts.append(int(is_kept.sum()))
         return float(np.mean(counts))
@@ -73,8 +77,10 @@ def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
     for where in wheres:
-        equal = re.search(rf"\b{column} = '?(\w+)'?", where)
-        counts.append(FILES if equal is None else sum(bool((part.astype(str) == equal[1]).any()) for part in parts))
+        equality = re.search(rf"\b{column} = '?(\w+)'?", where)
+        counts.append(
+            FILES if equality is None else sum(bool((part.astype(str) == equality[1]).any()) for part in parts)
+        )
     return float(np.mean(counts))
 
 
@@ -83,11 +89,11 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 
     The key of a clustering has its one or two columns, sorted. The key of an index has the word `index` and its column.
     """
-    exact = ExactTable(rows, wheres, columns)
+    exact_table = ExactTable(rows, wheres, columns)
     gains: Gains = {}
     for count in (1, 2):
-        for chosen in combinations(columns, count):
-            gains[tuple(sorted(chosen))] = FILES - exact.count_files(chosen)
+        for chosen_columns in combinations(columns, count):
+            gains[tuple(sorted(chosen_columns))] = FILES - exact_table.count_files(chosen_columns)
     for column in columns:
         gains["index", column] = FILES - count_indexed(rows, wheres, column)
     return gains

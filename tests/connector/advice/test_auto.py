@@ -63,8 +63,8 @@ class Week:
     @property
     def trials(self) -> list[dict[str, Any]]:
         """Return the trials, the oldest first."""
-        applied = load_advice(self.client, TABLE)["applied"]
-        return [proposal for proposal in reversed(applied) if proposal["trial"] is not None]
+        applied_advice = load_advice(self.client, TABLE)["applied"]
+        return [proposal for proposal in reversed(applied_advice) if proposal["trial"] is not None]
 
     def list_states(self) -> list[tuple[str, str]]:
         return [(trial["proposal"]["change"]["columns"][0], trial["trial"]["state"]) for trial in self.trials]
@@ -172,8 +172,8 @@ def test_clustering_is_set_again_when_its_replacement_fails(week: Week) -> None:
 def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
     trial = Trial(1, "measuring", "", 0, {}, [1], 0, 0.0, [ShapeReads("a", 1.0), ShapeReads("b", 1.0)])
 
-    def build_sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
-        return QueryShapeSums(fingerprint, "", "", QuerySums(statements, files_in, files_left, 0, 0, 0, 0), 0, 0)
+    def build_sums(fingerprint: str, statements: int, file_count: int, files_left: int) -> QueryShapeSums:
+        return QueryShapeSums(fingerprint, "", "", QuerySums(statements, file_count, files_left, 0, 0, 0, 0), 0, 0)
 
     verdict = judge_trial(trial, [build_sums("a", 10, 100, 100), build_sums("b", 30, 300, 0)])
     assert (verdict.pays, verdict.saved_fraction) == (True, 0.75)
@@ -269,8 +269,8 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
         week.client._request_json("POST", path, {}, {"id": "other"})
     state = ServicesState(running=True, enabled=True)
     monkeypatch.setattr(advice_application, "compute_services_state", lambda *_: state)
-    applied = week.client._request_json("POST", path, {}, {"id": best["id"]})
-    assert (applied["proposal"], applied["measured"]) == (best, None)
+    answer = week.client._request_json("POST", path, {}, {"id": best["id"]})
+    assert (answer["proposal"], answer["measured"]) == (best, None)
     run_clustering(week.client, ("db", "t"))
     advice = load_advice(week.client, TABLE)
     assert advice["before"]["bytes"] < 0.5 * best["before"]["bytes"]
@@ -288,8 +288,8 @@ def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, m
     index_name = best["change"]["index-name"]
     find_proposal = advice_application._find_proposal
 
-    async def find_late(call: Any, chosen: Any) -> Any:
-        proposal = await find_proposal(call, chosen)
+    async def find_late(call: Any, chosen_proposal: Any) -> Any:
+        proposal = await find_proposal(call, chosen_proposal)
         await asyncio.to_thread(week.client.put_index, TABLE, index_name, kind="bloom", columns=["id"])
         return proposal
 

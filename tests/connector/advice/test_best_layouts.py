@@ -57,8 +57,8 @@ def test_first_five_proposals_have_most_of_the_best_gain_for_a_benchmark(client:
     wheres = list(queries) * 4
     run_statements(client, wheres)
     proposals = load_advice(client, TABLE)["proposals"]
-    compared = sorted({column for where in queries for column in split_by_column(where)})
-    gains = find_gains(rows, wheres, compared)
+    compared_columns = sorted({column for where in queries for column in split_by_column(where)})
+    gains = find_gains(rows, wheres, compared_columns)
     best = sorted(gains.items(), key=lambda pair: -pair[1])[:5]
     titles = [proposal["title"] for proposal in proposals]
     assert find_best_gain(proposals, gains) >= 0.8 * best[0][1], (best, titles)
@@ -74,7 +74,7 @@ def test_no_proposal_is_made_for_statements_that_no_layout_helps(client: IndexCl
     assert "no change would save" in advice["reason"]
 
 
-def test_commands_quote_names(client: IndexClient) -> None:
+def test_printed_commands_quote_names_of_columns(client: IndexClient) -> None:
     """The column names come from writers, and an administrator copies the commands."""
     name = "c'; rm -rf ~ `x`"
     rows = pa.table({name: np.arange(4000) % 97, "n": np.arange(4000)})

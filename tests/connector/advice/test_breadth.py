@@ -16,10 +16,10 @@ from tests.connector.advice.workloads import TABLE, make_table, run_statements
 from tests.seeds import first_seed
 
 
-def run_aggregates(client: IndexClient, grouping: str, engine: str = "duckdb", runs: int = 60) -> None:
+def run_aggregates(client: IndexClient, grouping_columns: str, engine: str = "duckdb", runs: int = 60) -> None:
     """Run aggregate queries that group by a column and compare the region."""
     aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
-    body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping]}
+    body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping_columns]}
     for _ in range(runs):
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, {**body, "aggregates": aggregates})
 
@@ -37,8 +37,8 @@ def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: Inde
     options = "--columns region --measures 'count(*),max(day)'"
     assert command == f"seamark index create {TABLE} --kind cube {options} --name by_region"
     assert cube["predicted"]["bytes"] == pytest.approx(cube["before"]["bytes"] / 4, rel=0.05)
-    applied = apply_proposal(client, TABLE, cube, wait_s=10)
-    assert applied["measured"]["bytes"] == pytest.approx(cube["predicted"]["bytes"], rel=0.05)
+    applied_proposal = apply_proposal(client, TABLE, cube, wait_s=10)
+    assert applied_proposal["measured"]["bytes"] == pytest.approx(cube["predicted"]["bytes"], rel=0.05)
     assert list_proposals(client, "cube") == []
 
 
@@ -65,7 +65,9 @@ def test_sort_order_and_pin_follow_the_proposals_that_save_more(
     monkeypatch.setattr(advice, "_find_pinnable_bytes", lambda _: 1 << 40)
     proposals = load_advice(client, TABLE)["proposals"]
     days = [proposal["pays-after-days"] for proposal in proposals]
-    paying = [proposal for proposal, count in zip(proposals, days, strict=True) if count is not None and count <= 30]
-    assert [proposal["kind"] for proposal in paying].index("pin") == len(paying) - 1 > 0
-    assert paying[-1]["predicted"] == paying[-1]["before"]
-    assert paying[-1]["commands"] == ["ALTER TABLE db.t SET TBLPROPERTIES ('seamark.cache.pinned'='true')"]
+    paying_proposals = [
+        proposal for proposal, count in zip(proposals, days, strict=True) if count is not None and count <= 30
+    ]
+    assert [proposal["kind"] for proposal in paying_proposals].index("pin") == len(paying_proposals) - 1 > 0
+    assert paying_proposals[-1]["predicted"] == paying_proposals[-1]["before"]
+    assert paying_proposals[-1]["commands"] == ["ALTER TABLE db.t SET TBLPROPERTIES ('seamark.cache.pinned'='true')"]

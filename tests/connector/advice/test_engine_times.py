@@ -35,8 +35,8 @@ def test_estimates_of_other_sizes_are_within_a_factor_of_2(fixed_s: float, bytes
     times = EngineTimes.of(shapes)
     for shape, size in zip(shapes, sizes, strict=True):
         assert times.estimate(shape.fingerprint, *size) == pytest.approx(shape.sums.run_us / 1e6 / RUNS, rel=1e-6)
-        smaller = max(1, size[0] // 10), max(1, size[0] // 10) * 30_000_000
-        assert 0.5 <= times.estimate(shape.fingerprint, *smaller) / compute_seconds(*smaller) <= 2
+        smaller_size = max(1, size[0] // 10), max(1, size[0] // 10) * 30_000_000
+        assert 0.5 <= times.estimate(shape.fingerprint, *smaller_size) / compute_seconds(*smaller_size) <= 2
 
 
 def test_time_that_does_not_depend_on_the_bytes_is_not_saved_by_fewer_bytes() -> None:
@@ -46,24 +46,26 @@ def test_time_that_does_not_depend_on_the_bytes_is_not_saved_by_fewer_bytes() ->
 
 
 def test_shape_without_a_time_is_estimated_from_the_costs_of_its_engine() -> None:
-    slow = [make_timed_shape(number, 10.0 * number, 0, 10**9 * number, "trino") for number in range(1, 5)]
+    slow_shapes = [make_timed_shape(number, 10.0 * number, 0, 10**9 * number, "trino") for number in range(1, 5)]
     no_sums = QuerySums(*(0,) * 7)
-    untimed = [QueryShapeSums(engine, QueryShape(engine).text, "", no_sums, 0, 0) for engine in ("trino", "duckdb")]
-    times = EngineTimes.of([*slow, *untimed])
+    untimed_shapes = [
+        QueryShapeSums(engine, QueryShape(engine).text, "", no_sums, 0, 0) for engine in ("trino", "duckdb")
+    ]
+    times = EngineTimes.of([*slow_shapes, *untimed_shapes])
     assert times.estimate("trino", 0, 2 * 10**9) == pytest.approx(20, rel=0.2)
     assert times.estimate("duckdb", 4, SCAN_BYTES_PER_S) == pytest.approx(1 + 4 * OPEN_S)
     assert times.estimate("unknown", 0, SCAN_BYTES_PER_S) == pytest.approx(1)
 
 
 def test_recorded_times_correct_later_predictions_of_seconds() -> None:
-    def apply(predicted_s: float, recorded_s: float, timed: int, correction: float = 1.0) -> AppliedProposal:
+    def apply(predicted_s: float, recorded_s: float, timed_count: int, correction: float = 1.0) -> AppliedProposal:
         reads = Reads(1, 100, predicted_s)
         change = ProposedChange("cluster")
         proposal = Proposal("x", "cluster", "x", [], change, reads, reads, 1, 0.1, 1, None, time_correction=correction)
-        return AppliedProposal(proposal, 0, None, Reads(1, 100, recorded_s), timed)
+        return AppliedProposal(proposal, 0, None, Reads(1, 100, recorded_s), timed_count)
 
-    assert compute_time_corrections([apply(1.0, 2.0, timed=19)]) == {}
-    assert compute_time_corrections([apply(1.0, 2.0, timed=20)])["cluster"] == pytest.approx(2**0.5, abs=0.01)
-    assert compute_time_corrections([apply(1.0, 2.0, timed=20)] * 50)["cluster"] == pytest.approx(2, abs=0.05)
+    assert compute_time_corrections([apply(1.0, 2.0, timed_count=19)]) == {}
+    assert compute_time_corrections([apply(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(2**0.5, abs=0.01)
+    assert compute_time_corrections([apply(1.0, 2.0, timed_count=20)] * 50)["cluster"] == pytest.approx(2, abs=0.05)
     # The earlier prediction was corrected already, and was right.
-    assert compute_time_corrections([apply(2.0, 2.0, timed=20, correction=2.0)] * 50)["cluster"] > 1.9
+    assert compute_time_corrections([apply(2.0, 2.0, timed_count=20, correction=2.0)] * 50)["cluster"] > 1.9

@@ -33,18 +33,18 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     advice = load_advice(client, TABLE)
     assert advice["before"]["bytes"] == pytest.approx(bytes_before, rel=0.1)
     best = advice["proposals"][0]
-    applied = apply_proposal(client, TABLE, best, wait_s=10)
+    applied_proposal = apply_proposal(client, TABLE, best, wait_s=10)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
     bytes_after = measure_planned_bytes(client, wheres)
-    assert applied["measured"]["bytes"] == pytest.approx(bytes_after, rel=0.35)
+    assert applied_proposal["measured"]["bytes"] == pytest.approx(bytes_after, rel=0.35)
     return bytes_before, best["predicted"]["bytes"], bytes_after
 
 
 @pytest.mark.parametrize("case", mark_fast(range(4), 0))
 def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
-    bytes_before, predicted, bytes_after = apply_best(client, case)
+    bytes_before, predicted_bytes, bytes_after = apply_best(client, case)
     assert bytes_after < bytes_before
-    assert predicted == pytest.approx(bytes_after, rel=0.4)
+    assert predicted_bytes == pytest.approx(bytes_after, rel=0.4)
 
 
 @pytest.mark.slow
@@ -58,12 +58,12 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
         server.start()
         try:
             with closing(IndexClient(server.url)) as client:
-                _, predicted, bytes_after = apply_best(client, 100 + case)
+                _, predicted_bytes, bytes_after = apply_best(client, 100 + case)
         finally:
             server.stop()
-        ratios.append(predicted / bytes_after)
-    near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
-    assert len(near) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
+        ratios.append(predicted_bytes / bytes_after)
+    near_ratios = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
+    assert len(near_ratios) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 
 
 @pytest.mark.slow
@@ -82,14 +82,14 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     history = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
     assert "day >= ?" in history.output
     assert TABLE in CliRunner().invoke(cli, ["history", "--url", client.url]).output
-    applied = CliRunner().invoke(cli, ["advise", "apply", TABLE, best["id"], "--url", client.url])
-    assert applied.exit_code == 0, applied.output
-    assert all(word in applied.output for word in ("before", "predicted", "measured"))
-    assert best["title"] in applied.output
+    applied_proposal = CliRunner().invoke(cli, ["advise", "apply", TABLE, best["id"], "--url", client.url])
+    assert applied_proposal.exit_code == 0, applied_proposal.output
+    assert all(word in applied_proposal.output for word in ("before", "predicted", "measured"))
+    assert best["title"] in applied_proposal.output
     # The position in a list does not identify a change, because the next list may have a different order.
-    for unknown in (best["id"], "1"):
-        refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
-        assert (refusal.exit_code, f"There is no proposal '{unknown}'" in refusal.output) == (1, True)
+    for unknown_id in (best["id"], "1"):
+        refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown_id, "--url", client.url])
+        assert (refusal.exit_code, f"There is no proposal '{unknown_id}'" in refusal.output) == (1, True)
     second_advice = load_advice(client, TABLE)
     assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}

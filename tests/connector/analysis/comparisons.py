@@ -113,7 +113,7 @@ class ScopeColumn:
     name: str
     kind: str
     owner: str | None
-    plain: bool = True
+    is_plain: bool = True
     """True if a query may name the column without an alias.
 
     It is False if USING merges the column in an outer join.
@@ -167,16 +167,16 @@ class Comparisons:
     def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
         """Return whether `scope` allows the column to be named without ambiguity."""
         is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
-        owned = [
+        owned_columns = [
             candidate
             for candidate in scope
             if candidate.owner == column.owner and candidate.name.lower() == column.name.lower()
         ]
-        return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
+        return (is_unambiguous and column.is_plain) or (column.owner is not None and len(owned_columns) == 1)
 
     def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
         is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
-        if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
+        if is_unambiguous and column.is_plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 

@@ -48,8 +48,8 @@ class RandomStatements(Comparisons):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
             columns = {name: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for name in names}
             self.tables.append(StoredRelation(name, columns))
-            typed = ", ".join(f"{quote(column)} {KINDS[kind]}" for column, kind in columns.items())
-            statements.append(f"CREATE TABLE {quote(name)} ({typed})")
+            typed_columns = ", ".join(f"{quote(column)} {KINDS[kind]}" for column, kind in columns.items())
+            statements.append(f"CREATE TABLE {quote(name)} ({typed_columns})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join(
                     "NULL" if self.draw_chance(0.25) else self.draw_value(kind) for kind in columns.values()
@@ -69,17 +69,17 @@ class RandomStatements(Comparisons):
         visible_tables, clauses, words = list(relations), [], "WITH"
         if depth > 1 and self.draw_chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
-                renamed, recursive = (
+                column_list, recursive = (
                     "",
                     self.draw_recursive(visible_tables, name) if self.draw_chance(self.recursive_share) else None,
                 )
                 text, columns = recursive or self.draw_with_query(visible_tables, depth - 1, outer)
                 if recursive:
-                    words, renamed = "WITH RECURSIVE", " (rn)"
+                    words, column_list = "WITH RECURSIVE", " (rn)"
                 elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed = f" ({', '.join(self.spell(column) for column, _ in columns)})"
-                clauses.append(f"{self.spell(name)}{renamed} AS{self.draw_space()}({text})")
+                    column_list = f" ({', '.join(self.spell(column) for column, _ in columns)})"
+                clauses.append(f"{self.spell(name)}{column_list} AS{self.draw_space()}({text})")
                 visible_tables = [table for table in visible_tables if table.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.draw_body(visible_tables, depth, outer)
@@ -128,8 +128,8 @@ class RandomStatements(Comparisons):
         if shape < 0.2 and kinds is None:
             return self.draw_grouped_query(source, where, scope, relations, depth)
         items, columns = self.draw_projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
-        distinct = "DISTINCT " if self.draw_chance(0.1) else ""
-        text = f"{self.draw_word('SELECT')} {distinct}{', '.join(items)}{self.draw_space()}"
+        distinct_keyword = "DISTINCT " if self.draw_chance(0.1) else ""
+        text = f"{self.draw_word('SELECT')} {distinct_keyword}{', '.join(items)}{self.draw_space()}"
         text += f"{self.draw_word('FROM')} {source}{where}"
         text += self.draw_qualify(scope)
         if not set_part and self.draw_chance(0.25):
@@ -152,10 +152,10 @@ class RandomStatements(Comparisons):
             kinds is None
             and self.draw_chance(0.2)
             and len(set(names)) == len(names)
-            and all(column.plain for column in scope)
+            and all(column.is_plain for column in scope)
         ):
             return ["*"], [(column.name, column.kind) for column in scope]
-        if kinds is None and owners and self.draw_chance(0.1) and all(column.plain for column in scope):
+        if kinds is None and owners and self.draw_chance(0.1) and all(column.is_plain for column in scope):
             owner = self.rng.choice(sorted(owners))
             owner_columns = [column for column in scope if column.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
@@ -179,9 +179,9 @@ class RandomStatements(Comparisons):
     def draw_projection(
         self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
-        fitting = [column for column in scope if kind in (None, column.kind) and self.can_name(column, scope)]
-        if fitting and self.draw_chance(0.75):
-            column = self.rng.choice(fitting)
+        matching_columns = [column for column in scope if kind in (None, column.kind) and self.can_name(column, scope)]
+        if matching_columns and self.draw_chance(0.75):
+            column = self.rng.choice(matching_columns)
             text = self.write_reference(column, scope)
             return f"({text})" if self.draw_chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
@@ -296,9 +296,11 @@ class RandomStatements(Comparisons):
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
-        hidden = {relation.name.lower() for relation in relations} | {name.lower()}
+        hidden_names = {relation.name.lower() for relation in relations} | {name.lower()}
         candidates = [
-            table for table in self.tables if table.name.lower() not in hidden and "long" in table.columns.values()
+            table
+            for table in self.tables
+            if table.name.lower() not in hidden_names and "long" in table.columns.values()
         ]
         if not candidates:
             return None
@@ -380,8 +382,8 @@ class RandomStatements(Comparisons):
         table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
-            hidden = {relation.name.lower() for relation in relations}
-            other_table = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden])
+            hidden_names = {relation.name.lower() for relation in relations}
+            other_table = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden_names])
             other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other_table.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.draw_equality(table_columns, other_columns, inner)
@@ -394,9 +396,9 @@ class RandomStatements(Comparisons):
             f" {outer_text}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
         )
         candidates = [column for column in inner if self.can_name(column, inner)]
-        grouped = self.rng.sample(candidates, min(len(candidates), self.rng.randint(1, 2)))
-        columns = [(f"l{number}", column.kind) for number, column in enumerate(grouped)]
-        items = [f"{self.write_reference(column, inner)} AS l{number}" for number, column in enumerate(grouped)]
+        group_columns = self.rng.sample(candidates, min(len(candidates), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", column.kind) for number, column in enumerate(group_columns)]
+        items = [f"{self.write_reference(column, inner)} AS l{number}" for number, column in enumerate(group_columns)]
         if self.draw_chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -419,11 +421,11 @@ class RandomStatements(Comparisons):
         self, scope: Scope, relations: list[StoredRelation]
     ) -> tuple[StoredRelation, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
-        hidden = {relation.name.lower() for relation in relations}
+        hidden_names = {relation.name.lower() for relation in relations}
         pairs = [
             (table, name, column)
             for table in self.tables
-            if table.name.lower() not in hidden
+            if table.name.lower() not in hidden_names
             for name, kind in table.columns.items()
             for column in scope
             if column.kind == kind and column.owner is not None and self.can_name(column, scope)
@@ -468,17 +470,17 @@ class RandomStatements(Comparisons):
         left_names, right_names = (
             [scope_column.name.lower() for scope_column in side] for side in (scope, other_scope)
         )
-        shared = [
+        shared_columns = [
             scope_column
             for scope_column in scope
             if left_names.count(scope_column.name.lower()) == 1
             and right_names.count(scope_column.name.lower()) == 1
             and scope_column.kind
             == next(other.kind for other in other_scope if other.name.lower() == scope_column.name.lower())
-            and scope_column.plain
+            and scope_column.is_plain
         ]
-        if shared and self.draw_chance(0.3):
-            column = self.rng.choice(shared)
+        if shared_columns and self.draw_chance(0.3):
+            column = self.rng.choice(shared_columns)
             merged_column = ScopeColumn(column.name, column.kind, None)
             remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
             return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
@@ -511,12 +513,12 @@ class RandomStatements(Comparisons):
             text, columns = self.draw_with_query(relations, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
-            hidden = {relation.name.lower() for relation in relations}
-            candidates = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
+            hidden_names = {relation.name.lower() for relation in relations}
+            candidates = [*relations, *(table for table in self.tables if table.name.lower() not in hidden_names)]
             relation = self.rng.choice([*candidates, *self.rng.sample(relations, min(len(relations), 1))])
             columns = list(relation.columns.items())
             text = self.spell(relation.name)
-            if relation.name.lower() not in hidden and self.draw_chance(0.2):
+            if relation.name.lower() not in hidden_names and self.draw_chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
             if relation.name.lower() not in used_names and self.draw_chance(0.4):
                 return text, [ScopeColumn(name, kind, relation.name) for name, kind in columns]
@@ -620,8 +622,8 @@ class RandomStatements(Comparisons):
 
         Return None if no column fits.
         """
-        hidden = {relation.name.lower() for relation in relations}
-        tables = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
+        hidden_names = {relation.name.lower() for relation in relations}
+        tables = [*relations, *(table for table in self.tables if table.name.lower() not in hidden_names)]
         columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
         if not columns:
             return None

@@ -32,10 +32,10 @@ def format_predicate(table: Table) -> str | None:
 def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_of_them() -> None:
     """If an alternative were missing, the join would leave out rows that one of the references needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
-    always = Join(4, (("a", "b"),))
-    assert intersect_joins([(first, second, always), (first, third, always)]) == (always,)
-    renumbered = tuple(replace(join, any_of=5) for join in (second, first))
-    assert intersect_joins([(first, second, always), renumbered]) == (first, second)
+    always_join = Join(4, (("a", "b"),))
+    assert intersect_joins([(first, second, always_join), (first, third, always_join)]) == (always_join,)
+    renumbered_joins = tuple(replace(join, any_of=5) for join in (second, first))
+    assert intersect_joins([(first, second, always_join), renumbered_joins]) == (first, second)
     assert intersect_joins([(first,), ()]) == ()
     assert intersect_joins([]) == ()
 
@@ -45,11 +45,11 @@ def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     union = SetOperation(build_projection(left, "x", "k"), build_projection(right, "x", "k"))
     union.push_down(build_comparison("x", ">", "3"))
     assert format_predicate(left) == format_predicate(right) == '"x" > 3'
-    converted = Table({"x": "float", "k": "long"})
-    SetOperation(build_projection(left, "x", "k"), build_projection(converted, "x", "k")).push_down(
+    converted_table = Table({"x": "float", "k": "long"})
+    SetOperation(build_projection(left, "x", "k"), build_projection(converted_table, "x", "k")).push_down(
         build_comparison("x", ">", "3")
     )
-    assert format_predicate(left) is format_predicate(converted) is None
+    assert format_predicate(left) is format_predicate(converted_table) is None
     assert find_exact_origin(left, ["x"]) is None
 
 

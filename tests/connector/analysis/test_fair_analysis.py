@@ -31,16 +31,16 @@ def build_statement(number: int, characters: int = 0) -> str:
 async def test_short_statements_are_analysed_while_one_long_statement_is_analysed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, go, at_once = reading._read, threading.Event(), [0, 0]
+    read_statement, go, parse_counts = reading._read, threading.Event(), [0, 0]
 
     def read(text: Any, *arguments: Any) -> Any:
         if len(text.text) <= SHORT_CHARACTERS_MAX:
-            return real(text, *arguments)
-        at_once[0] += 1
-        at_once[1] = max(at_once)
+            return read_statement(text, *arguments)
+        parse_counts[0] += 1
+        parse_counts[1] = max(parse_counts)
         assert go.wait(WAIT_S)
-        at_once[0] -= 1
-        return real(text, *arguments)
+        parse_counts[0] -= 1
+        return read_statement(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
@@ -53,17 +53,17 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
         assert not any(task.done() for task in long_tasks)
         go.set()
         assert all([(await task).statement is not None for task in long_tasks])
-    assert at_once == [0, 1]
+    assert parse_counts == [0, 1]
 
 
 async def test_client_with_many_statements_delays_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, has_started, go, order = reading._read, threading.Event(), threading.Event(), []
+    read_statement, has_started, go, order = reading._read, threading.Event(), threading.Event(), []
 
     def read(text: Any, *arguments: Any) -> Any:
         order.append(text.text)
         has_started.set()
         assert go.wait(WAIT_S)
-        return real(text, *arguments)
+        return read_statement(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
@@ -75,7 +75,7 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
         other_task = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
-        await until(lambda: "address 10.0.0.2" in rewriter._reader._short._own)
+        await until(lambda: "address 10.0.0.2" in rewriter._reader._short_lock._own)
         go.set()
         for task in (*rewrites, other_task):
             assert (await task).statement is not None
@@ -85,16 +85,16 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
 
 
 async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, real = [], parse_execute
+    threads, original_parse = [], parse_execute
 
     def parse(text: str) -> Any:
         threads.append(threading.get_ident())
-        return real(text)
+        return original_parse(text)
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
-    prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
+    session = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS_MAX} 1"):
-            assert (await rewriter.rewrite(text, prepared)).statement is not None
+            assert (await rewriter.rewrite(text, session)).statement is not None
     assert len(threads) == 2
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

@@ -71,17 +71,17 @@ def test_equivalence_classes_contain_every_column_that_equalities_reach() -> Non
     rng = random.Random(3)
     for _ in range(300):
         references = [(source, name) for source in range(4) for name in "ab"]
-        equal = [(rng.choice(references), rng.choice(references)) for _ in range(rng.randint(0, 7))]
+        equal_pairs = [(rng.choice(references), rng.choice(references)) for _ in range(rng.randint(0, 7))]
         expected = {}
-        for start in {reference for pair in equal for reference in pair}:
-            reached, pending = {start}, [start]
-            while pending:
-                node = pending.pop()
-                new_nodes = {other for pair in equal if node in pair for other in pair} - reached
-                reached |= new_nodes
-                pending += new_nodes
-            expected[start] = reached
-        assert compute_equivalence_classes(equal) == expected, equal
+        for start in {reference for pair in equal_pairs for reference in pair}:
+            reached_nodes, pending_nodes = {start}, [start]
+            while pending_nodes:
+                node = pending_nodes.pop()
+                new_nodes = {other for pair in equal_pairs if node in pair for other in pair} - reached_nodes
+                reached_nodes |= new_nodes
+                pending_nodes += new_nodes
+            expected[start] = reached_nodes
+        assert compute_equivalence_classes(equal_pairs) == expected, equal_pairs
 
 
 def test_statement_with_too_many_tables_is_not_analysed() -> None:
@@ -116,15 +116,15 @@ def test_exchange_makes_the_same_tree_as_replace(seed: int) -> None:
     for _ in range(30):
         first, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
-            for tree, put in ((first, replace_node), (other, lambda old, new: old.replace(new))):
+            for tree, replace in ((first, replace_node), (other, lambda old, new: old.replace(new))):
                 hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
-                put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
+                replace(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
         assert first.sql() == other.sql()
         assert first == other
         for node in first.walk():
             for child in node.iter_expressions():
                 assert child.parent is node
                 assert child.arg_key is not None
-                original = node.args[child.arg_key]
-                assert original is child if child.index is None else original[child.index] is child
+                original_node = node.args[child.arg_key]
+                assert original_node is child if child.index is None else original_node[child.index] is child

@@ -74,8 +74,10 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
 
 
 async def test_join_request_has_the_body_that_the_api_defines() -> None:
-    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x' AND n IN (1, 2)"), 30)
-    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).build_body() == {
+    nested_request = JoinRequest(
+        ("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x' AND n IN (1, 2)"), 30
+    )
+    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested_request,)).build_body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
         "snapshot-id": 20,
@@ -283,8 +285,8 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
         f"t{number}": KnownTable("1", {f"k{number}": "long", f"x{number}": "long"}, 1, SMALL, 2) for number in range(30)
     }
     names = ", ".join(tables)
-    equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
-    _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
+    equalities = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
+    _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equalities} AND x7 = 1", tables=tables)
     assert all(_count_joins(request.joins) <= 32 for request in requests)
 
 
@@ -310,11 +312,11 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
 
 
 async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:
-    large = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
+    large_table = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
     _, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020)",
-        tables={"days": large},
+        tables={"days": large_table},
     )
     assert not any(request.joins for request in filter_requests("sales", plan_request))
 

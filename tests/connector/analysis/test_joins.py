@@ -301,8 +301,8 @@ def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
 def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
     assert find_sales_joins(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
-    below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
-    assert find_joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
+    union_query = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
+    assert find_joins(union_query) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
 
 def test_scan_names_the_columns_of_its_predicate() -> None:

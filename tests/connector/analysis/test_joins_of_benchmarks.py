@@ -14,21 +14,21 @@ from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.joins import Dimension, PlannedScan, explain_unrequested_joins, find_dimensions
 
-MB = 1 << 20
+MIB = 1 << 20
 SSB = {
-    "lineorder": ("lo_custkey lo_partkey lo_suppkey lo_orderdate lo_quantity lo_discount", 1000 * MB),
-    "date": ("d_datekey d_year d_yearmonthnum d_weeknuminyear d_yearmonth", MB),
-    "part": ("p_partkey p_mfgr p_category p_brand1", 100 * MB),
-    "supplier": ("s_suppkey s_nation s_city s_region", 5 * MB),
-    "customer": ("c_custkey c_nation c_city c_region", 50 * MB),
+    "lineorder": ("lo_custkey lo_partkey lo_suppkey lo_orderdate lo_quantity lo_discount", 1000 * MIB),
+    "date": ("d_datekey d_year d_yearmonthnum d_weeknuminyear d_yearmonth", MIB),
+    "part": ("p_partkey p_mfgr p_category p_brand1", 100 * MIB),
+    "supplier": ("s_suppkey s_nation s_city s_region", 5 * MIB),
+    "customer": ("c_custkey c_nation c_city c_region", 50 * MIB),
 }
 TPCH = {
-    "lineitem": ("l_orderkey l_partkey l_suppkey l_shipdate l_quantity l_receiptdate l_commitdate", 760 * MB),
-    "orders": ("o_orderkey o_custkey o_orderdate o_orderstatus", 170 * MB),
-    "partsupp": ("ps_partkey ps_suppkey ps_availqty", 115 * MB),
-    "part": ("p_partkey p_name p_brand p_size p_type p_container", 24 * MB),
-    "customer": ("c_custkey c_nationkey c_mktsegment", 24 * MB),
-    "supplier": ("s_suppkey s_nationkey s_comment", MB),
+    "lineitem": ("l_orderkey l_partkey l_suppkey l_shipdate l_quantity l_receiptdate l_commitdate", 760 * MIB),
+    "orders": ("o_orderkey o_custkey o_orderdate o_orderstatus", 170 * MIB),
+    "partsupp": ("ps_partkey ps_suppkey ps_availqty", 115 * MIB),
+    "part": ("p_partkey p_name p_brand p_size p_type p_container", 24 * MIB),
+    "customer": ("c_custkey c_nationkey c_mktsegment", 24 * MIB),
+    "supplier": ("s_suppkey s_nationkey s_comment", MIB),
     "nation": ("n_nationkey n_regionkey n_name", 1000),
     "region": ("r_regionkey r_name", 1000),
 }
@@ -63,8 +63,10 @@ def plan_joins(
 def format_dimensions(dimensions: tuple[Dimension, ...]) -> str:
     reports = []
     for reference in dimensions:
-        behind = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
-        reports.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
+        nested_dimensions = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
+        reports.append(
+            f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{nested_dimensions}"
+        )
     return ", ".join(sorted(reports))
 
 
@@ -117,7 +119,7 @@ def read_query(number: int) -> str:
 
 
 def test_join_that_is_not_requested_has_a_reason() -> None:
-    large = "the table is not 4 times smaller"
+    size_reason = "the table is not 4 times smaller"
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 
     def list_reasons(**reasons: str) -> list[str]:
@@ -125,11 +127,11 @@ def test_join_that_is_not_requested_has_a_reason() -> None:
 
     _, actual = plan_joins(read_query(18), TPCH)
     assert actual == [
-        ("customer", list_reasons(orders=large)),
-        ("orders", list_reasons(customer=no_condition, lineitem=large)),
-        ("lineitem", list_reasons(orders=no_condition, lineitem=large)),
+        ("customer", list_reasons(orders=size_reason)),
+        ("orders", list_reasons(customer=no_condition, lineitem=size_reason)),
+        ("lineitem", list_reasons(orders=no_condition, lineitem=size_reason)),
         ("lineitem", []),
     ]
     _, actual = plan_joins(read_query(9), TPCH)
     assert dict(actual)["lineitem"] == list_reasons(supplier=no_condition, orders=no_condition)
-    assert dict(actual)["part"] == list_reasons(lineitem=large)
+    assert dict(actual)["part"] == list_reasons(lineitem=size_reason)

@@ -66,12 +66,12 @@ def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
         if rng.random() < 0.5:
             day = add_months(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
         moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
-        analysed = datetime.combine(day, moment, UTC)
+        analysis_time = datetime.combine(day, moment, UTC)
         # A plan for DuckDB and Spark is valid for a day.
         for delay in (timedelta(0), timedelta(hours=23)):
-            now = (analysed + delay).astimezone(rng.choice(ZONES))
+            now = (analysis_time + delay).astimezone(rng.choice(ZONES))
             text, values = draw_expression(rng, now)
-            span = parse_span(parse_one(text, read="trino"), analysed.date())
+            span = parse_span(parse_one(text, read="trino"), analysis_time.date())
             if span is None:
                 continue
             read_count += 1

@@ -223,9 +223,9 @@ async def test_bug_in_the_translation_to_a_cube_fails_no_statement(monkeypatch: 
     monkeypatch.setattr(rewriter_module, "translate_scans", fail)
     table = KnownTable("1", COLUMNS["t"], 5, cube_metadata=build_table())
     async with open_rewriter(NumberedPlans(tables={"t": table}), replace(PATIENT, cubes=ON)) as rewriter:
-        rewriting = await rewriter.rewrite("SELECT sum(x) FROM t WHERE id = 1", SESSION)
-    assert rewriting.statement == "SELECT sum(x) FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert "no-cube=the translation failed: KeyError" in rewriting.summary
+        rewritten = await rewriter.rewrite("SELECT sum(x) FROM t WHERE id = 1", SESSION)
+    assert rewritten.statement == "SELECT sum(x) FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    assert "no-cube=the translation failed: KeyError" in rewritten.summary
 
 
 # Statements with several tables
@@ -244,13 +244,13 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
     server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
-        assert server.looked_at == []
+        assert server.loaded_tables == []
 
 
 async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    real = reading._read
-    monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), real(*arguments))[1])
+    read_statement = reading._read
+    monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), read_statement(*arguments))[1])
     server = NumberedPlans(wait_s=0.01)
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
@@ -324,26 +324,28 @@ async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> N
     assert [(request.snapshot_id, request.ref, request.past) for request in expected] == [(None, "it's", True)]
     rewrite, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert rewrite.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
-    twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
-    rewrite, expected = await run_rewrite(twice)
+    union_of_branches = (
+        "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
+    )
+    rewrite, expected = await run_rewrite(union_of_branches)
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert [(request.snapshot_id, request.ref) for request in expected] == [(None, "dev"), (7, None)]
 
 
 @pytest.mark.parametrize(
-    ("audit", "current", "plans"),
+    ("audit", "current_id", "plans"),
     [(8, 7, 2), (9, 7, 0), (8, 6, 0), (None, 7, 0)],
     ids=["neither moved", "the branch moved", "the table moved", "the branch is gone"],
 )
 async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
-    audit: int | None, current: int, plans: int
+    audit: int | None, current_id: int, plans: int
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
     refs = {} if audit is None else {"audit": audit}
     rewrite, expected = await run_rewrite(
         f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
         plan=lambda expected: {} if expected.ref is None else {"snapshot_id": 8},
-        tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
+        tables={"t": KnownTable("1", COLUMNS["t"], current_id, 1 << 30, 100, refs=refs)},
     )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
     assert {(request.table[-1], request.ref) for request in expected} == {("t", None), ("t", "audit"), ("u", None)}
@@ -438,10 +440,10 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
             while not rewriter.open_breakers:
                 requests.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [
+        slow_requests = [
             summary for summary in requests if not summary.startswith("unchanged; the statement was not parsed in time")
         ]
-        assert [summary.partition(";")[2][:21] for summary in slow] == [" Seamark was too slow"] * FAILURES_MAX
+        assert [summary.partition(";")[2][:21] for summary in slow_requests] == [" Seamark was too slow"] * FAILURES_MAX
         assert rewriter.open_breakers == ["seamark"]
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; Seamark has failed recently; ms=")
@@ -462,14 +464,14 @@ async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> Non
 async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = reading._read
+    read_statement = reading._read
     go, reads = Event(), 0
 
     def rewrite_slowly(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         go.wait()
-        return real(*arguments)
+        return read_statement(*arguments)
 
     monkeypatch.setattr(reading, "_read", rewrite_slowly)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=0.3)) as rewriter:
@@ -509,20 +511,20 @@ async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> No
     async with open_rewriter(server) as rewriter:
         rewriter.release(await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
-        assert server.leased == []
+        assert server.leases == []
         await rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
-        assert server.leased == [(("db", "t"), [100], 0)]
+        assert server.leases == [(("db", "t"), [100], 0)]
         assert rewrite.plans == [(("db", "t"), 101)]
 
 
-EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
+EXPLAIN_STATEMENT = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
 
 
 @pytest.mark.parametrize(
     ("statement", "explains"),
     [
-        (EXPLAINED, True),
-        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAINED}", True),
+        (EXPLAIN_STATEMENT, True),
+        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAIN_STATEMENT}", True),
         ("EXECUTE one", True),
         ("SELECT 1 FROM t WHERE id = 1", False),
         ("/* explain */ SELECT 1 AS explain FROM t WHERE id = 1", False),
@@ -530,7 +532,7 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
     ],
 )
 async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
-    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAIN_STATEMENT}))
     assert rewrite.statement is not None
     assert rewrite.used.explains is explains
 

@@ -350,9 +350,9 @@ def test_parameters_replace_their_question_marks(parameters: list[str], predicat
     text = "SELECT * FROM parts WHERE p_key = ? AND brand = ? LIMIT 5"
     (scan,) = find_statement_scans(text, parameters=parameters)
     assert (text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
-    inside = f"EXECUTE IMMEDIATE '{text}' USING {', '.join(parameters)}"
-    (scan,) = find_statement_scans(inside)
-    assert (inside[scan.start : scan.end], scan.predicate) == ("parts", predicate)
+    inner_text = f"EXECUTE IMMEDIATE '{text}' USING {', '.join(parameters)}"
+    (scan,) = find_statement_scans(inner_text)
+    assert (inner_text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
 
 
 @pytest.mark.parametrize(

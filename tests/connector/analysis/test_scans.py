@@ -63,8 +63,8 @@ from tests.connector.analysis.scan_tables import find_predicates
             "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
             {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
         ),
-        # A condition on a column applies also to an equal column, if both have the same type and the row
-        # needs a partner.
+        # A condition on a column applies also to an equal column, if both have the same type and the row needs a
+        # partner.
         (
             "SELECT * FROM orders, items, parts WHERE o_key = i_key AND p_key = i_key AND p_key IN (1, 2)",
             {"orders": '"o_key" IN (1, 2)', "items": '"i_key" IN (1, 2)', "parts": '"p_key" IN (1, 2)'},
@@ -410,10 +410,10 @@ def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() ->
 
 
 def test_column_belongs_to_the_unknown_table_if_no_other_source_can_have_it() -> None:
-    for beside in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
-        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
-    for beside in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
-        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
+    for extra_relation in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
+        assert find_predicates(f"SELECT * FROM unknown, {extra_relation} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
+    for extra_relation in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
+        assert find_predicates(f"SELECT * FROM unknown, {extra_relation} WHERE o_key = 1")["unknown"] is None
 
 
 def test_column_that_the_inner_table_lacks_belongs_to_the_outer_table() -> None:

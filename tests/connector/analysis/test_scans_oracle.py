@@ -74,7 +74,7 @@ def store_plan_tables(
     Returns:
         The statement over plan tables, the names of the plan tables, and the number of rows that only joins leave out.
     """
-    replacements, names, left_out = [], [], 0
+    replacements, names, omitted_count = [], [], 0
     is_loose, has_join = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
@@ -86,12 +86,12 @@ def store_plan_tables(
             f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{join_conditions}){loose_condition}"
         )
         if join_conditions:
-            left_out += connection.execute(
+            omitted_count += connection.execute(
                 f"SELECT count(*) {rows} {condition} AND NOT (TRUE{join_conditions})"
             ).fetchall()[0][0]
         replacements.append(read_from_view(scan, name))
         names.append(name)
-    return splice(text, replacements), names, left_out
+    return splice(text, replacements), names, omitted_count
 
 
 def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
@@ -233,7 +233,7 @@ def check_same_rows(
     Returns:
         The number of rows that only joins leave out.
     """
-    replacements, names, left_out = store_plan_tables(rng, connection, text, scans)
+    replacements, names, omitted_count = store_plan_tables(rng, connection, text, scans)
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
@@ -245,7 +245,7 @@ def check_same_rows(
     assert rows == expected, note
     for name in names:
         connection.execute(f"DROP TABLE {quote(name)}")
-    return left_out
+    return omitted_count
 
 
 def check_campaign_is_effective(counts: Counter[str]) -> None:
@@ -306,13 +306,13 @@ def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement()
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.draw_query(rng.choice([1, 2]))
-            text_scans, inside = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
-            scans = find_scans(inside, columns_of=known_columns)
+            text_scans, inner_statement = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
+            scans = find_scans(inner_statement, columns_of=known_columns)
             assert [scan.predicate for scan in scans] == [text_scan.predicate for text_scan in text_scans], text
             expected = wrap_in_immediate(
                 splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans])
             )
-            assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
+            assert splice(inner_statement, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
 def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:

@@ -39,7 +39,7 @@ KEYS = [
     "days.yr = extract(YEAR FROM f.d)",
     "f.d = days.day",
 ]
-SHORT = {
+LITERALS_BY_KIND = {
     "long": ["0", "1", "2"],
     "string": ["'a'", "'ab'", "'b'"],
     "date": [*VALUES["date"], "DATE '1969-12-31'"],
@@ -61,13 +61,13 @@ class Stars:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.tables = [StoredRelation(name, columns) for name, columns in TABLES.items()]
-        self.held: list[str] = []
+        self.referenced_rows: list[str] = []
 
     def make_tables(self) -> list[str]:
         statements = []
         for name, columns in TABLES.items():
-            typed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
-            statements.append(f"CREATE TABLE {name} ({typed})")
+            typed_columns = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
+            statements.append(f"CREATE TABLE {name} ({typed_columns})")
             for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
                 values = (self.draw_value(column, kind) for column, kind in columns.items())
                 statements.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
@@ -76,7 +76,7 @@ class Stars:
     def draw_value(self, column: str, kind: str) -> str:
         if self.draw_chance(0.15):
             return "NULL"
-        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
+        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else LITERALS_BY_KIND[kind])
 
     def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -94,19 +94,19 @@ class Stars:
             if kind == "," and not extra_condition:
                 source += f" CROSS JOIN {relation}"
                 names.append(name)
-                self.held.append(join_condition)
+                self.referenced_rows.append(join_condition)
                 continue
             if self.draw_chance(0.15):
                 join_condition = self.repeat_in_branches(join_condition, [*names, name])
             source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {join_condition}{extra_condition}"
             names.append(name)
         where = [
-            *(self.repeat_in_branches(join_condition, names) for join_condition in self.held),
+            *(self.repeat_in_branches(join_condition, names) for join_condition in self.referenced_rows),
             self.draw_condition(names),
         ]
         if self.draw_chance(0.4):
             where.append(self.draw_condition(names))
-        self.held = []
+        self.referenced_rows = []
         projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
         tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
         return f"SELECT {projection} FROM {source} WHERE {' AND '.join(where)}{tail}"
@@ -224,7 +224,7 @@ def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
     counts["with unless"] += any(join.exempt_condition is not None for join in joins)
 
 
-def check_worth(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
     assert counts["periods"] > 0.2 * counts["queries"], counts
     assert min(counts["alternatives"], counts["with unless"]) > 0.02 * counts["queries"], counts
     assert counts["rows left out by joins"] > counts["queries"], counts
@@ -234,10 +234,10 @@ def check_worth(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
 
 
 def test_random_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*run_campaign(first_seed(), examples(2, 1), 25))
+    check_campaign_counts(*run_campaign(first_seed(), examples(2, 1), 25))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_thousands_of_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*run_campaign(first_seed() + 1, 60, 100))
+    check_campaign_counts(*run_campaign(first_seed() + 1, 60, 100))

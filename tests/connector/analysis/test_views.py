@@ -40,8 +40,8 @@ def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN_VIEW = build_view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, NumberedPlans]:
-    server = NumberedPlans(**played)
+async def run_rewrite(statement: str, **script_pages: Any) -> tuple[RewriteResult, NumberedPlans]:
+    server = NumberedPlans(**script_pages)
     async with open_rewriter(server) as rewriter:
         return await rewriter.rewrite(statement, SESSION), server
 
@@ -52,7 +52,7 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
         rewrite.statement
         == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     )
-    ((name, _, predicate, (reference,)),) = server.views_asked
+    ((name, _, predicate, (reference,)),) = server.view_requests
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN_VIEW.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
@@ -74,7 +74,7 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
     )
     assert rewrite.statement is not None
     assert {request.table for request in server.requests} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
-    ((_, _, _, references),) = server.views_asked
+    ((_, _, _, references),) = server.view_requests
     assert [text[reference.start : reference.end] for reference in references] == ["t", 'lake."s.p".u']
     assert [reference.table for reference in references] == [("db", "t"), ("s", "p", "u")]
 
@@ -100,7 +100,7 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
 async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
     rewrite, server = await run_rewrite(statement, views={"v": input_view})
     assert rewrite.statement is None
-    assert server.views_asked == []
+    assert server.view_requests == []
 
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
@@ -108,7 +108,7 @@ async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     assert (
         rewrite.statement == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     )
-    assert [view_request[2] for view_request in server.views_asked] == ["TRUE"]
+    assert [view_request[2] for view_request in server.view_requests] == ["TRUE"]
     assert server.requests[-1].filter == parse_filter("x > 5")
 
 
@@ -133,7 +133,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED_VIEWS)
     expected_query = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
     assert rewrite.statement == build_access_check("lake.db.top", ["k", "y"]) + expected_query
-    assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
+    assert [(name[-1], predicate) for name, _, predicate, _ in server.view_requests] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
@@ -145,7 +145,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
             (view.text[reference.start : reference.end], reference.table, reference.plan, reference.alias)
             for reference in references
         ]
-        for _, view, _, references in server.views_asked
+        for _, view, _, references in server.view_requests
     ]
     assert columns == [
         [("t", ("db", "t"), (), False)],
@@ -173,7 +173,7 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     async with open_rewriter(server) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
     assert rewrite.statement is not None
-    assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
+    assert {(name, view.location, predicate) for name, view, predicate, _ in server.view_requests} == {
         (("db", "v"), "file:///inner", '"k" = 4'),
         (("there", "v"), "file:///there", '("x" = 6 AND "k" = 4)'),
         (("db", "top"), outer.location, '"k" = 4'),
@@ -188,7 +188,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
     rewrite, server = await run_rewrite(statement, views={"top": outer, "v": inner})
     assert rewrite.statement is not None
-    assert [view_request[2] for view_request in server.views_asked] == ['"k" = 4'] * 2
+    assert [view_request[2] for view_request in server.view_requests] == ['"k" = 4'] * 2
     assert server.requests[-1].filter == parse_filter("id = 4")
 
 
@@ -196,13 +196,13 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
     server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        counts_before = len(server.requests), len(server.views_read)
+        counts_before = len(server.requests), len(server.read_views)
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
     assert [request.table[-1] for request in server.requests[counts_before[0] :]] == ["u", "t"], (
         "no view is requested as a table"
     )
-    assert sorted(server.views_read[counts_before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+    assert sorted(server.read_views[counts_before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
@@ -211,13 +211,13 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
         async with open_rewriter(server) as rewriter:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused_view == "top")
-        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused_view]
+        request = [name[-1] for name, *_ in server.view_requests if name[-1] != refused_view]
         assert request == [view for view in other_views if (refused_view, view) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused_view != "top":
             ((_, _, _, references),) = [
-                view_request for view_request in server.views_asked if view_request[0][-1] == "top"
+                view_request for view_request in server.view_requests if view_request[0][-1] == "top"
             ]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
             assert {table for table, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
@@ -239,14 +239,14 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
-    assert sorted((reference.table or reference.plan)[1][0] for reference in server.views_asked[-1][3]) == [
+    assert sorted((reference.table or reference.plan)[1][0] for reference in server.view_requests[-1][3]) == [
         "t",
         "u",
         "v",
     ]
     rewrite, server = await run_rewrite(statement, views=views, answer=name_all_but("v"))
     assert rewrite.statement is not None
-    assert [reference.table[1] for reference in server.views_asked[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.view_requests[-1][3]] == ["u"]
     rewrite, server = await run_rewrite(
         f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=name_all_but("v")
     )
@@ -257,7 +257,7 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
     rewrite, server = await run_rewrite(statement, views=views, plan=answer_by_filter)
-    assert [reference.table[1] for reference in server.views_asked[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.view_requests[-1][3]] == ["u"]
 
 
 async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
@@ -268,7 +268,7 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
     }
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views=views)
     assert rewrite.summary.startswith(("rewritten; ", "unchanged; "))
-    assert len(server.views_asked) <= VIEWS_MAX
+    assert len(server.view_requests) <= VIEWS_MAX
 
 
 async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None:
@@ -277,14 +277,14 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
         views = {**chain, f"v{depth - 1}": build_view("SELECT id AS k FROM t", k="long")}
         rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
         assert (rewrite.statement is not None) == is_seen
-        assert len(server.views_asked) == (depth if is_seen else 0)
+        assert len(server.view_requests) == (depth if is_seen else 0)
     view_chain = {
         f"v{number}": build_view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)
     }
     view_chain["v7"] = build_view("SELECT id AS k FROM t", k="long")
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=view_chain)
     assert rewrite.statement is None, "the statement would need 255 plan views"
-    assert server.views_asked == []
+    assert server.view_requests == []
 
 
 async def test_changed_nested_view_is_read_again() -> None:
@@ -294,17 +294,17 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         server.views["v"] = build_view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        assert server.views_asked[-3][1] is server.views["v"]
+        assert server.view_requests[-3][1] is server.views["v"]
         server.views["mid"] = build_view("SELECT k FROM new", k="long")
         server.views["new"] = build_view("SELECT id AS k FROM t", k="long")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        assert [view_request[0][-1] for view_request in server.views_asked[-3:]] == ["new", "mid", "top"]
+        assert [view_request[0][-1] for view_request in server.view_requests[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
-        count_before = len(server.views_asked)
+        count_before = len(server.view_requests)
         assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
             "the column of the deleted view is unknown"
         )
-        assert len(server.views_asked) == count_before
+        assert len(server.view_requests) == count_before
 
 
 async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
@@ -337,8 +337,8 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
         for _ in range(3):
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert rewrite.statement is None
-    assert len(server.views_asked) == 1
-    assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
+    assert len(server.view_requests) == 1
+    assert len(server.read_views) == 2, "one request reads the view, one checks whether it has changed"
 
 
 async def test_changed_view_is_read_again() -> None:
@@ -350,7 +350,7 @@ async def test_changed_view_is_read_again() -> None:
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
-    assert [view_request[1].text for view_request in server.views_asked][-1] == "SELECT uid AS k FROM u"
+    assert [view_request[1].text for view_request in server.view_requests][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
@@ -358,7 +358,7 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
     async with open_rewriter(server) as rewriter:
         for _ in range(4):
             await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
-    assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
+    assert len(server.read_views) == 1 + 4, "each statement checks whether the view has changed"
     assert [request.table[-1] for request in server.requests] == ["v", *["t"] * 4]
 
 
@@ -380,7 +380,7 @@ async def test_table_in_a_view_and_in_the_statement_is_read_at_one_snapshot() ->
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
-    assert [view_request[2] for view_request in server.views_asked] == ['"k" = 4', '"k" = 5']
+    assert [view_request[2] for view_request in server.view_requests] == ['"k" = 4', '"k" = 5']
     expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
     assert rewrite.statement == build_access_check("lake.db.v") + expected_query
 
@@ -420,4 +420,4 @@ async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     server = NumberedPlans(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
-    assert (rewrite.statement, server.views_asked) == (None, [])
+    assert (rewrite.statement, server.view_requests) == (None, [])

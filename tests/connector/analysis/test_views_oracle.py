@@ -96,11 +96,11 @@ class PlanViews:
 
     rng: random.Random
     connection: duckdb.DuckDBPyConnection
-    telling: ViewColumns
+    view_columns: ViewColumns
     views: Mapping[str, StoredRelation]
     texts: Mapping[str, str]
     counts: Counter[str]
-    left: int = 0
+    remaining_views: int = 0
     """The number of views that the test may still replace, because nested views can contain very many views."""
 
     def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
@@ -108,7 +108,7 @@ class PlanViews:
         replacements, names = [], []
         for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
-            is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
+            is_looked_into = scan.table in self.views and self.remaining_views > 0 and depth < DEPTH_MAX
             if is_looked_into and self.store_plan_view(scan, name, depth):
                 replacements.append(read_from_view(scan, name))
                 names.append(name)
@@ -116,10 +116,10 @@ class PlanViews:
 
     def store_plan_view(self, scan: Scan, name: str, depth: int) -> bool:
         """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
-        self.left -= 1
+        self.remaining_views -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         view_query = plan_view_query(text, scan.table, predicate)
-        inner = find_scans(view_query, columns_of=self.telling)
+        inner = find_scans(view_query, columns_of=self.view_columns)
         assert all(
             len(BEFORE) <= replacement.start < replacement.end <= len(BEFORE) + len(text) for replacement in inner
         )
@@ -138,8 +138,10 @@ class PlanViews:
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut_text}")
         # The plan view has exactly the rows of the view that match the predicate.
-        allowed = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut_text}"
+        allowed_rows = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed_rows, (
+            f"{view_query}\n-- became\n{cut_text}"
+        )
         self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0
@@ -157,8 +159,8 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
-        telling = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
-        cutting = PlanViews(rng, connection, telling, views, texts, counts)
+        views_with_columns = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
+        views_without_columns = PlanViews(rng, connection, views_with_columns, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
@@ -169,10 +171,10 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
                 continue
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
-            scans = find_scans(text, columns_of=telling)
+            scans = find_scans(text, columns_of=views_with_columns)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
-            cutting.left = VIEWS_MAX
-            replacements, names = cutting.replace_views(scans)
+            views_without_columns.remaining_views = VIEWS_MAX
+            replacements, names = views_without_columns.replace_views(scans)
             spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
             pruned_rows, pruned_scans, _ = store_plan_tables(rng, connection, text, remaining_scans)
@@ -185,11 +187,11 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             )
             for became in (spliced_text, pruned_rows, joined_text):
                 assert count_rows(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
-            cutting.drop([*names, *pruned_scans])
+            views_without_columns.drop([*names, *pruned_scans])
     return counts
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["invalid"] < 0.15 * counts["queries"], counts
     assert counts["with rows"] > 0.2 * counts["queries"], counts
     assert counts["views asked"] > 0.05 * counts["queries"], counts
@@ -201,10 +203,10 @@ def check_worth(counts: Counter[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "lakes"), [(25, 2), (21, 4), (22, 4), (25, 4)])
 def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
-    check_worth(run_campaign(seed, lakes))
+    check_campaign_counts(run_campaign(seed, lakes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_thousands_of_queries_over_views_keep_their_rows(seed: int) -> None:
-    check_worth(run_campaign(seed, 20))
+    check_campaign_counts(run_campaign(seed, 20))

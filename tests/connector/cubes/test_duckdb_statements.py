@@ -112,7 +112,10 @@ def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> Non
 
 
 def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
-    """Return whether all rows of a file certainly meet the condition, and check that the other rows are in doubt."""
+    """Return whether all rows of a file certainly meet the condition.
+
+    Also check that `doubt` is true for each row that does not meet it.
+    """
     condition, doubt = query.translated.row_condition, query.translated.doubt
     if not condition:
         return True
@@ -133,7 +136,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     """Compare random queries of one random table with and without one cube.
 
     Returns:
-        The number of queries by whether they follow from the cube.
+        The number of queries by whether the cube can answer them.
     """
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
@@ -149,18 +152,18 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         assert reference is not None
         try:
             query = DuckDBCubeQuery(con, statement, reference, CubeTable(SCHEMA, (cube,)), floats=True)
-        except NotFromCube as why:
-            counts[f"no: {why}"[:60]] += 1
+        except NotFromCube as refusal:
+            counts[f"no: {refusal}"[:60]] += 1
             continue
-        covered = [
+        covered_entries = [
             entry if entry is not None and are_certain(con, file, query) else None
             for file, entry in zip(files, entries, strict=True)
         ]
-        groups = [entry.select(list(query.translated.columns)) for entry in covered if entry is not None]
+        groups = [entry.select(list(query.translated.columns)) for entry in covered_entries if entry is not None]
         if not groups:
             counts["rows"] += 1
             continue
-        rows = [file for file, entry in zip(files, covered, strict=True) if entry is None]
+        rows = [file for file, entry in zip(files, covered_entries, strict=True) if entry is None]
         con.register(GROUPS, pa.Table.from_batches(groups))
         store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
         expected = con.sql(text)

@@ -20,7 +20,11 @@ from tests.iceberg.samples import add_snapshots, apply_json_updates, build_field
 
 TEXT = "SELECT d.region, sum(f.amount) FROM db.facts f, db.shops d WHERE f.shop_id = d.id GROUP BY d.region"
 SHOPS = (build_field(1, "id", "int"), build_field(2, "region", "string"), build_field(3, "region_new", "string"))
-RENAMED = (build_field(1, "id", "int"), build_field(2, "region_old", "string"), build_field(3, "region", "string"))
+RENAMED_FIELDS = (
+    build_field(1, "id", "int"),
+    build_field(2, "region_old", "string"),
+    build_field(3, "region", "string"),
+)
 
 
 def build_facts(attribute_id: int) -> TableMetadata:
@@ -47,8 +51,8 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
         TestServer(app, host="127.0.0.1") as server,
         open_seamark(str(server.make_url("")), token=None, lease_s=60) as client,
     ):
-        loaded = [await client.load_table(("db", str(number))) for number in range(len(tables))]
-    return [table for table in loaded if table is not None]
+        loaded_tables = [await client.load_table(("db", str(number))) for number in range(len(tables))]
+    return [table for table in loaded_tables if table is not None]
 
 
 def translate_to_cube(tables: Sequence[KnownTable]) -> str:
@@ -67,11 +71,11 @@ async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema
     shops = add_snapshots(build_table(schema=build_schema(*SHOPS)), 7)
     statement = translate_to_cube(await load_tables(build_facts(2), shops))
     assert 'LEFT JOIN db.shops FOR VERSION AS OF 7 AS "d" ON' in statement
-    renamed = apply_json_updates(
+    renamed_shops = apply_json_updates(
         shops,
-        {"action": "add-schema", "schema": build_schema(*RENAMED, schema_id=1), "last-column-id": 3},
+        {"action": "add-schema", "schema": build_schema(*RENAMED_FIELDS, schema_id=1), "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     )
     # The snapshot 7 has the name `region` for the field 2, and the cube has the field 3.
     with pytest.raises(NotFromCube, match="columns of a dimension table have changed since its current snapshot"):
-        translate_to_cube(await load_tables(build_facts(3), renamed))
+        translate_to_cube(await load_tables(build_facts(3), renamed_shops))

@@ -46,12 +46,12 @@ MEASURES = ["sum(amount)", "count(amount)", "min(amount)"]
 GROUPINGS = ["region", "s.city", "i.brand", "weight", "discount", "region, s.city", "brand, discount"]
 AGGREGATES = ["sum(f.amount)", "count(*)", "avg(f.amount)", "min(f.amount)", "count(DISTINCT s.region)", "max(brand)"]
 CONDITIONS = ["region = 'north'", "city IN ('a', 'b')", "brand IS NULL", "weight > 1", "discount < 2", "f.amount > -9"]
-FROM = [
+FROM_CLAUSES = [
     "facts f, shops s, items i WHERE f.shop_id = s.shop_id AND i.item_id = f.item_id",
     "facts f JOIN shops s ON s.shop_id = f.shop_id INNER JOIN items i ON (f.item_id = i.item_id AND TRUE) WHERE TRUE",
     "items i CROSS JOIN facts f JOIN shops s ON s.shop_id = f.shop_id WHERE f.item_id = i.item_id",
 ]
-REFUSED = {
+REFUSED_STATEMENTS = {
     "SELECT region, sum(f.amount) FROM facts f LEFT JOIN shops s ON f.shop_id = s.shop_id GROUP BY 1": "inner join",
     "SELECT region, sum(f.amount) FROM facts f NATURAL JOIN shops s GROUP BY 1": "inner join",
     "SELECT region, sum(f.amount) FROM facts f JOIN shops s USING (shop_id) GROUP BY 1": "inner join",
@@ -129,13 +129,13 @@ def build_entry(file: pa.Table, dimensions: dict[str, list[tuple[object, ...]]])
 
 
 def draw_statement(rng: random.Random) -> str:
-    grouping = rng.choice(GROUPINGS)
+    group_columns = rng.choice(GROUPINGS)
     aggregates = rng.sample(AGGREGATES, rng.randint(1, 3))
-    text = f"SELECT {grouping}, {', '.join(aggregates)} FROM {rng.choice(FROM)}"
+    text = f"SELECT {group_columns}, {', '.join(aggregates)} FROM {rng.choice(FROM_CLAUSES)}"
     text += "".join(f" AND {condition}" for condition in rng.sample(CONDITIONS, rng.randrange(3)))
-    groups = rng.choice((f"({grouping})", grouping, f"ROLLUP ({grouping})"))
+    groups = rng.choice((f"({group_columns})", group_columns, f"ROLLUP ({group_columns})"))
     having = rng.choice(("", "", " HAVING sum(f.amount) > 0 OR count(*) > 1"))
-    return f"{text} GROUP BY {groups}{having} ORDER BY {grouping}"
+    return f"{text} GROUP BY {groups}{having} ORDER BY {group_columns}"
 
 
 @pytest.fixture(scope="module")
@@ -164,22 +164,22 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
                 outcomes["rows"] += 1
                 continue
             # Only rows can decide a condition on a column outside the cube, so all files are read.
-            covered = 0 if statement.row_condition else rng.randint(1, 3)
-            entries = [build_entry(file, dimensions) for file in files[:covered]]
-            empty = build_entry(files[0].slice(0, 0), dimensions)
-            con.register("groups", pa.Table.from_batches([empty, *entries]).select(list(statement.columns)))
-            con.register("rest", pa.concat_tables([files[0].slice(0, 0), *files[covered:]]))
+            covered_count = 0 if statement.row_condition else rng.randint(1, 3)
+            entries = [build_entry(file, dimensions) for file in files[:covered_count]]
+            empty_entry = build_entry(files[0].slice(0, 0), dimensions)
+            con.register("groups", pa.Table.from_batches([empty_entry, *entries]).select(list(statement.columns)))
+            con.register("rest", pa.concat_tables([files[0].slice(0, 0), *files[covered_count:]]))
             expected = con.sql(text)
             actual = con.sql(statement.write("groups", "rest", expected.columns))
             assert (actual.columns, actual.types) == (expected.columns, expected.types), text
             assert Counter(map(repr, actual.fetchall())) == Counter(map(repr, expected.fetchall())), (seed, text)
-            outcomes["cube" if covered else "row condition"] += 1
+            outcomes["cube" if covered_count else "row condition"] += 1
     assert outcomes["cube"] > outcomes.total() / 2, outcomes
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", REFUSED_STATEMENTS)
 def test_statement_that_is_no_inner_star_join_uses_no_cube(text: str) -> None:
-    with pytest.raises(NotFromCube, match=REFUSED[text]):
+    with pytest.raises(NotFromCube, match=REFUSED_STATEMENTS[text]):
         translate_to_cube(text)
 
 
@@ -191,16 +191,16 @@ def test_dimension_table_that_changed_after_the_cube_is_not_replaced() -> None:
 
 
 def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    reused = []
+    reused_ids = []
 
     def collect_removed_nodes(tree: sqlglot.Expr, *arguments: Any) -> Any:
         ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
-        replaced = replace_tables(tree, *arguments)
+        new_tree = replace_tables(tree, *arguments)
         gc.collect()
         new_nodes = [sqlglot.exp.column("region") for _ in range(1000)]
-        reused.extend(ids & {id(node) for node in new_nodes})
-        return replaced
+        reused_ids.extend(ids & {id(node) for node in new_nodes})
+        return new_tree
 
     monkeypatch.setattr(stars, "replace_tables", collect_removed_nodes)
-    translate_to_cube(f"SELECT region, i.brand, sum(f.amount) FROM {FROM[0]} GROUP BY 1, 2")
-    assert reused == []
+    translate_to_cube(f"SELECT region, i.brand, sum(f.amount) FROM {FROM_CLAUSES[0]} GROUP BY 1, 2")
+    assert reused_ids == []

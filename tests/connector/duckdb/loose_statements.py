@@ -18,7 +18,7 @@ LOOSE_CONDITIONS = {
 WIDER = {("long", "double"), ("decimal(9, 2)", "long"), ("double", "decimal(9, 2)"), ("timestamp", "date")}
 
 
-FORMATTED = {
+TEXTS_BY_FORMAT = {
     "%Y": ["2020", "2021", "0033"],
     "%Y-%m": ["2020-01", "2020-1", "2021-01"],
     "%Y%m%d": ["20200131", "20210101"],
@@ -63,11 +63,10 @@ class LooseStatements(RandomStatements):
                 f" {self.draw_operator()} {self.draw_literal('long')}"
             )
         if column.kind in ("date", "timestamp") and self.draw_chance(0.1):
-            form = self.rng.choice(list(FORMATTED))
+            form = self.rng.choice(list(TEXTS_BY_FORMAT))
             text = f"strftime({self.write_reference(column, scope)}, '{form}')"
-            return (
-                f"{text} {self.rng.choice(['=', '=', '<>', '<', '<=', '>', '>='])} '{self.rng.choice(FORMATTED[form])}'"
-            )
+            op = self.rng.choice(["=", "=", "<>", "<", "<=", ">", ">="])
+            return f"{text} {op} '{self.rng.choice(TEXTS_BY_FORMAT[form])}'"
         return super().draw_comparison(column, scope)
 
     def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:

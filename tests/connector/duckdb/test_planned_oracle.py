@@ -1,7 +1,7 @@
 """Random statements on a served catalog: `seamark.duckdb.sql` returns the rows that DuckDB returns for a copy.
 
-Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970,
-texts that are longer than their bounds, and added, renamed and dropped columns.
+Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970, texts that
+are longer than their bounds, and added, renamed and dropped columns.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PlannedStatements(LooseStatements):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
-        self.partitioned: set[str] = set()
+        self.partitioned_tables: set[str] = set()
 
     def spell(self, name: str) -> str:
         return quote(name) if name in TABLE_NAMES else super().spell(name)
@@ -135,8 +135,8 @@ def partition_randomly(server: Seamark, schema: str, statements: PlannedStatemen
     with RestCatalog("sea", uri=server.base_url) as catalog:
         names = {name for _, name in catalog.list_tables(schema)}
         for table in statements.tables:
-            if table.name in names and table.name not in statements.partitioned:
-                statements.partitioned.add(table.name)
+            if table.name in names and table.name not in statements.partitioned_tables:
+                statements.partitioned_tables.add(table.name)
                 transform = statements.transform(table.name)
                 if transform is not None:
                     with catalog.load_table((schema, table.name)).update_spec() as update:
@@ -175,7 +175,7 @@ def check_planned_rows(
         assert rows == expected, f"{seed}\n{text}\n-- became\n{rewrite.statement}\n{rewrite.summary}"
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
     On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
@@ -187,12 +187,12 @@ def check_worth(counts: Counter[str]) -> None:
 
 
 def test_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
+    check_campaign_counts(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
 
 
 @pytest.mark.slow
 def test_many_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
-    check_worth(run_campaign(server, first_seed() + 1, 25, 40))
+    check_campaign_counts(run_campaign(server, first_seed() + 1, 25, 40))
 
 
 FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}
@@ -219,10 +219,10 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
         rows = []
         for _ in range(rng.randint(1, 3)):
             day = replace_with_null(f"DATE '2026-01-{number + 1:02}'")
-            below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
+            structs_below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
             struct = (
                 f"{{'zone': {replace_with_null(str(number))}, 'tag': {replace_with_null(repr(f'a{number}'))}, "
-                f"'day': {day}, 'more': {below}}}"
+                f"'day': {day}, 'more': {structs_below}}}"
             )
             rows.append(f"({number}, {replace_with_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
@@ -406,13 +406,19 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
         for number in range(8):
             region = "north" if number < 5 else "south"
             con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number}, '{region}' FROM range(3)")
-        latest, north = "m AS (SELECT max(day) AS d FROM facts)", "r AS (SELECT * FROM facts WHERE region = 'north')"
+        latest_days, north_rows = (
+            "m AS (SELECT max(day) AS d FROM facts)",
+            "r AS (SELECT * FROM facts WHERE region = 'north')",
+        )
         for text, files in (
-            (f"WITH {latest} SELECT f.* FROM facts f, m WHERE f.day = m.d", 1),
-            (f"WITH {latest} SELECT f.* FROM m LEFT JOIN facts f ON f.day = m.d", 1),
-            (f"WITH {latest} SELECT * FROM facts WHERE day = (SELECT d FROM m)", 1),
-            (f"WITH {latest} SELECT * FROM facts WHERE day < (SELECT d FROM m) AND id > 4", 2),
-            (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
+            (f"WITH {latest_days} SELECT f.* FROM facts f, m WHERE f.day = m.d", 1),
+            (f"WITH {latest_days} SELECT f.* FROM m LEFT JOIN facts f ON f.day = m.d", 1),
+            (f"WITH {latest_days} SELECT * FROM facts WHERE day = (SELECT d FROM m)", 1),
+            (f"WITH {latest_days} SELECT * FROM facts WHERE day < (SELECT d FROM m) AND id > 4", 2),
+            (
+                f"WITH {north_rows}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d",
+                3,
+            ),
             ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
         ):
             check_planned_rows(con, text, counts, text)

@@ -35,20 +35,20 @@ QUERIES_PER_LAKE = 40
 class MarkedTables:
     """The tables of one statement, by their marks."""
 
-    def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
+    def __init__(self, scans: Sequence[Scan], stored_relations: dict[str, StoredRelation]) -> None:
         self.scans = scans
-        self._stored = stored
+        self._stored_relations = stored_relations
 
     def is_known(self, number: int) -> bool:
-        return self.scans[number].table in self._stored
+        return self.scans[number].table in self._stored_relations
 
     def name(self, number: int) -> str:
-        return quote_name(self._stored[self.scans[number].table].name)
+        return quote_name(self._stored_relations[self.scans[number].table].name)
 
     def draw_condition(self, number: int) -> str:
         scan = self.scans[number]
         text = scan.predicate or "TRUE"
-        for name, kind in self._stored[scan.table].columns.items():
+        for name, kind in self._stored_relations[scan.table].columns.items():
             if kind == "double":
                 column = quote_name(name.lower())
                 number = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"
@@ -155,17 +155,19 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, result = find_statement_scans(rng, statement, statements.tables)
-    except UnsupportedStatement as why:
-        counts[f"unsupported: {why}"] += 1
+        stored_copies, result = find_statement_scans(rng, statement, statements.tables)
+    except UnsupportedStatement as refusal:
+        counts[f"unsupported: {refusal}"] += 1
         counts["unsupported"] += 1
         return
     counts["understood"] += bool(result)
     counts["scans"] += len(result)
-    counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
+    counts["predicates"] += sum(
+        reference.predicate is not None for reference in result if reference.table in stored_copies
+    )
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored))
+    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored_copies))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
@@ -183,7 +185,7 @@ def _count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_counts(counts: Counter[str]) -> None:
     assert counts["understood"] > 0.6 * counts["queries"], counts
     assert counts["predicates"] > 0.07 * counts["scans"], counts
     assert counts["joins"] > 0.03 * counts["scans"], counts
@@ -206,13 +208,13 @@ def test_parameter_is_replaced_by_the_value_at_its_position(text: str, parameter
 
 
 def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    check_worth(run_campaign(first_seed(), 4))
+    check_campaign_counts(run_campaign(first_seed(), 4))
 
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
     counts = run_campaign(first_seed() + 1, 400)
-    check_worth(counts)
+    check_campaign_counts(counts)
     assert counts["unstable"] < counts["queries"] / 500
 
 

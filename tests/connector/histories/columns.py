@@ -1,7 +1,7 @@
 """Columns of random tables: all primitive types, and structs, lists and maps of them.
 
-Primitive values are as in `typed.py`. The value of a struct is a dict of its fields' values by id, the
-value of a list a list, and the value of a map a list of pairs.
+Primitive values are as in `typed.py`. The value of a struct is a dict of its fields' values by id, the value of a list
+a list, and the value of a map a list of pairs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.connector.read import typed
 from tests.planner.lakes.literal_forms import render
 
 STRUCT, LIST, MAP = "struct", "list", "map"
-NESTED = (STRUCT, LIST, MAP)
-PROMOTED = {
+NESTED_KINDS = (STRUCT, LIST, MAP)
+PROMOTIONS = {
     "int": ("long",),
     "float": ("double",),
     "decimal(9, 2)": ("decimal(18, 2)", "decimal(38, 2)"),
@@ -32,7 +32,7 @@ _UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
 _UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
 _ENDINGS = ("", "\0", "é", "\U0001f600", "z" * 20, " cliente llamó por teléfono", "é" * 12, "a" + "日本" * 6)
 """Endings of long texts. Their characters have one to four bytes, and writers cut the texts for bounds."""
-_LONG = 2**63
+_LONG_END = 2**63
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class RandomColumn:
     name: str
     kind: str
     children: list[RandomColumn] = field(default_factory=list)
-    initial: Any = None
+    initial_default: Any = None
 
     def walk(self) -> Iterator[RandomColumn]:
         yield self
@@ -75,8 +75,8 @@ class RandomColumn:
     @property
     def json(self) -> dict[str, Any]:
         json: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
-        if self.initial is not None:
-            default = render(self.kind, self.initial, "spec")
+        if self.initial_default is not None:
+            default = render(self.kind, self.initial_default, "spec")
             json |= {"initial-default": default, "write-default": default}
         return json
 
@@ -98,7 +98,7 @@ class RandomColumn:
 
     def read_value(self, row: dict[int, Any]) -> Any:
         """Return the column's value in a row or struct, or its initial default if the row is older."""
-        return row.get(self.id, self.initial)
+        return row.get(self.id, self.initial_default)
 
     def build_array(self, values: Sequence[Any]) -> pa.Array:
         match self.kind:
@@ -128,23 +128,26 @@ class RandomColumn:
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
         """Convert an Arrow array to values as in `typed.py`."""
-        valid = column.is_valid().to_pylist()
+        validity = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
                 parts = [child.to_plain_values(column.field(n)) for n, child in enumerate(self.children)]
                 ids = [child.id for child in self.children]
                 return [
                     dict(zip(ids, [part[n] for part in parts], strict=True)) if is_present else None
-                    for n, is_present in enumerate(valid)
+                    for n, is_present in enumerate(validity)
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
                 child_values = [
                     child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)
                 ]
-                flat = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
+                child_lists = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
                 starts = column.offsets.to_pylist()
-                return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
+                return [
+                    child_lists[starts[n] : starts[n + 1]] if is_present else None
+                    for n, is_present in enumerate(validity)
+                ]
         return typed.to_plain(self.kind, column)
 
     def freeze(self, value: Any) -> Hashable:
@@ -182,8 +185,8 @@ class RandomColumn:
 
     def promote(self, kind: str) -> None:
         unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
-        if self.kind == "date" and unit is not None and self.initial is not None:
-            self.initial *= unit
+        if self.kind == "date" and unit is not None and self.initial_default is not None:
+            self.initial_default *= unit
         self.kind = kind
 
     def promote_value(self, row: dict[int, Any], kind: str) -> None:
@@ -194,7 +197,9 @@ class RandomColumn:
 
     def can_promote(self, rows: Sequence[dict[int, Any]], kind: str) -> bool:
         unit = typed.DAY_US * 1000 if kind == "timestamp_ns" else 1
-        return all(abs(int(row[self.id]) * unit) < _LONG for row in rows if unit > 1 and row.get(self.id) is not None)
+        return all(
+            abs(int(row[self.id]) * unit) < _LONG_END for row in rows if unit > 1 and row.get(self.id) is not None
+        )
 
 
 def list_kinds(version: int) -> list[str]:

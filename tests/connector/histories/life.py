@@ -33,8 +33,8 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.histories.columns import (
     LIST,
     MAP,
-    NESTED,
-    PROMOTED,
+    NESTED_KINDS,
+    PROMOTIONS,
     STRUCT,
     RandomColumn,
     compute_key,
@@ -47,9 +47,19 @@ from tests.connector.histories.statements import can_be_written, draw_change, dr
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
 KEY_KINDS += ("binary", "fixed[3]", "time", "double", "boolean")
-_PRECOMBINED = ("int", "long", "string", "timestamp", "date", "decimal(9, 2)", "decimal(38, 10)", "uuid", "boolean")
-_BUCKETED = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
-_BUCKETED |= {"string", "uuid", "binary", "decimal", "fixed"}
+_PRECOMBINE_KINDS = (
+    "int",
+    "long",
+    "string",
+    "timestamp",
+    "date",
+    "decimal(9, 2)",
+    "decimal(38, 10)",
+    "uuid",
+    "boolean",
+)
+_BUCKET_KINDS = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
+_BUCKET_KINDS |= {"string", "uuid", "binary", "decimal", "fixed"}
 _FILTERS = 2
 """The number of random filters after each step."""
 
@@ -74,7 +84,7 @@ class TableHistory:
         self._row_ids: dict[Any, tuple[int, int]] = {}
         self._stored_dates: defaultdict[int, set[int]] = defaultdict(set)
         """The dates of each column that files have, also in deleted rows: a promotion converts them, too."""
-        self._touched: set[Any] | None = None
+        self._touched_ids: set[Any] | None = None
         """The keys whose rows may have other ids after the step. None means all keys."""
         self._spec: list[dict[str, Any]] = []
         self._create()
@@ -86,9 +96,9 @@ class TableHistory:
         return f"db.{self._name}"
 
     def _draw_column(self, kind: str, children: Sequence[RandomColumn] = ()) -> RandomColumn:
-        free = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
+        free_names = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
-        return RandomColumn(self._last_id, self._rng.choice(free), kind, list(children))
+        return RandomColumn(self._last_id, self._rng.choice(free_names), kind, list(children))
 
     def _draw_inner(self, name: str, depth: int) -> RandomColumn:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
@@ -114,22 +124,22 @@ class TableHistory:
         column = self._draw_column(rng.choice(list_kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
             value = draw_value(rng, column.kind)
-            column.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
+            column.initial_default = value if value == value and value not in (float("inf"), float("-inf")) else None
         return column
 
     def _create(self) -> None:
-        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED]
+        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED_KINDS]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
         if indexable := [column for column in plain_columns if column.kind not in ("float", "double")]:
-            indexed = rng.choice(indexable)
-            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
+            indexed_column = rng.choice(indexable)
+            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed_column.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
-        ordered = [column.name for column in plain_columns if column.name.isidentifier()]
-        if ordered:
-            properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
+        sorted_columns = [column.name for column in plain_columns if column.name.isidentifier()]
+        if sorted_columns:
+            properties["seamark.clustering.columns"] = ",".join(rng.sample(sorted_columns, min(2, len(sorted_columns))))
         body = {"name": self._name, "schema": self._build_schema(), "properties": properties}
         if rng.random() < 0.7:
             body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
@@ -144,10 +154,10 @@ class TableHistory:
         return {"type": "struct", "schema-id": 0, "fields": [column.json for column in self._columns]}
 
     def _draw_spec(self) -> list[dict[str, Any]]:
-        column = self._rng.choice([column for column in self._columns if column.kind not in NESTED])
+        column = self._rng.choice([column for column in self._columns if column.kind not in NESTED_KINDS])
         base = column.kind.partition("(")[0].partition("[")[0]
         transforms = ["void"] if base in ("float", "double") else ["identity"]
-        transforms += [f"bucket[{self._rng.choice((2, 3))}]"] if base in _BUCKETED else []
+        transforms += [f"bucket[{self._rng.choice((2, 3))}]"] if base in _BUCKET_KINDS else []
         if base in ("int", "long", "decimal", "string", "binary"):
             transforms += [f"truncate[{self._rng.choice((1, 2, 10))}]"] * 2
         if base == "date" or base.startswith("timestamp"):
@@ -186,8 +196,8 @@ class TableHistory:
     def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
         return Counter(tuple(column.freeze(column.read_value(row)) for column in self._columns) for row in rows)
 
-    def _read(self, columns: Sequence[RandomColumn], where: Any = None, at: At = CURRENT) -> Counter[Any]:
-        actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
+    def _read(self, columns: Sequence[RandomColumn], where: Any = None, index: At = CURRENT) -> Counter[Any]:
+        actual = scan(self._client, self._table, where=where, at=index).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
             map(column.freeze, column.to_plain_values(_combine_chunks(actual.column(place))))
@@ -205,7 +215,7 @@ class TableHistory:
             **{self._evolve: 4, self._change_partitioning: 1, self._run_sql_change: 3, self._run_sql_insert: 1},
         }
         choice = self._rng.choices(list(steps), list(steps.values()))[0]
-        self._touched = set()
+        self._touched_ids = set()
         self.counts[choice.__name__.strip("_")] += 1
         return f"{choice.__name__.strip('_')} {choice()}"
 
@@ -225,14 +235,14 @@ class TableHistory:
             if self.rows and self._rng.random() < 0.6:
                 stored_row = self._rng.choice(self.rows)
                 row |= {key.id: stored_row[key.id] for key in self._keys}
-        self._touched = {self._compute_key(row) for row in rows}
+        self._touched_ids = {self._compute_key(row) for row in rows}
         return rows
 
     def _upsert(self) -> str:
         rng, rows = self._rng, self._draw_batch()
         remaining_columns = [column for column in self._columns if column not in self._keys]
-        ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
-        sort_column = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
+        sorted_columns = [column for column in remaining_columns if column.kind in _PRECOMBINE_KINDS]
+        sort_column = rng.choice(sorted_columns) if sorted_columns and rng.random() < 0.4 else None
         input_remaining_columns = (
             rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
             if remaining_columns and rng.random() < 0.3
@@ -264,7 +274,7 @@ class TableHistory:
             )
         # Keys of floats are refused, and keys of partitions that other columns decide.
         except (Unwritable, InvalidRequest) as error:
-            self._touched = set()
+            self._touched_ids = set()
             self.counts["refused"] += 1
             return str(error)
         self._replace(rows, None, None)
@@ -283,12 +293,12 @@ class TableHistory:
                 else other_value is not None and bool(own_value < other_value)
             )
 
-        stored_keys, latest = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
+        stored_keys, latest_rows = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
-            earlier = latest.get(self._compute_key(row))
-            if earlier is None or not is_older(row, earlier):
-                latest[self._compute_key(row)] = row
-        for key, row in latest.items():
+            earlier_row = latest_rows.get(self._compute_key(row))
+            if earlier_row is None or not is_older(row, earlier_row):
+                latest_rows[self._compute_key(row)] = row
+        for key, row in latest_rows.items():
             old_row = stored_keys.get(key)
             if old_row is not None and is_older(row, old_row):
                 continue
@@ -296,7 +306,7 @@ class TableHistory:
                 stored_keys[key] = row
                 continue
             names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
-            old_values = {column.id: column.initial for column in self._columns} if old_row is None else old_row
+            old_values = {column.id: column.initial_default for column in self._columns} if old_row is None else old_row
             stored_keys[key] = old_values | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
 
@@ -320,15 +330,15 @@ class TableHistory:
         change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
         if change is None:
             return "nothing"
-        matching = [row for row in self.rows if change.matches(row)]
+        matching_rows = [row for row in self.rows if change.matches(row)]
         with SqlSession(self._client.url) as session:
             (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
-        assert count == len(matching), change.text
+        assert count == len(matching_rows), change.text
         self.counts["rows changed by SQL"] += count
-        self._touched = {self._compute_key(row) for row in matching}
-        if change.new:
-            for row in matching:
-                row |= change.new
+        self._touched_ids = {self._compute_key(row) for row in matching_rows}
+        if change.new_values:
+            for row in matching_rows:
+                row |= change.new_values
         else:
             self.rows = [row for row in self.rows if not change.matches(row)]
         return change.text
@@ -340,7 +350,7 @@ class TableHistory:
             return "nothing"
         known_keys, rows = {self._compute_key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
-            row = {column.id: column.initial for column in self._columns}
+            row = {column.id: column.initial_default for column in self._columns}
             row |= {
                 column.id: draw_literal_value(self._rng, column, nulls=column not in self._keys)
                 for column in writable_columns
@@ -389,10 +399,10 @@ class TableHistory:
     def _evolve(self) -> str:
         rng, columns = self._rng, self._columns
         used_ids = {field["source-id"] for field in self._spec}
-        free = [column for column in columns if column not in self._keys and column.id not in used_ids]
+        free_names = [column for column in columns if column not in self._keys and column.id not in used_ids]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
-        if operator in ("drop", "readd") and free:
-            dropped_column = rng.choice(free)
+        if operator in ("drop", "readd") and free_names:
+            dropped_column = rng.choice(free_names)
             columns.remove(dropped_column)
             for row in self.rows:
                 row.pop(dropped_column.id, None)
@@ -431,7 +441,7 @@ class TableHistory:
             (nested_column, kind)
             for column in columns
             for nested_column in column.walk()
-            for kind in PROMOTED.get(nested_column.kind, ())
+            for kind in PROMOTIONS.get(nested_column.kind, ())
             if id(nested_column) not in keys
             # Dates are promoted in version 3. Dates within structs, lists and maps are not promoted, so that the model
             # stays simple.
@@ -468,14 +478,14 @@ class TableHistory:
             assert self._read(self._columns, where) == self._freeze_rows(actual_rows), json.dumps(where)
         self._check_row_ids()
         metadata = self._read_metadata()
-        current = metadata.get("current-snapshot-id", -1)
+        current_id = metadata.get("current-snapshot-id", -1)
         schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
-        if schemas.get(current) == metadata["current-schema-id"]:
-            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), expected))
+        if schemas.get(current_id) == metadata["current-schema-id"]:
+            self._snapshots.setdefault(current_id, (copy.deepcopy(self._columns), expected))
         if self._snapshots:
             chosen_snapshot = self._rng.choice(list(self._snapshots))
             columns, rows = self._snapshots[chosen_snapshot]
-            assert self._read(columns, at=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
+            assert self._read(columns, index=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
 
     def _check_row_ids(self) -> None:
         if self._version < 3:
@@ -490,8 +500,8 @@ class TableHistory:
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         stored_ids = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
         assert len({number for number, _ in stored_ids.values()}) == rows.num_rows
-        for key in self._row_ids.keys() & stored_ids.keys() if self._touched is not None else ():
-            assert key in (self._touched or ()) or stored_ids[key] == self._row_ids[key], key
+        for key in self._row_ids.keys() & stored_ids.keys() if self._touched_ids is not None else ():
+            assert key in (self._touched_ids or ()) or stored_ids[key] == self._row_ids[key], key
         self._row_ids = stored_ids
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.connector.histories.columns import NESTED, STRUCT, RandomColumn, draw_value
+from tests.connector.histories.columns import NESTED_KINDS, STRUCT, RandomColumn, draw_value
 from tests.planner.lakes.literal_forms import render
 
 Row = dict[int, Any]
@@ -17,20 +17,21 @@ Filter = tuple[dict[str, Any], Test, Test]
 
 Iceberg pushes NOT down to the comparisons, so the negated filter has its own test.
 """
-_NEGATED = {
+_NEGATIONS = {
     **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
     **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
 }
-_NEGATED |= {other: op for op, other in _NEGATED.items()}
-_ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
+_NEGATIONS |= {other: op for op, other in _NEGATIONS.items()}
+_COMPARISONS = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
 
 
 def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Sequence[Row], depth: int = 2) -> Filter:
+    """Return a random filter as JSON, with a test of the rows that match it and a test of the rows that fail it."""
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
-        word, other = rng.choice((("and", "or"), ("or", "and")))
-        document = {"type": word, "left": left[0], "right": right[0]}
-        return document, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
+        operator, negated_operator = rng.choice((("and", "or"), ("or", "and")))
+        document = {"type": operator, "left": left[0], "right": right[0]}
+        return document, _join_tests(operator, left[1], right[1]), _join_tests(negated_operator, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
@@ -45,7 +46,7 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
 
     ops = ["eq", "lt", "lt-eq", "in", "in", "is-null"]
     ops += ["starts-with"] * 3 if column.kind == "string" else ["is-nan"] if column.kind in ("float", "double") else []
-    op = rng.choice([*ops, *map(_NEGATED.__getitem__, ops)])
+    op = rng.choice([*ops, *map(_NEGATIONS.__getitem__, ops)])
     values = [draw_literal() for _ in range(rng.randint(1, 4))]
     if "starts" in op:
         values = [values[0][: rng.randint(0, 3)]]
@@ -54,7 +55,7 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
         json["values"] = [render(column.kind, value, "spec") for value in values]
     elif not op.endswith(("null", "nan")):
         json["value"] = render(column.kind, values[0], "spec")
-    return json, _build_test(op, values, get), _build_test(_NEGATED[op], values, get)
+    return json, _build_test(op, values, get), _build_test(_NEGATIONS[op], values, get)
 
 
 def _join_tests(word: str, test: Test, other: Test) -> Test:
@@ -67,9 +68,9 @@ def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn
     """Return columns and fields of structs, each with its name and a function that reads it from a row."""
     readers: list[tuple[str, RandomColumn, Callable[[Row], Any]]] = []
     for column in columns:
-        if column.kind not in NESTED:
+        if column.kind not in NESTED_KINDS:
             readers.append((column.name, column, column.read_value))
-        fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
+        fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED_KINDS]
         readers += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
     return readers
 
@@ -90,8 +91,8 @@ def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Te
         case "starts-with":
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
-            return lambda row: get(row) is not None and bool(_ORDERED[op](_sort_key(get(row)), known_keys[0]))
-    opposite = _build_test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
+            return lambda row: get(row) is not None and bool(_COMPARISONS[op](_sort_key(get(row)), known_keys[0]))
+    opposite = _build_test(_NEGATIONS[op], values, get)  # Null and NaN match the opposite comparison.
     return lambda row: not opposite(row)
 
 

@@ -24,12 +24,12 @@ class DrawnStatement:
     Attributes:
         text: The statement.
         matches: Returns whether the condition of the statement is true for a row.
-        new: The new values by column id.
+        new_values: The new values by column id.
     """
 
     text: str
     matches: Callable[[Row], bool]
-    new: Row = field(default_factory=dict)
+    new_values: Row = field(default_factory=dict)
 
 
 def can_be_written(column: RandomColumn) -> bool:
@@ -54,10 +54,10 @@ def draw_change(
     parts = [_draw_condition(rng, rng.choice(writable_columns), rows) for _ in range(rng.choice((1, 1, 2)))]
     word = rng.choice(("AND", "OR"))
     where = f" {word} ".join(text for text, _ in parts)
-    together = all if word == "AND" else any
+    combine = all if word == "AND" else any
 
     def matches(row: Row) -> bool:
-        return together(test(row) for _, test in parts)
+        return combine(test(row) for _, test in parts)
 
     settable = [column for column in settable if can_be_written(column)]
     if not settable or rng.random() < 0.3:
@@ -92,7 +92,9 @@ def format_literal(kind: str, value: Any) -> str:
 
 def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quote(column.name)
-    stored_keys = [one for row in rows if (one := column.read_value(row)) is not None and _is_known(column.kind, one)]
+    stored_keys = [
+        cell for row in rows if (cell := column.read_value(row)) is not None and _is_known(column.kind, cell)
+    ]
 
     def draw_value() -> Any:
         return (

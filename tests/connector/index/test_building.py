@@ -91,8 +91,8 @@ def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
     where = "id = 13"  # The second file contains the value, and the bounds of every file include it.
     assert client.explain("db.t", where).files == 6
     build(client, "db.t", "b", InProcessWorkers())
-    explained = client.explain("db.t", where)
-    assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
+    explanation = client.explain("db.t", where)
+    assert (explanation.files, explanation.indexes[0]["name"]) == (1, "b")
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
                 append_to_partitions()
             return super().build_files(*arguments, **options)
 
-    paged = RepartitioningClient(client.url)
-    report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
-    paged.close()
+    paged_client = RepartitioningClient(client.url)
+    report = build(paged_client, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
+    paged_client.close()
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
 
@@ -178,8 +178,8 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
         assert process.stdout is not None
         assert process.stdout.readline() == "2\n"
         process.kill()
-    (died,) = client.timeline("db.t", action="indexing")
-    assert died.state == "inflight"
+    (failed_build,) = client.timeline("db.t", action="indexing")
+    assert failed_build.state == "inflight"
     with pytest.raises(Refused, match="is in progress"):
         build(client, "db.t", "b", InProcessWorkers(), exclusive=True)
     workers = RecordingWorkers()
@@ -322,10 +322,10 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
-    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
-    assert completed.returncode == 1, completed.stderr
-    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in completed.stderr
-    assert "Traceback" not in completed.stderr
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 1, result.stderr
+    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in result.stderr
+    assert "Traceback" not in result.stderr
     assert list(client.timeline("db.t", action="indexing")) == []
 
 

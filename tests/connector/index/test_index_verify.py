@@ -186,8 +186,8 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     path = list_index_paths(client, "bloom")[0]
     index_file = open_index_file(path.read_bytes(), str(path))
     header = index_file.header
-    with monkeypatch.context() as newer:
-        newer.setattr(KINDS["bloom"], "version", 99)
+    with monkeypatch.context() as newer_version:
+        newer_version.setattr(KINDS["bloom"], "version", 99)
         parts = list(
             assemble_index_file(
                 header.definition,

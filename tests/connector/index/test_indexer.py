@@ -59,8 +59,8 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         catalog.create_namespace("empty")
     create_table(client, "b.c.deep", i=("bloom", "discount"))
     create_table(client, "b.none")
-    keeper = Indexer(client, open_in_process_workers)
-    assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
+    indexer = Indexer(client, open_in_process_workers)
+    assert indexer.round() == Round(tables=4, indexes=4, builds=4, files=12)
     assert read_health(client, "a.one", "a.two", "b.c.deep") == {
         "a.one i": "ok",
         "a.one j": "ok",
@@ -68,16 +68,16 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         "a.two off": "paused",
         "b.c.deep i": "ok",
     }
-    assert keeper.round() == Round(tables=4, indexes=4)
+    assert indexer.round() == Round(tables=4, indexes=4)
     assert len(list(client.timeline(action="indexing"))) == 4
     append_parts(client.url, "a.one", [[1000]])
-    assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
+    assert indexer.round() == Round(tables=4, indexes=4, builds=2, files=2)
 
 
 @pytest.mark.slow
 def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
+    with monkeypatch.context() as patches:
+        patches.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
@@ -87,9 +87,9 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
     assert indexer.round() == Round(tables=1, indexes=2)
     for name in "ij":
         index = client.index("db.t", name)
-        live = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
-        assert (index.json["misplaced"], index.health, len(live)) == (0, "ok", 1)
-        assert f"/{INDEX_FOLDER}/" in live[0]
+        live_locations = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
+        assert (index.json["misplaced"], index.health, len(live_locations)) == (0, "ok", 1)
+        assert f"/{INDEX_FOLDER}/" in live_locations[0]
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == files_before
 
 
@@ -111,26 +111,26 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
 def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
     create_table(client, "db.t", files=7, i=("bitmap", "country"))
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
-    later = server.run(replace_by_later_version(server.components, "db", "t", location))
+    later_version = server.run(replace_by_later_version(server.components, "db", "t", location))
     # The data file is indexed again. Then eight index files exist, but only seven can be merged.
-    report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+    report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 0, 0)
     builds = len(list(client.timeline(action="indexing")))
     for _ in range(2):  # Each job is a new process.
-        report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+        report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
         assert report == Round(tables=1, indexes=1)
     assert len(list(client.timeline(action="indexing"))) == builds, "a job without a due merge starts no build"
     append_parts(client.url, "db.t", spread_ids(7)[:1])
-    indexer = Indexer(client, open_in_process_workers, limits=one_each)
+    indexer = Indexer(client, open_in_process_workers, limits=one_file_groups)
     report = indexer.round()
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
-    live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
-    assert live.pop(later) == 0, "another program may still use the file"
-    assert list(live.values()) == [1]
+    live_levels = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
+    assert live_levels.pop(later_version) == 0, "another program may still use the file"
+    assert list(live_levels.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [
         files_before[0] + 1,
@@ -142,8 +142,8 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
 @pytest.mark.slow
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     create_table(client, "db.t", files=5, i=("record", "id"))
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
     with open_catalog(client.url) as catalog:
         loaded_table = catalog.load_table("db.t")
         old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
@@ -151,10 +151,12 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         for part in spread_ids(4):
             append_parts(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old_snapshots).commit()
-    report = Indexer(client, open_in_process_workers, limits=one_each).round()
+    report = Indexer(client, open_in_process_workers, limits=one_file_groups).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
-    live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
-    assert sum(index_file["files"] for index_file in live) < 9, (
+    live_index_files = [
+        index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"
+    ]
+    assert sum(index_file["files"] for index_file in live_index_files) < 9, (
         "entries of the first five files remain in the merged file"
     )
     assert client.index("db.t", "i").health == "ok"
@@ -206,8 +208,10 @@ class IndexerClock:
 
 def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
     """Flip a bit in the middle of one of the index's live files, and return the file's location."""
-    live = [index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"]
-    location: str = live[number]["location"]
+    live_index_files = [
+        index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"
+    ]
+    location: str = live_index_files[number]["location"]
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), location).header
@@ -222,22 +226,22 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     create_table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
-    keeper = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
-    first = keeper.round()
+    indexer = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
+    first = indexer.round()
     assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
-    second = keeper.round()
+    second = indexer.round()
     assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms
     assert audited_ms is not None
     assert client.indexes("db.t")[0].audited_ms == audited_ms
     flip(client, "db.t", "i")
     ms[0] = audited_ms + 1000
-    assert keeper.round().verified == 0
+    assert indexer.round().verified == 0
     ms[0] = audited_ms + 86_400_001
-    third = keeper.round()
+    third = indexer.round()
     assert (third.verified, third.damaged, third.failed) == (3, 1, 0)
     assert client.index("db.t", "i").health == "damaged"
-    fourth = keeper.round()
+    fourth = indexer.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
     summaries = [instant.summary for instant in client.timeline(action="auditing")]
@@ -249,11 +253,13 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     for name in ("db.a", "db.b"):
         create_table(client, name, files=3, i=("bitmap", "id"))
     clock = IndexerClock()
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 2
+    indexer = Indexer(
+        client, open_in_process_workers, limits=one_file_groups, now=clock, audit=AuditLimits(size_bytes=1)
+    )
     flip(client, "db.b", "i", 2)
-    rounds = [keeper.round() for _ in range(7)]
+    rounds = [indexer.round() for _ in range(7)]
     assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
     assert sum(round_report.damaged for round_report in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
@@ -263,8 +269,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         return clock.now_s
 
     later_limits = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=advance_clock, audit=later_limits)
-    assert 0 < keeper.round().verified < 6
+    indexer = Indexer(client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit=later_limits)
+    assert 0 < indexer.round().verified < 6
 
 
 class FailingWorkers(InProcessWorkers):
@@ -286,8 +292,8 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), IndexerClock()
-    keeper = Indexer(client, lambda: closing(workers), now=clock)
-    assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
+    indexer = Indexer(client, lambda: closing(workers), now=clock)
+    assert indexer.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (instant,) = client.timeline("db.a", action="indexing")
     assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
@@ -295,13 +301,13 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     for second in range(0, 400, 10):
         clock.now_s = second
         calls_before = workers.calls
-        keeper.round()
+        indexer.round()
         if workers.calls > calls_before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"
     clock.now_s = 1000
-    assert keeper.round().builds == 1
+    assert indexer.round().builds == 1
     assert read_health(client, "db.a") == {"db.a i": "ok"}
 
 
@@ -313,14 +319,14 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = IndexerClock()
-    keeper = Indexer(client, open_in_process_workers, now=clock)
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
-    assert keeper.round() == Round(tables=1, indexes=1)
+    indexer = Indexer(client, open_in_process_workers, now=clock)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1)
     append_parts(client.url, "db.t", [[1000]])
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
-    assert keeper.round() == Round(tables=1, indexes=1)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1)
     clock.now_s = 61
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
+    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
 
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
@@ -345,10 +351,10 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
     for name in "abc":
         create_table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = FailingWorkers("bloom")
-    keeper = Indexer(client, lambda: closing(workers), now=IndexerClock())
+    indexer = Indexer(client, lambda: closing(workers), now=IndexerClock())
     for _ in range(2):
-        assert keeper.round().failed == 3  # The third backoff replaces the first.
-        assert len(keeper._backoffs) == 2
+        assert indexer.round().failed == 3  # The third backoff replaces the first.
+        assert len(indexer._backoffs) == 2
 
 
 def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,11 +367,11 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
-    keeper = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
+    indexer = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
     with pytest.raises(Unreachable):
-        keeper.round()
+        indexer.round()
     with pytest.raises(KeyboardInterrupt):
-        keeper.run(5)
+        indexer.run(5)
     assert slept == [10, 20, 40]
 
 
@@ -407,7 +413,7 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
 
 
 @pytest.mark.slow
-def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
+def test_exit_code_of_a_round_states_whether_the_round_succeeded(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
     with start_seamark(client.url, "--once") as process:
         assert process.wait(60) == 0

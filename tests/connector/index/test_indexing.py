@@ -116,15 +116,15 @@ def test_keys_of_a_term_equal_the_keys_of_its_computed_values(text: str) -> None
     for seed in range(20):
         rng = random.Random(f"{text} {seed}")
         values = draw_column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
-        split = rng.randint(0, len(values))
-        chunks = [pa.array(part, ARROW[term.column_id]) for part in (values[:split], values[split:])]
+        split_position = rng.randint(0, len(values))
+        chunks = [pa.array(part, ARROW[term.column_id]) for part in (values[:split_position], values[split_position:])]
         keys = compute_term_keys(term, pa.chunked_array(chunks))
         assert keys.rows == len(values)
         for row, value in enumerate(values):
-            plain = None if value is None else to_iceberg_value(value)
+            plain_value = None if value is None else to_iceberg_value(value)
             is_folded = term.transform in INDEXED_FUNCTIONS
-            folded = fold_case(str(plain)) if is_folded and plain is not None else plain
-            result = folded if is_folded else compute_transform(term.transform, term.source, plain)
+            folded_value = fold_case(str(plain_value)) if is_folded and plain_value is not None else plain_value
+            result = folded_value if is_folded else compute_transform(term.transform, term.source, plain_value)
             expected = None if result is None else make_key(result, term.kind)
             assert get_key(keys, row) == expected, (seed, row, value)
 

@@ -56,8 +56,8 @@ def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, stra
         delete(client, "db.t", keys=input_rows, key=["nope"], strategy=strategy)
     with pytest.raises(ValueError, match="lists of names"):
         delete(client, "db.t", keys=input_rows, key="id", strategy=strategy)
-    unknown = input_rows.append_column("extra", pa.array([1, 2]))
-    delete(client, "db.t", keys=unknown, key=["id"], strategy=strategy)
+    rows_with_unknown_column = input_rows.append_column("extra", pa.array([1, 2]))
+    delete(client, "db.t", keys=rows_with_unknown_column, key=["id"], strategy=strategy)
     assert [row[0] for row in read_rows(client)] == [2, 3]
     delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=strategy)
     assert [row[0] for row in read_rows(client)] == [3]
@@ -136,14 +136,14 @@ NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("how", [*MODES, EQUALITY])
+@pytest.mark.parametrize("write_mode", [*MODES, EQUALITY])
 @pytest.mark.parametrize("transform", ["identity", "truncate[2]", "bucket[4]"])
 @pytest.mark.parametrize("version", [2, 3])
 def test_partition_values_can_contain_characters_that_paths_cannot(
-    client: IndexClient, version: int, transform: str, how: str
+    client: IndexClient, version: int, transform: str, write_mode: str
 ) -> None:
     create_upsert_table(client, version=version, spec=[(transform, 2)])
-    strategy_options: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
+    strategy_options: dict[str, Any] = {"strategy": EQUALITY} if write_mode == EQUALITY else {"mode": write_mode}
     append(client, "db.t", build_rows(*((number, land, 0) for number, land in enumerate(NULS))))
     changed_rows = build_rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
     upsert(client, "db.t", changed_rows, keys=["id", "land"], **strategy_options)
@@ -185,11 +185,11 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     create_upsert_table(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
     files_before = server.list_written_files()
-    started: list[object] = []
-    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: started.append(1))
+    started_instants: list[object] = []
+    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: started_instants.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (started, server.list_written_files()) == ([], files_before)
+    assert (started_instants, server.list_written_files()) == ([], files_before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 
@@ -203,14 +203,16 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     for step in range(14):
         sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
         input_doubles = build_doubles(*((x, 0.0, step) for x in sample))
-        how: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
+        write_options: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
-            change = delete(client, "db.t", keys=input_doubles, key=["x"], **how)
+            change = delete(client, "db.t", keys=input_doubles, key=["x"], **write_options)
             model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in sample}}
         else:
-            change = upsert(client, "db.t", input_doubles, keys=["x"], **how)
+            change = upsert(client, "db.t", input_doubles, keys=["x"], **write_options)
             model |= {repr(x + 0.0): (repr(x), step) for x in sample}
         assert not change.duplicate
         assert list_numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:
-            assert delete(client, "db.t", keys=input_doubles, key=["x"], **how).duplicate, f"seed {seed}, step {step}"
+            assert delete(client, "db.t", keys=input_doubles, key=["x"], **write_options).duplicate, (
+                f"seed {seed}, step {step}"
+            )

@@ -17,16 +17,16 @@ from tests.seeds import first_seed
 def test_keys_are_found_among_distinct_keys(kind: pa.DataType, spread: int) -> None:
     rng = random.Random(first_seed())
     numbers = [rng.randrange(-50, 50) * spread for _ in range(400)]
-    least = {pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}.get(kind)
-    values = [*numbers, None, *([] if least is None else [least, -least - 1])]
-    distinct = list(dict.fromkeys(numbers[:60]))
+    least_value = {pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}.get(kind)
+    values = [*numbers, None, *([] if least_value is None else [least_value, -least_value - 1])]
+    distinct_values = list(dict.fromkeys(numbers[:60]))
 
     def to_array(values: list[int | None]) -> pa.Array:
         if kind == pa.string():
             return pa.array([None if value is None else str(value) for value in values], kind)
         return pa.array(values, pa.int32()).cast(kind) if kind == pa.date32() else pa.array(values, kind)
 
-    for table in (distinct, distinct[:1], []):
+    for table in (distinct_values, distinct_values[:1], []):
         keys = pa.chunked_array([to_array(values[:100]), to_array([]), to_array(values[100:])], kind)
         places = find_places(keys, to_array(list(table)))
         assert places.to_pylist() == pc.index_in(keys, value_set=to_array(list(table))).to_pylist()

@@ -71,13 +71,13 @@ class IndexWriter:
                 positions = [row for row, held_value in enumerate(held_row) if held_value == value]
                 if self.definition.kind == "bitmap":
                     key = make_key(value, "long")
-                    rows_read = bitmap.Bitmap(index_file.blob).find_rows(
+                    rows_found = bitmap.Bitmap(index_file.blob).find_rows(
                         number, KeyRanges("long", (KeyRange(key, key),))
                     )
-                    assert list_positions(rows_read).tolist() == positions
+                    assert list_positions(rows_found).tolist() == positions
                 elif self.definition.kind == "bloom":
-                    hit = bloom.Bloom(index_file.blob).probe(hash_keys(build_keys([value]), 0))[number]
-                    assert hit or not positions
+                    is_hit = bloom.Bloom(index_file.blob).probe(hash_keys(build_keys([value]), 0))[number]
+                    assert is_hit or not positions
                 else:
                     hashes = [hash_rows([build_keys([value])], seed) for seed in (0, 1)]
                     _, files, rows = record.RecordBlob(index_file.blob).lookup(hashes[0], hashes[1])
@@ -106,13 +106,17 @@ def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: IndexWri
 def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
     second = index_writer.add({"b": [3], "c": [5, 5]})
-    merged_files = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
+    merged_files = merge_index_files(
+        [first, second], index_writer.folder.as_uri(), Storage(), dropped_entries={first: [2]}
+    )
     index_writer.check(merged_files.location, {"a", "b", "c"})
 
 
 def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1]})
-    merged_files = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
+    merged_files = merge_index_files(
+        [first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped_entries={first: [0]}
+    )
     assert merged_files.location is None
     assert not (index_writer.folder / "new").exists()
 
@@ -122,11 +126,11 @@ def test_merge_leaves_out_files_of_an_unknown_version(index_writer: IndexWriter)
     path = Path(locations[1].removeprefix("file://"))
     path.write_bytes(change_version(path.read_bytes(), index_writer.definition.kind))
     folder = index_writer.folder.as_uri()
-    merged_files = merge_index_files(locations, folder, Storage(), dropped={locations[1]: [], locations[2]: []})
+    merged_files = merge_index_files(locations, folder, Storage(), dropped_entries={locations[1]: [], locations[2]: []})
     assert merged_files.unsupported == (locations[1],)
     index_writer.check(merged_files.location, {"a", "c"})
-    only_unknown = merge_index_files(locations[1:2], folder, Storage())
-    assert (only_unknown.location, only_unknown.unsupported) == (None, (locations[1],))
+    merge_of_unknown = merge_index_files(locations[1:2], folder, Storage())
+    assert (merge_of_unknown.location, merge_of_unknown.unsupported) == (None, (locations[1],))
 
 
 def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> None:
@@ -162,10 +166,10 @@ def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
 
 
 def test_files_in_the_former_folder_are_merged_if_no_level_is_full() -> None:
-    former = [RegisteredFile(f"/t/{FORMER_INDEX_FOLDER}/{n}.puffin", 3, 60, n) for n in range(2)]
-    files = [*register_files((0, 10), (0, 10)), *former]
-    assert select_merge(files, fanout=4, size_max_bytes=200) == former
-    assert select_merge(files, fanout=4, size_max_bytes=100) == former[:1]
+    former_files = [RegisteredFile(f"/t/{FORMER_INDEX_FOLDER}/{n}.puffin", 3, 60, n) for n in range(2)]
+    files = [*register_files((0, 10), (0, 10)), *former_files]
+    assert select_merge(files, fanout=4, size_max_bytes=200) == former_files
+    assert select_merge(files, fanout=4, size_max_bytes=100) == former_files[:1]
     assert len(select_merge([*files, *register_files((0, 10), (0, 10))], fanout=4, size_max_bytes=100)) == 4
 
 

@@ -137,7 +137,7 @@ def test_readers_find_columns_by_the_current_name_mapping(
     # The rows of each file, and the names of its columns. The names are None if the file has field ids.
     files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
     mapped_columns: dict[str, list[str]] | None = None
-    pruned = 0
+    pruned_count = 0
     for step in range(examples(12, 8)):
         action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
         if action == "append":
@@ -167,7 +167,7 @@ def test_readers_find_columns_by_the_current_name_mapping(
                         "db.t",
                         name,
                         sample=9,
-                        verified=set(),
+                        verified_locations=set(),
                         on_verdict=lambda verdict, _: is_expected_verdict(verdict),
                     )
         with table.transaction() as transaction:
@@ -175,8 +175,8 @@ def test_readers_find_columns_by_the_current_name_mapping(
                 transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
         expected = [
             row if names is None else read_by_mapping(row, names, mapped_columns or {})
-            for rows_of, names in files
-            for row in rows_of
+            for row_numbers, names in files
+            for row in row_numbers
         ]
         if not expected:
             continue
@@ -189,9 +189,9 @@ def test_readers_find_columns_by_the_current_name_mapping(
                     for row in batch.to_pylist()
                 )
                 assert counts == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
-                explained = indexes.explain("db.t", where)
-                pruned += sum(index["files-removed"] for index in explained.indexes)
-    assert pruned > 0
+                explanation = indexes.explain("db.t", where)
+                pruned_count += sum(index["files-removed"] for index in explanation.indexes)
+    assert pruned_count > 0
 
 
 def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped_columns: dict[str, list[str]]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_imported_dimension_prunes_the_facts(server: ServerThread, catalog: Rest
         client.put_index("db.facts", "by_id", kind="bitmap", columns=["id"])
         assert build(client, "db.facts", "by_id", InProcessWorkers()).files_not_indexed == 0
         assert client.plan_table("db.facts", joins=[join]).files == 2
-        swapped = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
+        swapped_mapping = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
         with dimension.transaction() as transaction:
-            transaction.set_properties({NAME_MAPPING: make_mapping(swapped)})
+            transaction.set_properties({NAME_MAPPING: make_mapping(swapped_mapping)})
         assert client.plan_table("db.facts", joins=[join]).files == 3

@@ -1,8 +1,8 @@
 """A record index has as many live entries as its table has rows, after every kind of write and merge.
 
-Keys are nearly random, and the test looks each of them up. DuckDB counts the rows of the files that
-PyIceberg lists, and the test counts the entries in the index files. Neither shares code with the writers or
-with the lookups. The expected rows follow from the keys alone.
+Keys are nearly random, and the test looks each of them up. DuckDB counts the rows of the files that PyIceberg lists,
+and the test counts the entries in the index files. Neither shares code with the writers or with the lookups. The
+expected rows follow from the keys alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIELDS: list[dict[str, Any]] = [
     {"id": 1, "name": "k", "required": True, "type": "long"},
     {"id": 2, "name": "v", "required": False, "type": "int"},
 ]
-KEYS_A_LOOKUP = 1_000_000
+KEYS_PER_LOOKUP = 1_000_000
 
 
 def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
@@ -59,32 +59,32 @@ class GrowingTable:
 
     Attributes:
         live: bool[n], True if the row of key n exists.
-        sampled: The number of keys that are looked up after each step.
+        sampled_keys: The number of keys that are looked up after each step.
     """
 
     client: IndexClient
     mode: str
-    sampled: int
-    live: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    sampled_keys: int
+    live_rows: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
     def insert(self, count: int) -> None:
-        new_keys = np.arange(len(self.live), len(self.live) + count)
+        new_keys = np.arange(len(self.live_rows), len(self.live_rows) + count)
         append(self.client, "db.t", build_rows(new_keys, 0))
-        self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
+        self.live_rows = np.concatenate([self.live_rows, np.ones(count, np.bool_)])
 
-    def upsert(self, updated: int, inserted: int) -> None:
-        updated_rows = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
-        keys = np.concatenate([updated_rows, np.arange(len(self.live), len(self.live) + inserted)])
+    def upsert(self, updated: int, inserted_rows: int) -> None:
+        updated_rows = self.draw.choice(np.flatnonzero(self.live_rows), updated, replace=False)
+        keys = np.concatenate([updated_rows, np.arange(len(self.live_rows), len(self.live_rows) + inserted_rows)])
         report = upsert(self.client, "db.t", build_rows(keys, 1), keys=["k"], mode=self.mode)
-        assert (report.updated, report.inserted) == (updated, inserted)
-        self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
+        assert (report.updated, report.inserted) == (updated, inserted_rows)
+        self.live_rows = np.concatenate([self.live_rows, np.ones(inserted_rows, np.bool_)])
 
     def delete(self, count: int) -> None:
-        removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
+        removed_keys = self.draw.choice(np.flatnonzero(self.live_rows), count, replace=False)
         report = delete(self.client, "db.t", keys=build_rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
-        self.live[removed_keys] = False
+        self.live_rows[removed_keys] = False
 
     def merge(self) -> None:
         count_before = sum(self.client.index("db.t", "keys").json["levels"].values())
@@ -97,14 +97,14 @@ class GrowingTable:
 
     def check(self, step: str) -> None:
         data, deletes = self.list_files()
-        count, mixed, deleted = _count_rows(data, deletes)
-        keys = mix_numbers(np.flatnonzero(self.live))
-        assert (count, mixed) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
-        assert self.count_entries(set(data)) - deleted == count, step
+        count, key_hash, deleted_rows = _count_rows(data, deletes)
+        keys = mix_numbers(np.flatnonzero(self.live_rows))
+        assert (count, key_hash) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
+        assert self.count_entries(set(data)) - deleted_rows == count, step
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
-        sample_size = min(self.sampled, len(self.live))
-        self.check_lookup(data, self.draw.choice(len(self.live), sample_size, replace=False), step)
+        sample_size = min(self.sampled_keys, len(self.live_rows))
+        self.check_lookup(data, self.draw.choice(len(self.live_rows), sample_size, replace=False), step)
 
     def list_files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
@@ -119,7 +119,7 @@ class GrowingTable:
 
         Check that exactly one index file describes each data file.
         """
-        described: list[str] = []
+        index_descriptions: list[str] = []
         total = 0
         for index_file in self.client.index("db.t", "keys").json["index-files"]:
             if index_file["state"] != "live":
@@ -127,9 +127,9 @@ class GrowingTable:
             opened_file = open_index_file(Storage().read(index_file["location"]), index_file["location"])
             counts = RecordBlob(opened_file.blob).counts
             numbers = [number for number, path in enumerate(opened_file.files.paths) if path in data]
-            described += [opened_file.files.paths[number] for number in numbers]
+            index_descriptions += [opened_file.files.paths[number] for number in numbers]
             total += int(counts[numbers].sum())
-        assert sorted(described) == sorted(data)
+        assert sorted(index_descriptions) == sorted(data)
         return total
 
     def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:
@@ -137,7 +137,7 @@ class GrowingTable:
         expected = mix_numbers(numbers)
         answer = self.client.lookup("db.t", {"k": expected})
         assert (answer.complete, answer.undecided) == (True, 0), step
-        live_positions = np.flatnonzero(self.live[numbers])
+        live_positions = np.flatnonzero(self.live_rows[numbers])
         assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), live_positions), step
         assert answer.missing == len(numbers) - len(live_positions), step
         places = pa.table(
@@ -159,12 +159,12 @@ class GrowingTable:
     def check_all_keys(self) -> None:
         """Check a lookup of every key that the table has ever had."""
         rows_found = 0
-        for start in range(0, len(self.live), KEYS_A_LOOKUP):
-            numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live)))
+        for start in range(0, len(self.live_rows), KEYS_PER_LOOKUP):
+            numbers = np.arange(start, min(start + KEYS_PER_LOOKUP, len(self.live_rows)))
             answer = self.client.lookup("db.t", {"k": mix_numbers(numbers)})
-            assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), np.flatnonzero(self.live[numbers]))
+            assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), np.flatnonzero(self.live_rows[numbers]))
             rows_found += len(answer.rows)
-        assert rows_found == np.count_nonzero(self.live)
+        assert rows_found == np.count_nonzero(self.live_rows)
 
 
 def _to_local_paths(paths: list[str]) -> list[str]:
@@ -183,20 +183,20 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
             db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _to_local_paths(deletes)})
         else:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
-        matched = "g.filename = d.filename AND g.pos = d.file_row_number"
-        ((count, mixed),) = db.execute(
-            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {matched}", task
+        match_condition = "g.filename = d.filename AND g.pos = d.file_row_number"
+        ((count, key_hash),) = db.execute(
+            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {match_condition}", task
         ).fetchall()
-        ((deleted,),) = db.execute(
-            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {matched}", task
+        ((deleted_rows,),) = db.execute(
+            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {match_condition}", task
         ).fetchall()
-    return count, mixed, deleted
+    return count, key_hash, deleted_rows
 
 
-def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
+def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled_keys: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
-    table = GrowingTable(client, mode, sampled)
+    table = GrowingTable(client, mode, sampled_keys)
     hundredth = keys // 100
     for round_number in range(turns):
         for _ in range(MERGED_FILES_MIN):
@@ -217,10 +217,10 @@ def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, s
 
 @pytest.mark.parametrize("mode", mark_fast(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
-    change_and_check(client, mode, keys=200_000, turns=1, sampled=20_000)
+    change_and_check(client, mode, keys=200_000, turns=1, sampled_keys=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_record_index_of_50_million_rows_has_an_entry_for_each_row(client: IndexClient) -> None:
-    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)
+    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled_keys=200_000)

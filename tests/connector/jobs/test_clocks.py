@@ -186,18 +186,18 @@ def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
-        live = write_uncommitted_file(table.location(), 1)
+        live_path = write_uncommitted_file(table.location(), 1)
         for path in to_path(table.location()).rglob("*"):
             if path.is_file():
                 age_file(path, days=400)
         report = remove_orphan_files(client, "db.t")
         assert (report.files, report.files_unconfirmed) == (0, 1)
         for _ in range(24 * 3 + 2):
-            assert live.exists()
+            assert live_path.exists()
             clock.pass_time(HOUR_MS)
             run_housekeeping(machine)
         assert remove_orphan_files(client, "db.t").files == 1
-        assert not live.exists()
+        assert not live_path.exists()
 
 
 def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
@@ -208,9 +208,9 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
         append(client, "db.t", build_rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         parts = server.components.catalog.context
-        ahead = MachineClock()
-        ahead.jump(3_600_000)
-        object.__setattr__(parts, "clock", ahead)
+        fast_clock = MachineClock()
+        fast_clock.jump(3_600_000)
+        object.__setattr__(parts, "clock", fast_clock)
         with pytest.raises(InvalidRequest, match=r"clocks of the server and of the storage .* differ by 3,[56]\d\d s"):
             remove_orphan_files(client, "db.t")
         assert orphan.exists()
@@ -228,7 +228,7 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
         table = catalog.load_table("db.t")
         late_path, kept_path = write_uncommitted_file(table.location(), 1), write_uncommitted_file(table.location(), 2)
         os.utime(late_path, (1, 1))
-        staged = _make_change(late_path)
+        staged_change = _make_change(late_path)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept_path}"])
@@ -241,12 +241,12 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
         late_path.unlink()
         with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
-        answer = server.run(_commit_change(server, staged))
+        answer = server.run(_commit_change(server, staged_change))
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
         assert len(read_snapshot(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late_path.write_bytes(kept_path.read_bytes())
-        assert server.run(_commit_change(server, staged)).status == 200
+        assert server.run(_commit_change(server, staged_change)).status == 200
 
 
 def test_removal_of_a_file_during_its_commit_is_detected(
@@ -260,17 +260,17 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         late_path, *other_paths = (write_uncommitted_file(location, number) for number in range(100))
         os.utime(late_path, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
-        has_started, prepared = asyncio.Event(), asyncio.Event()
+        has_started, is_prepared = asyncio.Event(), asyncio.Event()
 
         async def delete_later(self: LocalObjects, location: str) -> None:
             if location.endswith(late_path.name):
                 has_started.set()
-                await prepared.wait()
+                await is_prepared.wait()
             await delete(self, location)
 
         async def prepare(self: ChangeApplication, metadata: TableMetadata) -> None:
             await preload(self, metadata)
-            prepared.set()
+            is_prepared.set()
 
         monkeypatch.setattr(LocalObjects, "delete", delete_later)
         monkeypatch.setattr(ChangeApplication, "preload", prepare)
@@ -293,18 +293,18 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
 ) -> None:
     """A slow storage must not delay all commits of a table whose orphan files were removed."""
     under_lock: list[bool] = []
-    applying: set[int] = set()
+    applying_threads: set[int] = set()
     apply = ChangeApplication.apply
 
     async def record_apply(self: ChangeApplication, *args: Any) -> Any:
-        applying.add(1)
+        applying_threads.add(1)
         try:
             return await apply(self, *args)
         finally:
-            applying.clear()
+            applying_threads.clear()
 
     async def record_check(*args: Any) -> None:
-        under_lock.append(bool(applying))
+        under_lock.append(bool(applying_threads))
         await check_stored(*args)
 
     with open_catalog(server.url) as catalog:

@@ -121,8 +121,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     """The expected rows are in a dictionary.
 
     Writers also commit between the plan of a clustering and its commit, at most `within_max` times. `names` is the
-    number
-    of different names, by which the table is partitioned.
+    number of different names, by which the table is partitioned.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}

@@ -130,7 +130,7 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     policy = ", ".join(f"{name}: {age}h" for name, age in ages_h.items())
     change_table_properties(client, "db.t", {COLUMNS: policy}, [])
     expected: dict[int, dict[str, Any]] = {}
-    lost = 0
+    lost_values = 0
     for number, row in rows.items():
         expected[number] = dict(row)
         if row["at"] is None:
@@ -144,8 +144,8 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
         for name, age_h in ages_h.items():
             if compute_partition_end(unit, moment) <= NOW - timedelta(hours=age_h):
                 expected[number][name] = None
-                lost += 1
-    assert 0 < lost < 3 * len(rows), seed
+                lost_values += 1
+    assert 0 < lost_values < 3 * len(rows), seed
     dry = expire_columns(client, "db.t", dry_run=True, now_ms=NOW_MS)
     assert dry.files_before > 0
     assert dry.bytes_after < dry.bytes_before
@@ -205,7 +205,7 @@ def list_problems(client: IndexClient) -> list[str]:
         ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by its day"),
     ],
 )
-def test_ttl_policy_that_does_not_fit_the_table_is_refused(
+def test_ttl_policy_on_a_missing_or_unsuitable_column_is_refused(
     client: IndexClient, server: ServerThread, properties: dict[str, str], reason: str
 ) -> None:
     arrow = create_table(server, "date", DayTransform())

@@ -149,7 +149,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
     contents: dict[int, Rows] = {}
     paths: set[Path] = set()
-    expired = 0
+    expired_count = 0
     with open_catalog(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", build_rows([0]))
@@ -188,10 +188,14 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             step(number)
             note_snapshots()
             if rng.random() < 0.25:
-                older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
+                old_ms = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(
+                    0, 1
+                )
                 heads = {ref.snapshot_id for ref in table.refs().values()}
-                stay = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= older}
-                expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
+                stay = {
+                    snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= old_ms
+                }
+                expired_count += expire(client, "db.t", older_than_ms=old_ms, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(list_snapshot_ids(table)), "Iceberg's own policy keeps these snapshots"
                 assert list_stored_files(table) & paths == list_needed_files(table) & paths
@@ -201,7 +205,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
         assert list_stored_files(table) & paths == list_needed_files(table)
-    assert expired > 0
+    assert expired_count > 0
 
 
 def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
@@ -210,7 +214,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         first = list_snapshot_ids(table)[0]
-        rows_of_first = read_snapshot(client, first)
+        first_rows = read_snapshot(client, first)
         commit, calls = expiration_service.Expiration._commit, []
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -227,7 +231,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
-        assert read_snapshot(client, first) == rows_of_first
+        assert read_snapshot(client, first) == first_rows
         assert list_stored_files(table) == list_needed_files(table)
 
 
@@ -469,7 +473,7 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
 
 
 @pytest.mark.parametrize(
-    ("first", "other"),
+    ("first", "second_spelling"),
     [
         ("file:///a/b.parquet", "file:/a/b.parquet"),
         ("file:///a/b.parquet", "/a/b.parquet"),
@@ -478,6 +482,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_normalized_spellings_of_a_location_are_equal(first: str, other: str) -> None:
-    assert normalize_location(first) == normalize_location(other)
-    assert normalize_location(first) != normalize_location(f"{other}x")
+def test_normalized_spellings_of_a_location_are_equal(first: str, second_spelling: str) -> None:
+    assert normalize_location(first) == normalize_location(second_spelling)
+    assert normalize_location(first) != normalize_location(f"{second_spelling}x")

@@ -36,11 +36,11 @@ def draw_rows(draw: np.random.Generator, number: int) -> pa.Table:
     return pa.table(
         {
             "id": draw.permutation(FILES * ROWS)[:ROWS] * FILES + number,
-            "color": [COLORS[at] for at in draw.integers(0, len(COLORS), ROWS)],
-            "code": [f"code {at:03d}" for at in draw.choice(200, ROWS, p=weights / weights.sum())],
+            "color": [COLORS[index] for index in draw.integers(0, len(COLORS), ROWS)],
+            "code": [f"code {index:03d}" for index in draw.choice(200, ROWS, p=weights / weights.sum())],
             "amount": np.exp(2 * draw.standard_normal(ROWS)),
             "day": np.full(ROWS, number // 3),
-            "note": [f"{at:x}" * 4 for at in draw.integers(0, 1 << 30, ROWS)],
+            "note": [f"{index:x}" * 4 for index in draw.integers(0, 1 << 30, ROWS)],
         }
     )
 
@@ -58,13 +58,13 @@ def create_table(client: IndexClient, draw: np.random.Generator) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def index_layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
-    return {tuple(layout["columns"]): (layout["files"], layout["files-in"]) for layout in explained.layouts}
+def index_layouts(explanation: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
+    return {tuple(layout["columns"]): (layout["files"], layout["files-in"]) for layout in explanation.layouts}
 
 
-def is_close(estimate: int, true: int) -> bool:
+def is_close(estimate: int, true_files: int) -> bool:
     """Return True if the estimate is within two files or within a factor of two."""
-    return abs(estimate - true) <= 2 or true / 2 <= estimate <= 2 * true
+    return abs(estimate - true_files) <= 2 or true_files / 2 <= estimate <= 2 * true_files
 
 
 @pytest.mark.slow
@@ -83,28 +83,28 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
         "amount": [f"amount < {amounts[int(share * len(amounts))]!r}" for share in (0.5, 0.1, 0.01)],
         "id": [f"id = {table['id'][int(draw.integers(len(table)))].as_py()}", "id BETWEEN 1000 AND 30000"],
     }
-    promised: dict[str, tuple[int, int]] = {}
+    promises: dict[str, tuple[int, int]] = {}
     for column, wheres in conditions.items():
         for where in wheres:
             reported_layouts = index_layouts(client.explain("db.t", where))
             if (column,) in reported_layouts:
-                promised[where] = reported_layouts[column,]
+                promises[where] = reported_layouts[column,]
             else:
-                promised[where] = FILES, FILES
-    assert sum(estimate < FILES for estimate, _ in promised.values()) >= 8, promised
+                promises[where] = FILES, FILES
+    assert sum(estimate < FILES for estimate, _ in promises.values()) >= 8, promises
     for column, wheres in conditions.items():
         change_table_properties(client, "db.t", {COLUMNS: column}, ())
         assert cluster_incrementally(client, "db.t", full=True).commits
         files = len(client.files("db.t"))
         for where in wheres:
-            explained, (estimate, files_in) = client.explain("db.t", where), promised[where]
+            explanation, (estimate, estimated_files) = client.explain("db.t", where), promises[where]
             if estimate < FILES:
-                assert is_close(files_in, files), (where, files_in, files)
-                assert is_close(estimate, explained.files), (where, estimate, explained.files)
+                assert is_close(estimated_files, files), (where, estimated_files, files)
+                assert is_close(estimate, explanation.files), (where, estimate, explanation.files)
             else:
-                assert explained.files > 0.4 * files, (where, explained.files, files)
-            repeated = [columns for columns in index_layouts(explained) if set(columns) <= {column}]
-            assert not repeated, (where, explained.layouts)
+                assert explanation.files > 0.4 * files, (where, explanation.files, files)
+            repeated_layouts = [columns for columns in index_layouts(explanation) if set(columns) <= {column}]
+            assert not repeated_layouts, (where, explanation.layouts)
 
 
 @pytest.mark.parametrize("case", mark_fast(range(6), 1))
@@ -123,33 +123,33 @@ def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClien
         f"amount < {amounts[20]!r}": "bitmap",
         f"amount < {amounts[len(amounts) // 2]!r}": "bitmap",
     }
-    promised: dict[str, dict[str, Any]] = {}
+    promises: dict[str, dict[str, Any]] = {}
     for where in conditions:
         terms = client.explain("db.t", where).terms
-        promised[where] = next(term for term in terms if term["filter"]["type"] != "not-null")
-    assert [promised[where]["index-kind"] for where in list(conditions)[:3]] == [None] * 3
-    assert promised["code = 'code 0505'"]["index-kind"] == "bloom"
+        promises[where] = next(term for term in terms if term["filter"]["type"] != "not-null")
+    assert [promises[where]["index-kind"] for where in list(conditions)[:3]] == [None] * 3
+    assert promises["code = 'code 0505'"]["index-kind"] == "bloom"
     for column, kind in (("color", "bloom"), ("code", "bloom"), ("id", "bloom"), ("amount", "bitmap")):
         client.put_index("db.t", f"{kind}_{column}", kind=kind, columns=[column])
         build(client, "db.t", f"{kind}_{column}", InProcessWorkers())
-    for where, term in promised.items():
-        true = client.explain("db.t", where).files
+    for where, term in promises.items():
+        true_files = client.explain("db.t", where).files
         if term["index-files"] is None:
             assert term["index-note"] or term["files-left"] <= FILES // 2, (where, term)
         elif term["index-kind"] is None:
-            assert true > 0.3 * term["files-left"], (where, term, true)
+            assert true_files > 0.3 * term["files-left"], (where, term, true_files)
         else:
-            assert is_close(term["index-files"], true), (where, term, true)
+            assert is_close(term["index-files"], true_files), (where, term, true_files)
 
 
 @pytest.mark.slow
 def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
     """The policy is a property of the table or of its namespace. A new proposal must not revert an earlier proposal."""
     create_table(client, np.random.default_rng(5))
-    id_only = "id BETWEEN 1000 AND 30000"
-    assert ("id",) in index_layouts(client.explain("db.t", id_only))
+    id_condition = "id BETWEEN 1000 AND 30000"
+    assert ("id",) in index_layouts(client.explain("db.t", id_condition))
     change_table_properties(client, "db.t", {COLUMNS: "color"}, ())
-    assert {tuple(columns) for columns in index_layouts(client.explain("db.t", id_only))} == {("color", "id")}
+    assert {tuple(columns) for columns in index_layouts(client.explain("db.t", id_condition))} == {("color", "id")}
     assert index_layouts(client.explain("db.t", "color = 'red'")) == {}
     assert not any(
         "seamark.clustering" in line for line in suggest_improvements("db.t", client.explain("db.t", "color = 'red'"))
@@ -164,10 +164,10 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     content = {path: path.read_bytes() for path in paths}
     for path in paths:
         path.write_bytes(b"x" * len(content[path]))
-    explained = client.explain("db.t", "color = 'red'")
-    assert explained.layouts == ()
-    assert [unknown["column"] for unknown in explained.unknown_layouts] == ["color"]
-    lines = list(suggest_improvements("db.t", explained))
+    explanation = client.explain("db.t", "color = 'red'")
+    assert explanation.layouts == ()
+    assert [unknown_layout["column"] for unknown_layout in explanation.unknown_layouts] == ["color"]
+    lines = list(suggest_improvements("db.t", explanation))
     assert any("The effect of a layout by color is unknown: a data file cannot be read" in line for line in lines)
     assert any("The number of files that an index would keep is unknown" in line for line in lines)
     assert not any("about" in line for line in lines)
@@ -176,5 +176,5 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     compute_statistics(client, "db.t")
     for path in paths:
         path.write_bytes(b"x" * len(content[path]))
-    (estimate, files_in) = index_layouts(client.explain("db.t", "color = 'red'"))["color",]
-    assert is_close(estimate, files_in // len(COLORS))
+    (estimate, estimated_files) = index_layouts(client.explain("db.t", "color = 'red'"))["color",]
+    assert is_close(estimate, estimated_files // len(COLORS))

@@ -118,11 +118,11 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     rng = random.Random(3)
     for start in range(0, 2700, 900):
         append(client, "db.t", build_rows(rng, range(start, start + 900)))
-    required = sorted(_list_paths(client))
-    for path in required:
+    required_paths = sorted(_list_paths(client))
+    for path in required_paths:
         store_as_required(path, ["id", "price"])
     assert merge_files(client, "db.t", where="part = 0").row_groups_copied == 3
-    (path,) = _list_paths(client) - set(required)
+    (path,) = _list_paths(client) - set(required_paths)
     assert [field.name for field in pq.read_schema(path.removeprefix("file://")) if not field.nullable] == [
         *("id", "price", "fixed")
     ]
@@ -141,7 +141,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
     rng = random.Random(f"{seed} {version}")
     create_table(server, version)
     lineage = version == 3
-    copied, next_id, paths_before = 0, 0, set[str]()
+    copied_groups, next_id, paths_before = 0, 0, set[str]()
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
             size = rng.choice([5, 300, 900])
@@ -171,10 +171,10 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                 elif row["part"] == part and row["place"] is not None:
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
-        copied += report.row_groups_copied
+        copied_groups += report.row_groups_copied
         paths_before = _list_paths(client)
         assert read_rows_by_id(client, lineage=lineage) == rows_before, (seed, choice)
-    assert copied > 0, seed
+    assert copied_groups > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
         path = file["file_path"].removeprefix("file://")
@@ -234,7 +234,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
     paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
-    on_disk = Counter(folder.rglob("*.parquet"))
+    paths_on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
 
     def fail_after_number(self: FileAssembler, picks: Any) -> None:
@@ -247,11 +247,11 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
     assert (read_rows_by_id(client), _list_paths(client)) == (paths_before, files)
-    assert Counter(folder.rglob("*.parquet")) == on_disk
+    assert Counter(folder.rglob("*.parquet")) == paths_on_disk
 
 
 @pytest.mark.slow
-def test_partitions_that_are_copied_together_share_an_index_file_and_fail_together(
+def test_partitions_of_one_copy_share_an_index_file_and_all_fail_if_one_fails(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -262,14 +262,14 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
     paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
-    (damaged_path, content), on_disk = (
+    (damaged_path, content), paths_on_disk = (
         _damage_footer(max(files)),
         {path for path in folder.rglob("*") if path.is_file()},
     )
     report = merge_files(client, "db.t")
     assert report.commits == 0
     assert str(damaged_path) in report.errors[0]
-    assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
+    assert {path for path in folder.rglob("*") if path.is_file()} == paths_on_disk
     damaged_path.write_bytes(content)
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
@@ -328,8 +328,8 @@ def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: Index
         with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
             writer.write_table(table)
         merge_report = merge_files(client, "db.t", where="part = 0")
-        merged_too = merge_files(client, "db.t", where="part = 1")
-        errors = [*merge_report.errors, *merged_too.errors]
+        second_merge = merge_files(client, "db.t", where="part = 1")
+        errors = [*merge_report.errors, *second_merge.errors]
         assert len(errors) == 1
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):

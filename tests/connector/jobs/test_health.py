@@ -68,7 +68,9 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         assert json.loads(output[output.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 
 
-def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, server: ServerThread) -> None:
+def test_health_states_whether_the_server_repairs_a_problem_without_help(
+    client: IndexClient, server: ServerThread
+) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):

@@ -72,8 +72,8 @@ def count_entries(table: Table) -> Counter[tuple[Any, ...]]:
 
 
 def count_lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    rows_read = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in rows_read.to_pylist())
+    read_columns = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in read_columns.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
@@ -162,8 +162,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     """The writers commit after the manifests are written and before the rewrite commits.
 
     An append does not invalidate the rewrite. A change that removes a file replaces one of the manifests, so the
-    rewrite
-    reads the manifests again, at most three times.
+    rewrite reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
@@ -284,8 +283,8 @@ def test_rewrite_repairs_bounds_that_break_readers(
 ) -> None:
     """Commits of earlier versions of the server have such bounds: DuckDB truncates a lower bound within a character."""
     text = "El cliente llamó por teléfono"
-    with monkeypatch.context() as patched, closing(seamark.duckdb.connect(server.url)) as con:
-        patched.setattr(ManifestCorrections, "correct", _repair_nothing)
+    with monkeypatch.context() as patches, closing(seamark.duckdb.connect(server.url)) as con:
+        patches.setattr(ManifestCorrections, "correct", _repair_nothing)
         con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")

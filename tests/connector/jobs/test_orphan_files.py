@@ -217,19 +217,19 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
         assert path_before not in list_metadata_files(table)
-        indexed = {path for path in list_all_files(table) if "_seamark" in path.parts}
-        assert indexed
+        indexed_paths = {path for path in list_all_files(table) if "_seamark" in path.parts}
+        assert indexed_paths
         age_all_files(table)
         age_file(path_before)  # The file becomes older than the minimum age, relative to the newest file.
         remove_orphan_files(client, "db.t")
         assert path_before.exists()
-        assert indexed <= list_all_files(table)
+        assert indexed_paths <= list_all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
         assert not path_before.exists()
         table.refresh()
-        assert list_stored_files(table) - indexed == list_needed_files(table)
+        assert list_stored_files(table) - indexed_paths == list_needed_files(table)
 
 
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
@@ -237,14 +237,14 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        shared = to_path(table.location()).parent / "shared"
-        properties = {"write.data.path": f"file://{shared}"}
+        shared_folder = to_path(table.location()).parent / "shared"
+        properties = {"write.data.path": f"file://{shared_folder}"}
         for name in ("one", "two"):
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
             append(client, f"db.{name}", build_rows([1, 2]))
         orphan = put_file(table, "../shared/left.parquet")
         own_file = put_file(catalog.load_table("db.one"), "data/left.parquet")
-        for path in shared.rglob("*.parquet"):
+        for path in shared_folder.rglob("*.parquet"):
             age_file(path)
         actual = remove_orphan_files(client, "db.one")
         assert [to_path(location) for location in actual.locations] == [own_file]
@@ -260,8 +260,8 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         pq.write_table(build_rows([77]), file)
         orphan = put_file(table, "metadata/left.avro")
         age_all_files(table)
-        allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
-        second_table = catalog.create_table("db.two", table.schema(), properties=allowed)
+        allowed_properties = {"seamark.allowed-locations": f"{table.location()}/data"}
+        second_table = catalog.create_table("db.two", table.schema(), properties=allowed_properties)
         second_table.add_files([f"file://{file}"])
         actual = remove_orphan_files(client, "db.t")
         assert [to_path(location) for location in actual.locations] == [orphan]
@@ -269,7 +269,7 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
 
 
 @pytest.mark.parametrize(
-    ("spelling", "stored_as"),
+    ("spelling", "stored_spelling"),
     [
         ("file:///t/dir%2Ff.parquet", "file:///t/dir/f.parquet"),
         ("s3a://b/t/f%20g.parquet", "s3://b/t/f g.parquet"),
@@ -278,9 +278,9 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         ("file:///t/a%2525b.parquet", "file:///t/a%25b.parquet"),
     ],
 )
-def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_as: str) -> None:
-    assert orphan_removal._hash_name(spelling) == orphan_removal._hash_name(stored_as)
-    assert orphan_removal._hash_name(spelling) != orphan_removal._hash_name(stored_as + ".parquet")
+def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_spelling: str) -> None:
+    assert orphan_removal._hash_name(spelling) == orphan_removal._hash_name(stored_spelling)
+    assert orphan_removal._hash_name(spelling) != orphan_removal._hash_name(stored_spelling + ".parquet")
 
 
 @pytest.mark.slow

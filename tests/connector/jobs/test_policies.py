@@ -49,7 +49,7 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("properties", "wrong"),
+    ("properties", "wrong_property"),
     [
         ({"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}, None),
         ({"seamark.compaction.enabled": "yes"}, "must be true or false"),
@@ -60,9 +60,9 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
         ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
-def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong: str | None) -> None:
+def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong_property: str | None) -> None:
     policy = check_policy(properties)
-    assert policy is None if wrong is None else wrong in str(policy)
+    assert policy is None if wrong_property is None else wrong_property in str(policy)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_clie
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         run_policy_command(nested_client, *arguments, "--set", "seamark.services.launcher=local")
         (shown_policy,) = [
-            name for name in load_policy(nested_client, "a.b.t")["properties"] if name["name"].endswith("launcher")
+            item for item in load_policy(nested_client, "a.b.t")["properties"] if item["name"].endswith("launcher")
         ]
         assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(run_policy_command(nested_client, "a.b.t").output.split())

@@ -66,16 +66,16 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"),
     ):
         run_statement(client, statement, utc=True, wait_s=0.1)
-    locked, waits = threading.Event(), threading.Event()
+    is_locked, waits = threading.Event(), threading.Event()
 
     def hold_lease() -> None:
         with rewrite_lease(client, "db.t", job="a merge"):
-            locked.set()
+            is_locked.set()
             waits.wait(60)
 
     with ThreadPoolExecutor(2) as threads:
         holder = threads.submit(hold_lease)
-        assert locked.wait(60)
+        assert is_locked.wait(60)
         waiter = threads.submit(run_statement, client, statement, utc=True)
         assert not waiter.done()
         waits.set()
@@ -117,8 +117,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     """Writers change random rows of random partitions during a compaction.
 
     The compaction commits the partitions with enough unchanged files, and deletes its new files of other partitions.
-    The
-    writers' rows are kept.
+    The writers' rows are kept.
     """
     rng = random.Random(f"{first_seed()} {version}")
     partial_commits = 0

@@ -35,8 +35,8 @@ from tests.server.rig import OffsetClock
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
 
 
-def list_paths(client: IndexClient, at: At = CURRENT) -> set[str]:
-    return {task.path for task in plan(client, open_table(client, "db.t", at))}
+def list_paths(client: IndexClient, index: At = CURRENT) -> set[str]:
+    return {task.path for task in plan(client, open_table(client, "db.t", index))}
 
 
 def read_lineage(client: IndexClient) -> set[tuple[Any, ...]]:
@@ -60,8 +60,10 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                 ids = rng.sample(range(40), rng.randint(1, 8))
                 if rng.random() < 0.6:
                     blind = spec is not BY_PART and rng.random() < 0.4
-                    how: dict[str, Any] = {"strategy": "equality"} if blind else {"mode": rng.choice([*MODES, None])}
-                    upsert(client, "db.t", build_rows(ids, text), keys=["id"], **how)
+                    write_options: dict[str, Any] = (
+                        {"strategy": "equality"} if blind else {"mode": rng.choice([*MODES, None])}
+                    )
+                    upsert(client, "db.t", build_rows(ids, text), keys=["id"], **write_options)
                     model.update((id_, f"{text}{id_}") for id_ in ids)
                 else:
                     delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
@@ -72,7 +74,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                 change(f"before {number}:")
             paths_before = list_paths(client)
             if compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)).commits:
-                compacted = list_paths(client)
+                compacted_paths = list_paths(client)
                 snapshot_id = open_table(client, "db.t", CURRENT).snapshot_id
                 for number in range(rng.randint(0, 2)):
                     if rng.random() < 0.5:
@@ -81,7 +83,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                         model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
-                paths_now = list_paths(client)
+                current_paths = list_paths(client)
                 kept_lineage = read_lineage(client) if version == 3 else set()
                 history = read_contents(catalog.load_table("db.t"))
                 try:
@@ -90,12 +92,14 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     outcomes["refused"] += 1
                 else:
                     outcomes["undone"] += 1
-                    live, removed_files = read_entries_by_state(catalog.load_table("db.t"))
+                    live_entries, removed_files = read_entries_by_state(catalog.load_table("db.t"))
                     assert history.items() <= read_contents(catalog.load_table("db.t")).items()
-                    assert not live & removed_files, (
+                    assert not live_entries & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
-                    assert list_paths(client) == (paths_before - (compacted - paths_now)) | (paths_now - compacted)
+                    assert list_paths(client) == (paths_before - (compacted_paths - current_paths)) | (
+                        current_paths - compacted_paths
+                    )
                 assert not kept_lineage or read_lineage(client) == kept_lineage
                 assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
                 change("then:")
@@ -192,7 +196,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             latest_table = catalog.load_table("db.t")
             kept_entries, rows_before = count_entries(latest_table), count_scanned_rows(client)
-            lived = read_lineage(client) if version == 3 else set()
+            past_lineage = read_lineage(client) if version == 3 else set()
             try:
                 report = undo_job(client, "db.t")
             except Conflict:
@@ -209,7 +213,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                     undo_job(client, "db.t", rewritten)
             assert count_entries(catalog.load_table("db.t")) == kept_entries
             assert count_scanned_rows(client) == rows_before
-            assert not lived or read_lineage(client) == lived
+            assert not past_lineage or read_lineage(client) == past_lineage
             append(client, "db.t", build_rows(range(200, 203)))  # The table accepts commits after the undo.
             assert count_scanned_rows(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
@@ -225,17 +229,17 @@ def read_entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
     """
     head = table.current_snapshot()
     assert head is not None
-    referenced: tuple[set[Any], set[Any]] = set(), set()
+    referenced_paths: tuple[set[Any], set[Any]] = set(), set()
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                 file = entry.data_file
                 key = file.file_path, getattr(file, "content_offset", None)
                 if entry.status == ManifestEntryStatus.DELETED:
-                    referenced[1].add(key)
+                    referenced_paths[1].add(key)
                 elif snapshot.snapshot_id == head.snapshot_id:
-                    referenced[0].add(key)
-    return referenced
+                    referenced_paths[0].add(key)
+    return referenced_paths
 
 
 def read_contents(table: Table) -> dict[int, Any]:

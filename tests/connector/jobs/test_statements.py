@@ -120,10 +120,10 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 
         words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
         words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]
-        cased = [
+        cased_words = [
             rng.choice([word, word.lower()]) if n != 2 and word.isupper() else word for n, word in enumerate(words)
         ]
-        text = "".join(word + rng.choice(blanks) for word in cased)
+        text = "".join(word + rng.choice(blanks) for word in cased_words)
         expected = DropColumns(levels, where, columns) if is_drop else MergeFiles(levels, where)
         assert parse_statement(text) == expected, (seed, text)
 
@@ -188,18 +188,18 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     if "DROP" in statement:
         for row in rows_after.values():
             row["payload"] = None
-    parsed = parse_statement(statement)
-    assert parsed is not None
-    job = StatementJob(server.url, None, parsed, utc=True)
-    killed, number, answer = 0, rng.randint(1, step), None
+    parsed_statement = parse_statement(statement)
+    assert parsed_statement is not None
+    job = StatementJob(server.url, None, parsed_statement, utc=True)
+    killed_count, number, answer = 0, rng.randint(1, step), None
     while answer is None:
         answer = run_killed_at(number, job)
         actual = read_rows_by_id(client)
         if answer is None:
-            killed += 1
+            killed_count += 1
             assert actual in (rows_before, rows_after), number
         number += step
-    assert killed > 1
+    assert killed_count > 1
     assert answer.error == ""
     assert actual == rows_after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))

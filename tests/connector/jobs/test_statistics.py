@@ -43,8 +43,8 @@ def read_counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
 
 
 def count_distinct_values(client: IndexClient, table: str = "db.t") -> list[int]:
-    rows_read = scan(client, table).to_arrow()
-    return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
+    scanned_rows = scan(client, table).to_arrow()
+    return [len(set(scanned_rows[name].to_pylist()) - {None}) for name in scanned_rows.column_names]
 
 
 def list_statistics_files(catalog: RestCatalog) -> set[Path]:
@@ -80,8 +80,8 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 continue
             report = compute_statistics(client, "db.t")
             incremental += report.columns_read == 0 and report.files < report.files_total
-            actual_counts, live = read_counts(catalog), count_distinct_values(client)
-            for column, count in enumerate(live, 1):
+            actual_counts, live_counts = read_counts(catalog), count_distinct_values(client)
+            for column, count in enumerate(live_counts, 1):
                 error = 0 if count <= 4096 else 0.05 * count
                 removed_share = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
                 assert count - error <= actual_counts[column] <= count + error + removed_share, (

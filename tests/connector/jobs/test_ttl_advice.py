@@ -99,12 +99,12 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
     record_reads(client, server, 1, age_d=0)
     read_dates: dict[str, date] = {}
     for _ in range(12):
-        oldest = today - timedelta(days=rng.randrange(900))
+        oldest_day = today - timedelta(days=rng.randrange(900))
         columns = rng.sample(list(COLUMNS), rng.randint(1, 2))
-        literal = f"DATE '{oldest}'" if kind == "date" else f"TIMESTAMP '{oldest} 00:00:00'"
+        literal = f"DATE '{oldest_day}'" if kind == "date" else f"TIMESTAMP '{oldest_day} 00:00:00'"
         scan(client, "db.t", columns, f"at >= {literal}").to_arrow()
         for column in columns:
-            read_dates[column] = min(oldest, read_dates.get(column, oldest))
+            read_dates[column] = min(oldest_day, read_dates.get(column, oldest_day))
         for column, age_d in list_advised_ages(client).items():
             first_read = read_dates.get(column)
             assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
@@ -113,8 +113,8 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         assert statement is not None
         run_statement(client, statement, utc=True)
         dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in dropped_entries}
-        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost), (
+        lost_values = {value if kind == "date" else value.date() for value in dropped_entries}
+        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost_values), (
             seed,
             advice,
         )
@@ -143,8 +143,8 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
     spark = {"metadata": {"engine-name": "spark"}}
     report_scan(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
     assert list_advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
-    sanitized = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
-    report_scan(**spark, filter=sanitized, **{"projected-field-ids": [1]})
+    sanitized_filter = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
+    report_scan(**spark, filter=sanitized_filter, **{"projected-field-ids": [1]})
     assert list_advised_ages(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
     report_scan(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
@@ -180,8 +180,7 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
     actual = server.run(usage.list_table_reads(uuid))
-    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
-    # every age.
+    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of every age.
     assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {
         (1, 0): 2,
         (2, 0): 2,

@@ -75,8 +75,8 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     assert answer is not None
     expected = {row["id"]: row for table in tables for row in table.to_pylist()}
     for number_before, row in rows_before.items():
-        replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
-        if not replaced:
+        is_replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
+        if not is_replaced:
             expected[number_before] = row
     assert read_rows_by_id(client) == expected, seed
     if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
@@ -98,10 +98,10 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
     destination, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
     merge_report = merge_written(client, "db.t", destination.target, parts)
-    large = [file["file-path"] for file in parts[0].files]
-    assert len(large) >= 1
-    assert count_partitions(merge_report.files) == Counter({"[0]": len(large), "[1]": 1})
-    assert [file["file-path"] for file in merge_report.files][: len(large)] == large
+    large_paths = [file["file-path"] for file in parts[0].files]
+    assert len(large_paths) >= 1
+    assert count_partitions(merge_report.files) == Counter({"[0]": len(large_paths), "[1]": 1})
+    assert [file["file-path"] for file in merge_report.files][: len(large_paths)] == large_paths
     calls = []
 
     def runner(batches: Batches) -> Batches:

@@ -52,8 +52,8 @@ def write_key_file(folder: Path, *namespaces: str) -> str:
     return str(path)
 
 
-def build_keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:
-    return ParquetKeys(PyArrowKms(), replaced)
+def build_keys(replaced_keys: Mapping[str, str] | None = None) -> ParquetKeys:
+    return ParquetKeys(PyArrowKms(), replaced_keys)
 
 
 def _build_factory() -> pe.CryptoFactory:

@@ -147,12 +147,12 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     )
     if "long" in selected_names and expected["long"].drop_null():
         first_value = expected["long"].drop_null()[0].as_py()
-        matching = sum(value == first_value for value in expected["long"].to_pylist())
+        matching_count = sum(value == first_value for value in expected["long"].to_pylist())
         for engine in (
             duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {first_value}").fetchall()[0],
             tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {first_value}").collect()[0].column(0).to_pylist()),
         ):
-            assert engine == (matching,), seed
+            assert engine == (matching_count,), seed
 
 
 def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Path) -> None:
@@ -176,23 +176,23 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
         for number, path in enumerate(paths):
             with SourceFile(str(path), Storage()) as given_file:
                 for column in range(2):
-                    copied, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
+                    copied_group, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
                     assert (
-                        merged_file.read_column_index(copied, column)
+                        merged_file.read_column_index(copied_group, column)
                         == given_file.read_column_index(source_group, column)
                         is not None
                     )
-                    assert merged_file.read_bloom(copied, column) == given_file.read_bloom(source_group, column)
+                    assert merged_file.read_bloom(copied_group, column) == given_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
                 assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
     # DuckDB uses the filters: the range of every row group contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
-    assert [excluded for *_, excluded in probe].count(False) == 1
+    assert [is_excluded for *_, is_excluded in probe].count(False) == 1
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
     plan = session.sql("EXPLAIN ANALYZE SELECT text FROM t WHERE long = 16002").to_pydict()["plan"][0]
-    pruned = next(part for part in plan.replace(",", "\n").splitlines() if "page_index_rows_pruned" in part)
-    assert "=0" not in pruned.replace(" ", ""), plan
+    pruned_line = next(part for part in plan.replace(",", "\n").splitlines() if "page_index_rows_pruned" in part)
+    assert "=0" not in pruned_line.replace(" ", ""), plan
 
 
 def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
@@ -203,8 +203,8 @@ def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
     assert len(pages) > 5
     for page in pages:
         offset, size = page[1][1], page[2][1]
-        end, kind, _, packed, _ = _footer.page_at(file.read(offset, size), 0)
-        assert (kind, end + packed) == (0, size)
+        end, kind, _, packed_size, _ = _footer.page_at(file.read(offset, size), 0)
+        assert (kind, end + packed_size) == (0, size)
 
 
 def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     rng = random.Random(first_seed())
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = draw_rows(rng, schema, 300)
-    good = tmp_path / "good.parquet"
-    write_randomly(rng, good, rows)
-    data = good.read_bytes()
+    good_path = tmp_path / "good.parquet"
+    write_randomly(rng, good_path, rows)
+    data = good_path.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
     refused_count, count = 0, examples(150, 45)
     for number in range(count):
@@ -260,7 +260,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
         path, out = tmp_path / "broken.parquet", tmp_path / "out.parquet"
         path.write_bytes(damaged_bytes)
         try:
-            merge_files([good, path], out, schema)
+            merge_files([good_path, path], out, schema)
         except (Unreadable, ValueError):
             refused_count += 1
             assert not out.exists()
@@ -297,13 +297,13 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
 
 def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    first, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first, second_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
         "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
         f"TO '{first}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
     )
-    pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), other)
-    merge_files([first, other], out, schema)
+    pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), second_path)
+    merge_files([first, second_path], out, schema)
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 
@@ -348,11 +348,11 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
         statistics = fields[4][1][1][0][1][1][1][0][3][1][12][1]
         statistics[5] = statistics[5][0], struct.pack("<d", first_max)
         footer = thrift.write_structure(fields)
-        encoded = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+        encoded_footer = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
         metrics = Metrics(list_leaves(schema), list_modes(schema, {}, UNSORTED))
         metrics.add_copied({})
         metrics.add_copied({})
-        rows = metrics.collect(pq.read_metadata(encoded))
+        rows = metrics.collect(pq.read_metadata(encoded_footer))
         return [rows[name]["values"] for name in ("lower-bounds", "upper-bounds")]
 
     assert read_bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]

@@ -130,25 +130,25 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
     """Check that column indexes and Bloom filters equal those of the old files, and that offset indexes name the new
     pages.
     """
-    for copied, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
+    for copied_group, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged_file.leaves]
         for column, old_column in enumerate(columns):
-            assert merged_file.read_column_index(copied, column) == source.read_column_index(group, old_column)
-            assert merged_file.read_bloom(copied, column) == source.read_bloom(group, old_column)
-            index = merged_file.read_offset_index(copied, column)
+            assert merged_file.read_column_index(copied_group, column) == source.read_column_index(group, old_column)
+            assert merged_file.read_bloom(copied_group, column) == source.read_bloom(group, old_column)
+            index = merged_file.read_offset_index(copied_group, column)
             assert (index is None) == (source.read_offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []
 
             class _CountingOutput:
-                at = 0
+                position = 0
 
                 def write(self, data: bytes) -> None:
-                    self.at += len(data)
+                    self.position += len(data)
 
-            results = merged_file.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
-            ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
+            results = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            ends = [begin for begin, _, _ in results[1:]] + [int(copied_group.ends[column])]
             equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(equal_ranges).table()
             assert _footer.move_pages(index, table) == index
@@ -166,11 +166,11 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
     first, second, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
-    prefixed = pe.create_encryption_properties(
+    properties_with_prefix = pe.create_encryption_properties(
         KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
-    pq.write_table(rows, first, encryption_properties=prefixed, **options)
+    pq.write_table(rows, first, encryption_properties=properties_with_prefix, **options)
     with pytest.raises(Unreadable, match="the AAD prefix is not stored in the file"):
         merge_files([first], out, SIMPLE, keys=SuppliedKeys(KEY))
     footer = FileKey(os.urandom(32), None)
@@ -199,7 +199,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
         merge_files([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
 
 
-def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
+def test_duckdb_reads_encrypted_files_of_seamark_and_seamark_those_of_duckdb(tmp_path: Path) -> None:
     source, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     con = duckdb.connect()
     con.sql("SET force_mbedtls_unsafe = 'true'")
@@ -250,10 +250,8 @@ def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer
     """Return random positions in the encrypted file.
 
     Each encrypted module before the footer (page headers, pages, indexes) contains `module_bytes` positions, one of
-    them in
-    its length. The footer contains `footer_bytes` positions. There is also one position in the footer's length, and one
-    in
-    the magic at each end.
+    them in its length. The footer contains `footer_bytes` positions. There is also one position in the footer's length,
+    and one in the magic at each end.
     """
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
@@ -276,20 +274,20 @@ def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes
     """
     rng = random.Random(first_seed())
     rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
-    good, damaged_path, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
+    good_path, damaged_path, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
     config = encrypted.build_configuration(
         {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     pq.write_table(
         rows,
-        good,
+        good_path,
         encryption_properties=encrypted.build_encryption(config),
         row_group_size=200,
         write_page_index=True,
         write_page_checksum=True,
     )
-    data, keys = good.read_bytes(), encrypted.build_keys()
-    encryption = read_scheme(good, SIMPLE)
+    data, keys = good_path.read_bytes(), encrypted.build_keys()
+    encryption = read_scheme(good_path, SIMPLE)
     places = _choose_positions(rng, data, module_bytes, footer_bytes)
     refused_count = 0
     for place in places:
@@ -319,8 +317,8 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
     assert first[1] - first[0] == second[1] - second[0]
-    swapped = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
-    path.write_bytes(swapped + data[second[1] :])
+    swapped_data = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
+    path.write_bytes(swapped_data + data[second[1] :])
     with pytest.raises(Unreadable, match="cannot be decrypted: the key is wrong, or the file was changed"):
         merge_files([path], out, SIMPLE, keys=encrypted.build_keys())
     assert not out.exists()
@@ -376,8 +374,8 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         assert bloom[1] not in data
         assert (b"text" in data) == is_signed
         caller_keys = SuppliedKeys(KEY, {"text": column.key})
-        with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
-            assert copied.read_bloom(copied.footer.groups[0], 1) == bloom
+        with SourceFile(str(out), Storage(), keys=caller_keys) as copied_file:
+            assert copied_file.read_bloom(copied_file.footer.groups[0], 1) == bloom
         merge_files([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
@@ -399,14 +397,14 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
     encryption = read_scheme(path, SIMPLE)
     texts = []
-    leaking = ParquetKeys(_LeakingKms())
+    leaking_keys = ParquetKeys(_LeakingKms())
     with pytest.raises(
         Unreadable, match=r"the key is unknown: the key service failed to unwrap a key .*RuntimeError"
     ) as e:
-        merge_files([path], out, SIMPLE, keys=leaking)
+        merge_files([path], out, SIMPLE, keys=leaking_keys)
     texts += [str(e.value), repr(e.value)]
     with pytest.raises(KeyUnavailable) as f:
-        leaking.create_encryption(encryption)
+        leaking_keys.create_encryption(encryption)
     texts += [str(f.value), repr(f.value), repr(f.value.__cause__), repr(f.value.__context__)]
     with pytest.raises(Unreadable, match="this process has no key") as e:
         merge_files([path], out, SIMPLE)
@@ -480,8 +478,8 @@ def test_key_metadata_in_an_unknown_format_is_refused() -> None:
 
 def test_module_is_decrypted_only_at_its_own_position() -> None:
     cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
-    sealed = memoryview(bytes(cipher.create_chunk_cipher(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
-    assert cipher.create_chunk_cipher(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
+    sealed_module = memoryview(bytes(cipher.create_chunk_cipher(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
+    assert cipher.create_chunk_cipher(3, 4).decrypt(Module.DATA_PAGE, sealed_module, 5) == b"values"
     other_cipher = ModuleCipher(KEY, b"other", ctr_pages=False)
     for chunk, module, page in (
         (cipher.create_chunk_cipher(2, 4), Module.DATA_PAGE, 5),
@@ -492,28 +490,30 @@ def test_module_is_decrypted_only_at_its_own_position() -> None:
         (other_cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
     ):
         with pytest.raises(ValueError, match="the key is wrong, or the file was changed"):
-            chunk.decrypt(module, sealed, page)
+            chunk.decrypt(module, sealed_module, page)
 
 
 def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """parquet-java encrypts the whole buffer of a structure."""
     rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SIMPLE)
-    path, padded, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    path, padded_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     pq.write_table(
         rows, path, write_page_index=True, data_page_size=200, bloom_filter_options={"text": {"ndv": 9, "fpp": 0.1}}
     )
     footer, text = FileKey(KEY, None), FileKey(os.urandom(16), b"text")
     encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
 
-    def encrypt_with_padding(self: Any, module: Module, plain: bytes, page: int | None = None) -> bytes:
+    def encrypt_with_padding(self: Any, module: Module, plain_bytes: bytes, page: int | None = None) -> bytes:
         is_bare = module in (Module.DATA_PAGE, Module.DICTIONARY_PAGE, Module.BLOOM_BITSET)
-        return encrypt(self, module, plain if is_bare else bytes(plain) + bytes(37), page)
+        return encrypt(self, module, plain_bytes if is_bare else bytes(plain_bytes) + bytes(37), page)
 
     with monkeypatch.context() as patch:
         patch.setattr(modules.ChunkCipher, "encrypt", encrypt_with_padding)
-        patch.setattr(ModuleCipher, "encrypt_footer", lambda self, plain: encrypt_footer(self, plain + bytes(37)))
-        merge_files([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
-    merge_files([padded], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
+        patch.setattr(
+            ModuleCipher, "encrypt_footer", lambda self, plain_bytes: encrypt_footer(self, plain_bytes + bytes(37))
+        )
+        merge_files([path], padded_path, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
+    merge_files([padded_path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
     assert pq.read_table(out).equals(rows)
     with SourceFile(str(out), Storage()) as source_file, SourceFile(str(path), Storage()) as input_source_file:
         _check_indexes(source_file, [(input_source_file, group) for group in input_source_file.footer.groups])

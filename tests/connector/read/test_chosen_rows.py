@@ -66,7 +66,7 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)
     if all_coded:
         monkeypatch.setattr(coded_strings, "_PLAIN_VALUE_MIN_BYTES", 1 << 20)
-    coded = _record_coded_columns(monkeypatch)
+    coded_columns = _record_coded_columns(monkeypatch)
     opened_table = open_table(client, "db.t", At())
     tasks = list(plan(client, opened_table, TRUE))
     assert len(tasks) == FILES
@@ -76,7 +76,7 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
         pa.Table.from_batches(batches)
         for batches in read_chosen(reading, opened_table.storage, [(task, np.arange(ROWS)) for task in tasks])
     ]
-    assert not coded
+    assert not coded_columns
     for share in (0.001, 0.1, 0.2):
         sample = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
         chosen_rows = read_chosen(reading, opened_table.storage, list(zip(tasks, sample, strict=True)))
@@ -84,17 +84,17 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
             is_chosen = np.isin(expected_row.column(len(names)).to_numpy(), positions)
             actual = pa.Table.from_batches(rows, expected_row.schema)
             assert actual.equals(expected_row.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
-    assert {name for names_of_group in coded for name in names_of_group} >= {"few"}
-    assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
+    assert {name for names_of_group in coded_columns for name in names_of_group} >= {"few"}
+    assert ("mixed" in {name for names_of_group in coded_columns for name in names_of_group}) == all_coded
 
 
 def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list to which each read of a row group adds the columns that are read as codes."""
-    real: Callable[..., list[str]] = coded_strings.select_coded_columns
+    select_columns: Callable[..., list[str]] = coded_strings.select_coded_columns
     reals: list[list[str]] = []
 
     def count_and_list(*arguments: object) -> list[str]:
-        reals.append(real(*arguments))
+        reals.append(select_columns(*arguments))
         return reals[-1]
 
     monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", count_and_list)

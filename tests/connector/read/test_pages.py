@@ -1,4 +1,4 @@
-"""Rows that are read from single pages equal the rows of the file; if there is a doubt, no page is used."""
+"""Rows that are read from single pages equal the rows of the file. Unreliable page indexes are not used."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
     )
 
 
-def write_parquet(table: pa.Table, **how: Any) -> bytes:
+def write_parquet(table: pa.Table, **parquet_options: Any) -> bytes:
     out = io.BytesIO()
-    how = {"row_group_size": 25_000, "max_rows_per_page": 2_000, "write_page_index": True} | how
-    pq.write_table(table, out, **how)
+    parquet_options = {"row_group_size": 25_000, "max_rows_per_page": 2_000, "write_page_index": True} | parquet_options
+    pq.write_table(table, out, **parquet_options)
     return out.getvalue()
 
 
@@ -100,7 +100,7 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     table = draw_table(rng, ROWS)
     read_bytes = 0
     for round_number in range(3):
-        how: dict[str, Any] = {
+        parquet_options: dict[str, Any] = {
             "compression": codec,
             "data_page_version": source.choice(("1.0", "2.0")),
             "use_dictionary": source.choice((True, False)),
@@ -110,10 +110,10 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
             "write_statistics": source.random() < 0.5,
             "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
         }
-        data = write_parquet(table, **{name: value for name, value in how.items() if value is not None})
+        data = write_parquet(table, **{name: value for name, value in parquet_options.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
             read_bytes += check_rows_from_pages(
-                data, table, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}"
+                data, table, names, rng, f"seed {seed}, turn {round_number}, {parquet_options}, {names}"
             )
     assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
 

@@ -109,11 +109,11 @@ def test_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None:
-    twice = write_parquet(
+    repeated_path = write_parquet(
         tmp_path, [build_field("x", pa.int64(), 1), build_field("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]]
     )
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
-        read_columns_of_file(twice, 1)
+        read_columns_of_file(repeated_path, 1)
 
 
 ENCRYPTED_COLUMN_CASES: list[Any] = [
@@ -156,8 +156,8 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     )
 
     def read_with_keys(*column_ids: int, keys: Any = encrypted.build_keys) -> dict[int, list[Any]]:
-        local = fs.LocalFileSystem()
-        actual_columns = read_columns(path, column_ids, projection, filesystem=local, rows=5000, keys=keys)
+        local_filesystem = fs.LocalFileSystem()
+        actual_columns = read_columns(path, column_ids, projection, filesystem=local_filesystem, rows=5000, keys=keys)
         return {column_id: column.to_pylist() for column_id, column in actual_columns.items()}
 
     assert read_with_keys(2, 5) == {2: table["c.b"].to_pylist(), 5: [row["b"] for row in table["st"].to_pylist()]}

@@ -41,16 +41,16 @@ def _build_read_plan(folder: Path) -> ReadPlan:
     return ReadPlan(create_new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
 
 
-def _write_task(path: Path, values: list[int], deleted: list[int] | None = None) -> ScanTask:
+def _write_task(path: Path, values: list[int], deleted_positions: list[int] | None = None) -> ScanTask:
     pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
     deletes: tuple[dict[str, Any], ...] = ()
-    if deleted:
+    if deleted_positions:
         delete_path = path.with_suffix(".deletes.parquet")
-        rows = [[path.as_uri()] * len(deleted), deleted]
+        rows = [[path.as_uri()] * len(deleted_positions), deleted_positions]
         pq.write_table(pa.table(rows, schema=DELETES), delete_path)
         size = delete_path.stat().st_size
         deletes = ({"content": "position-deletes", "file-path": delete_path.as_uri(), "file-format": "parquet",
-                    "spec-id": 0, "partition": [], "record-count": len(deleted),
+                    "spec-id": 0, "partition": [], "record-count": len(deleted_positions),
                     "file-size-in-bytes": size},)  # fmt: skip
     file = {"file-path": path.as_uri(), "file-format": "parquet", "record-count": len(values), "spec-id": 0,
             "partition": [], "file-size-in-bytes": path.stat().st_size}  # fmt: skip
@@ -75,10 +75,12 @@ def test_read_ahead_returns_all_files_in_order_with_their_rows(tmp_path: Path) -
     tasks, expected = [], []
     for number in range(60):
         values = [rng.randrange(10**12) for _ in range(rng.choice([0, 1, 5, 40, 140, 151, 400]))]
-        deleted = sorted(rng.sample(range(len(values)), len(values) // 4)) if rng.random() < 0.3 else []
-        task = _write_task(tmp_path / f"{number}.parquet", values, deleted)
+        deleted_rows = sorted(rng.sample(range(len(values)), len(values) // 4)) if rng.random() < 0.3 else []
+        task = _write_task(tmp_path / f"{number}.parquet", values, deleted_rows)
         tasks.append(task)
-        expected.append((task.path, [(value, at) for at, value in enumerate(values) if at not in deleted]))
+        expected.append(
+            (task.path, [(value, index) for index, value in enumerate(values) if index not in deleted_rows])
+        )
     assert len({read_ahead._is_small(task) for task in tasks}) == 2
     actual = []
     for task, batches in read_tasks(_build_read_plan(tmp_path), Storage(), tasks):
@@ -105,15 +107,15 @@ def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Pat
 
 def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_path: Path) -> None:
     tasks = [_write_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
-    requested: list[ScanTask] = []
+    requested_tasks: list[ScanTask] = []
 
     def request_tasks() -> Iterator[ScanTask]:
         for task in tasks:
-            requested.append(task)
+            requested_tasks.append(task)
             yield task
 
     with closing(read_tasks(_build_read_plan(tmp_path), Storage(), request_tasks())) as reads:
         task, batches = next(reads)
         assert (task, [batch.column(0).to_pylist() for batch in batches]) == (tasks[0], [[0]])
-    assert len(requested) < 50
+    assert len(requested_tasks) < 50
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]

@@ -49,7 +49,7 @@ from tests.api.indexes.test_bitmaps import (
 from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
-from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, draw_predicate, table
+from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED_FIELD, draw_predicate, table
 from tests.planner.lakes.lake import Row
 from tests.seeds import examples
 
@@ -80,7 +80,7 @@ def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
     }
     inner = pa.StructArray.from_arrays([columns[53]], ["y"])
-    return columns | {NESTED.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
+    return columns | {NESTED_FIELD.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 
 
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
@@ -89,14 +89,14 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
     judged_count, count = 0, examples(1500, 200)
     for seed in range(count):
         sql = draw_predicate(random.Random(seed))
-        parsed_filter = parse_sql(sql.ours, BOUND_TO, nan_above=True)
+        parsed_filter = parse_sql(sql.seamark_text, BOUND_TO, nan_above=True)
         if not parsed_filter.exact:
             continue
         actual_filter = evaluate_filter(
             bind(parsed_filter.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows)
         )
         expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.ours}"
+        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.seamark_text}"
         judged_count += 1
     assert judged_count > 4 * count / 15
 
@@ -149,10 +149,10 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}
-            vector_paths = {delete.referenced for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
+            vector_paths = {delete.referenced_path for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {
-                    path: {at for file_path, at in spots if file_path == path} for path in paths - vector_paths
+                    path: {index for file_path, index in spots if file_path == path} for path in paths - vector_paths
                 }
                 deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
             elif spots:
@@ -336,9 +336,9 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     split_offsets = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     split_task = replace(task, file={**task.file, "split-offsets": split_offsets})
     for pieces in (1, 3, 10):
-        divided = list(divide_task(split_task, -(-task.size_bytes // pieces)))
-        assert min(pieces, 2) <= len(divided) <= pieces
-        batches = (batch for piece in divided for batch in read_task(piece, expected, opened_table.storage))
+        pieces_of_task = list(divide_task(split_task, -(-task.size_bytes // pieces)))
+        assert min(pieces, 2) <= len(pieces_of_task) <= pieces
+        batches = (batch for piece in pieces_of_task for batch in read_task(piece, expected, opened_table.storage))
         assert [value for batch in batches for value in batch["id"].to_pylist()] == list(range(500))
     some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
@@ -349,8 +349,8 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         (-5, 0, 1, task.size_bytes // 2, 1 << 60),
         (split_offsets, split_offsets[2:], [-70, -7, *split_offsets[5:], 1 << 60]),
     ):
-        stated = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
-        change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated}))
+        stated_sizes = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
+        change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated_sizes}))
         parts: list[Any] = [*split_tasks([change], rows, split_bytes=task.size_bytes // 5)]
         ids = [value for part in parts for batch in part.read() for value in batch["id"].to_pylist()]
         assert ids == list(range(500)), (size_bytes, stated_offsets)
@@ -370,7 +370,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     snapshot_count = len(stored_table.snapshots)
     for first in range(1, snapshot_count):
         old_table, latest_table = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        latest_tasks = {row_id.path: row_id for row_id in plan(client, latest_table)}
+        latest_tasks = {task.path: task for task in plan(client, latest_table)}
         reader = TaskReader(plan_read(old_table, [FILE, POSITION], TRUE), old_table.storage)
         removed_paths = set()
         for task in plan(client, old_table):
@@ -378,7 +378,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
             for batch in reader.read(part):
                 removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
-            {(path, at) for path, at, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
+            {(path, index) for path, index, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
             for row_id in (first, snapshot_count)
         ]
         assert removed_paths == rows[0] - rows[1]
@@ -436,8 +436,8 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     expected = plan_read(opened_table, None, TRUE)
     (task,) = plan(client, opened_table)
 
-    def read_error(**changed: Any) -> str:
-        options = {name.replace("_", "-"): value for name, value in changed.items()}
+    def read_error(**changes: Any) -> str:
+        options = {name.replace("_", "-"): value for name, value in changes.items()}
         with pytest.raises(Unreadable) as error:
             list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
         assert str(error.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
@@ -485,8 +485,8 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
 
     server.run(make())
 
-    def read_ids(at: At) -> list[int]:
-        return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())
+    def read_ids(index: At) -> list[int]:
+        return sorted(scan(client, "db.t", ["id"], at=index).to_arrow()["id"].to_pylist())
 
     assert read_ids(At()) == read_ids(At(ref="main")) == [0, 1, 2]
     assert read_ids(At(ref="dev")) == read_ids(At(snapshot_id=1)) == [0]

@@ -68,7 +68,7 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
         client.put_index("db.t", "by_id", kind="bitmap", columns=["id"])
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_id", workers)
-    by_pages = 0
+    page_reads = 0
     for _ in range(12):
         numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed_rows)[:1]
         where = f"id IN ({', '.join(map(str, numbers))})"
@@ -77,12 +77,12 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
         assert rows == list_model_rows(model, sorted({number for number in numbers if number in model})), (
             f"seed {seed}: {where}"
         )
-        by_pages += actual_rows.counts.row_groups_by_pages
-    assert by_pages > 5, f"seed {seed}"
+        page_reads += actual_rows.counts.row_groups_by_pages
+    assert page_reads > 5, f"seed {seed}"
     first = next(iter(changed_rows))
-    placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
+    rows_with_place = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
     page_counts = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [page_counts[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]
+    assert [page_counts[row[FILE], row[POSITION]] for row in rows_with_place.to_pylist()] == [first]

@@ -44,30 +44,29 @@ class LineageModel:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.ids: dict[int, tuple[int, int]] = {}
-        self.used: set[int] = set()
+        self.used_ids: set[int] = set()
 
     def check(
-        self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
+        self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new_ids: set[int], note: str
     ) -> None:
         """Check the rows after a step.
 
-        Rows with `kept_ids` keep everything, rows with `changed_numbers` keep their row ids, and rows with ids in `new`
-        have row
-        ids that were never used before.
+        Rows with `kept_ids` keep everything, rows with `changed_numbers` keep their row ids, and rows with ids in
+        `new_ids` have row ids that were never used before.
         """
         lineage_rows = read_lineage(client)
-        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new_ids, note
         sequence_number = read_sequence_number(client)
         for id_ in kept_ids:
             assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
         for id_ in changed_numbers:
             assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{note}: row {id_} was updated"
-        for id_ in new:
+        for id_ in new_ids:
             row_id, number = lineage_rows[id_]
             assert number == sequence_number, f"{note}: row {id_} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
-            self.used.add(row_id)
+            assert row_id not in self.used_ids, f"{note}: row {id_} has an id that another row had"
+            self.used_ids.add(row_id)
         self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
@@ -111,15 +110,15 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
-                stale = {id_ for id_ in live_numbers if model.rows[id_][2] > new_rows[id_][2]}
+                stale_ids = {id_ for id_ in live_numbers if model.rows[id_][2] > new_rows[id_][2]}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
-                remaining_rows = set(model.rows) - live_numbers | stale
-                model.rows |= {id_: row for id_, row in new_rows.items() if id_ not in stale}
-                if len(stale) < len(new_rows):
+                remaining_rows = set(model.rows) - live_numbers | stale_ids
+                model.rows |= {id_: row for id_, row in new_rows.items() if id_ not in stale_ids}
+                if len(stale_ids) < len(new_rows):
                     model.check(
                         client,
                         remaining_rows,
-                        live_numbers - stale,
+                        live_numbers - stale_ids,
                         set(new_rows) - live_numbers,
                         f"{note}, combined, {mode}",
                     )
@@ -167,13 +166,13 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         upsert(
             client, f"db.t{version}", build_rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE
         )
-        (copied,) = set(server.home.rglob("*.parquet")) - files_before
-        schema = pq.read_schema(copied)
+        (copied_path,) = set(server.home.rglob("*.parquet")) - files_before
+        schema = pq.read_schema(copied_path)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:
             ids = [int(schema.field(name).metadata[b"PARQUET:field_id"]) for name in NAMES]
             assert ids == [2147483540, 2147483539]
-            row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
+            row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied_path).to_pylist())
             assert row_ids == [(1, 0), (2, 1), (3, None)]
 
 
@@ -196,7 +195,7 @@ def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexC
     )
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        expected_rows = [{"id": id_, "ts": ts, "_row_id": own} for id_, ts, own in rows]
+        expected_rows = [{"id": id_, "ts": ts, "_row_id": row_id} for id_, ts, row_id in rows]
         return pa.Table.from_pylist(
             expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
         )

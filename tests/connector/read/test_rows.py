@@ -19,7 +19,7 @@ from tests.connector.server_thread import ServerThread
 def stored_table(server: ServerThread) -> StoredTable:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
-        files = [new_table.write_data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
+        files = [new_table.write_data_file([(10 * n + index, "a", None, 1) for index in range(10)]) for n in range(3)]
         await new_table.commit(files)
         await new_table.commit(deletes=[new_table.write_position_deletes([(files[0].path, 5)])])
         await new_table.index("keys", "record", ["id", "name"], files[:2])

@@ -47,12 +47,12 @@ def read_rows(client: IndexClient) -> list[tuple[int, int]]:
 
 
 def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
-    real = module.plan
+    plan_scan = module.plan
 
     def plan_and_swap(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(module, "plan", real)
+        monkeypatch.setattr(module, "plan", plan_scan)
         swap_names(client)
-        return real(*args, **options)
+        return plan_scan(*args, **options)
 
     monkeypatch.setattr(module, "plan", plan_and_swap)
 

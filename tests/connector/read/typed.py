@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 DAY_US = 86_400_000_000
-LONG = 2**63
+LONG_END = 2**63
 
 
 def _narrow(number: float) -> float:
@@ -27,7 +27,7 @@ TEXTS = ["", "a", "ab", "Ab", "zz", "é", "straße", "\U0001f600", "\U0010ffff",
 BYTES = [b"", b"\0", b"\x7f", b"\xff", b"\xff" * 17, b"a" * 40, bytes(range(16))]
 FLOATS = [0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 1e-3, 3.4e38, 1e300]
 TIMES = [0, -1, 1, DAY_US - 1, DAY_US, -DAY_US, 3_600_000_000, 1_700_000_000_123_456, -62_135_596_800_000_000]
-LONGS = [0, 1, -1, 7, 10**12, LONG - 1, -LONG]
+LONGS = [0, 1, -1, 7, 10**12, LONG_END - 1, -LONG_END]
 INTS = [0, 1, -1, 7, -8, 10**6, 2**31 - 1, -(2**31)]
 
 SAMPLES: dict[str, Sequence[Any]] = {
@@ -43,8 +43,8 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "time": [0, 1, DAY_US - 1, 3_600_000_000],
     "timestamp": TIMES,
     "timestamptz": TIMES,
-    "timestamp_ns": [0, -1, 999, 1000, -LONG, LONG - 1, DAY_US * 1000],
-    "timestamptz_ns": [0, -1, 999, 1000, -LONG, LONG - 1, DAY_US * 1000],
+    "timestamp_ns": [0, -1, 999, 1000, -LONG_END, LONG_END - 1, DAY_US * 1000],
+    "timestamptz_ns": [0, -1, 999, 1000, -LONG_END, LONG_END - 1, DAY_US * 1000],
     "string": TEXTS,
     "uuid": [bytes(16), b"\xff" * 16, bytes(range(16)), b"\x80" + bytes(15)],
     "fixed[3]": [b"abc", b"\0\0\0", b"\xff\xff\xff"],
@@ -60,7 +60,7 @@ def _draw_integers(minimum: int, maximum: int) -> st.SearchStrategy[int]:
 _ANY: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "int": _draw_integers(-(2**31), 2**31 - 1),
-    "long": _draw_integers(-LONG, LONG - 1),
+    "long": _draw_integers(-LONG_END, LONG_END - 1),
     "float": st.floats(width=32, allow_subnormal=False),
     "double": st.floats(allow_subnormal=False),
     "decimal(9, 2)": _draw_integers(-(10**9) + 1, 10**9 - 1),
@@ -70,8 +70,8 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "time": _draw_integers(0, DAY_US - 1),
     "timestamp": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
     "timestamptz": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamp_ns": _draw_integers(-LONG, LONG - 1),
-    "timestamptz_ns": _draw_integers(-LONG, LONG - 1),
+    "timestamp_ns": _draw_integers(-LONG_END, LONG_END - 1),
+    "timestamptz_ns": _draw_integers(-LONG_END, LONG_END - 1),
     "string": st.text(max_size=24),
     "uuid": st.binary(min_size=16, max_size=16),
     "fixed[3]": st.binary(min_size=3, max_size=3),
@@ -103,13 +103,15 @@ def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.
 
     def build_decimal_array(values: Sequence[Any]) -> pa.Array:
         # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
-        exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values)
-        return pa.array(list(exact), kind)
+        exact_decimals = (
+            None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values
+        )
+        return pa.array(list(exact_decimals), kind)
 
     return build_decimal_array
 
 
-_ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
+_ARRAY_BUILDERS: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
     "boolean": lambda values: pa.array(values, pa.bool_()),
     "int": lambda values: pa.array(values, pa.int32()),
     "long": lambda values: pa.array(values, pa.int64()),
@@ -136,10 +138,10 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
 
     Decimals may have any precision and scale.
     """
-    if kind not in _ARROW and kind.startswith("decimal("):
+    if kind not in _ARRAY_BUILDERS and kind.startswith("decimal("):
         precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
         return _build_decimals(int(precision), int(scale))(values)
-    return _ARROW[kind](values)
+    return _ARRAY_BUILDERS[kind](values)
 
 
 def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:

@@ -4,8 +4,8 @@ They have nulls in NOT IN, rows that outer joins keep, names that hide others, a
 groups and set operations. Their tables are in the schema `db`.
 
 The statements have the same meaning in DuckDB, as `open_plain_database` opens it, and in Trino. Those in
-`hand_made_spark.sql` are for Spark; their schema `{db}` also has the tables of
-`tests/engines/spark/star.py`, and `{old}` is a snapshot of `sales`.
+`hand_made_spark.sql` are for Spark; their schema `{db}` also has the tables of `tests/engines/spark/star.py`, and
+`{old}` is a snapshot of `sales`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def split_into_files(table: str) -> list[pa.Table]:
         "e": [],
     }[table]
     size = _FILE_ROWS[table]
-    return [pa.Table.from_pylist(rows[at : at + size], schema=TABLES[table]) for at in range(0, len(rows), size)]
+    return [
+        pa.Table.from_pylist(rows[start : start + size], schema=TABLES[table]) for start in range(0, len(rows), size)
+    ]
 
 
 def open_plain() -> duckdb.DuckDBPyConnection:

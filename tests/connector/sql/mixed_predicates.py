@@ -54,7 +54,7 @@ class MixedPredicates:
     def _draw_shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
         rng, name = self._rng, f"{p}{column}"
         first, second, third = (self.draw_operand(column) for _ in range(3))
-        other = f"{p}{rng.choice(family)}"
+        other_column = f"{p}{rng.choice(family)}"
         op = rng.choice(("=", "<>", "<", "<=", ">", ">="))
         negated = rng.choice(("", "NOT "))
         return rng.choice(
@@ -62,16 +62,16 @@ class MixedPredicates:
                 f"{name} {negated}IN ({first}, {second})",
                 f"{name} {negated}IN ({first}, {second}, {third})",
                 f"{name} {negated}BETWEEN {first} AND {second}",
-                f"{name} {negated}BETWEEN {first} AND {other}",
+                f"{name} {negated}BETWEEN {first} AND {other_column}",
                 f"{first} {negated}BETWEEN {name} AND {second}",
                 f"{name} {op} {first}",
-                f"{name} {op} {other}",
+                f"{name} {op} {other_column}",
                 f"CASE {name} WHEN {first} THEN true WHEN {second} THEN true ELSE false END",
-                f"CASE {name} WHEN {first} THEN 1 WHEN {other} THEN 2 ELSE 3 END < 3",
+                f"CASE {name} WHEN {first} THEN 1 WHEN {other_column} THEN 2 ELSE 3 END < 3",
                 f"coalesce({name}, {second}) {op} {first}",
                 f"nullif({name}, {second}) {op} {first}",
                 f"if({name} IS NULL, {second}, {name}) {op} {first}",
-                f"CASE WHEN {name} > {other} THEN {name} ELSE {second} END {op} {first}",
+                f"CASE WHEN {name} > {other_column} THEN {name} ELSE {second} END {op} {first}",
             )
         )
 

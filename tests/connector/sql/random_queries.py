@@ -61,8 +61,10 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
-            scaled = [None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]]
-            arrays.append(pa.array(scaled, kind))
+            scaled_values = [
+                None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]
+            ]
+            arrays.append(pa.array(scaled_values, kind))
         elif pa.types.is_timestamp(kind):
             arrays.append(pa.array(values[name], pa.int64()).cast(kind))
         elif pa.types.is_date(kind):
@@ -73,12 +75,12 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
 
 
 class RandomQueries:
-    """Draws random queries. The order of their rows is defined only if `ordered` is set."""
+    """Draws random queries over the tables of a schema."""
 
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng
         self._schema = schema
-        self._mixed = MixedPredicates(rng)
+        self._mixed_predicates = MixedPredicates(rng)
 
     def draw_query(self) -> str:
         if self._rng.random() < 0.1:
@@ -135,7 +137,7 @@ class RandomQueries:
         where = f" WHERE {self.draw_condition('q.')}" if self._rng.random() < 0.6 else ""
         rows = f"{self._choose_table()} q{where}"
         low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
-        between = f"a.{column} BETWEEN {low} AND {high}"
+        between_condition = f"a.{column} BETWEEN {low} AND {high}"
         if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
             extreme = self._rng.choice(("min", "max"))
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
@@ -152,7 +154,7 @@ class RandomQueries:
         if self._rng.random() < 0.6 and column != "x":
             return (
                 f"SELECT a.id FROM {self._choose_table()} a WHERE"
-                f" {self._rng.choice((f'a.{column} {op} {low}', between))}"
+                f" {self._rng.choice((f'a.{column} {op} {low}', between_condition))}"
             )
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
         end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
@@ -229,7 +231,7 @@ class RandomQueries:
 
     def _draw_comparison(self, p: str) -> str:
         if self._rng.random() < 0.25:
-            return self._mixed.draw_predicate(p)
+            return self._mixed_predicates.draw_predicate(p)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"

@@ -48,7 +48,7 @@ DIMENSIONS = {
 }
 """The expressions of a query that follow from each dimension."""
 OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 - id", "fine", "x", "y", "price * 1.5"]
-COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
+COMPARED_COLUMNS = [*OPERANDS, "name", "d", "ts", "tz"]
 
 
 def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
@@ -67,7 +67,7 @@ def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
     return table
 
 
-_GROUPED = re.compile("ROLLUP|CUBE|GROUPING SETS")
+_GROUPING_PATTERN = re.compile("ROLLUP|CUBE|GROUPING SETS")
 
 
 def _group(keys: list[str], rng: random.Random) -> str:
@@ -97,7 +97,7 @@ class RandomAggregates:
         measures = {"count(*)"}
         for _ in range(rng.randint(1, 6)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            operands = COMPARED_COLUMNS if function in ("count", "min", "max") else OPERANDS
             measures.add(f"{function}({rng.choice(operands)})")
         return dimensions, sorted(measures)
 
@@ -107,8 +107,8 @@ class RandomAggregates:
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
         outputs = [self._name(value) for value in (*keys, *aggregates)]
-        distinct = "DISTINCT " if rng.random() < 0.1 else ""
-        text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
+        distinct_keyword = "DISTINCT " if rng.random() < 0.1 else ""
+        text = f"SELECT {distinct_keyword}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
@@ -117,7 +117,9 @@ class RandomAggregates:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
             text += f" ORDER BY {rng.choice([*measures, *keys])}"
-        elif keys and rng.random() < 0.3 and not _GROUPED.search(text):  # Grouping sets can have rows with equal keys.
+        elif (
+            keys and rng.random() < 0.3 and not _GROUPING_PATTERN.search(text)
+        ):  # Grouping sets can have rows with equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
 
@@ -222,8 +224,10 @@ class CubeWorld:
     def damage_index_file(self, *, loses: bool) -> None:
         """Delete a live index file if `loses` is true; otherwise change one of its bytes."""
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
-        live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
-        paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
+        live_locations = [
+            file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"
+        ]
+        paths = [path for location in live_locations if (path := Path(location.removeprefix("file://"))).exists()]
         if not paths:
             return
         path = self.rng.choice(paths)
@@ -287,10 +291,10 @@ def _compare_sessions(session: SqlSession, plain_session: SqlSession, text: str,
     try:
         expected = plain_session.sql(text)
         rows = count_rows(expected)
-    except InvalidRequest as refused:
+    except InvalidRequest as refusal:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
-        return f"refused: {str(refused)[:40]}"
+        return f"refused: {str(refusal)[:40]}"
     answer = session.sql(text)
     summary = answer.explanation.cube
     assert summary is not None
@@ -413,7 +417,7 @@ def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
-def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: CubeWorld) -> None:
+def test_appended_files_are_in_the_cube_after_the_commit(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
     append(sales.client, sales.name, rows)
@@ -512,7 +516,7 @@ def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
     assert creation.exit_code == 0, creation.output
 
 
-def test_repeated_statement_reads_the_tables_as_they_are_now(server: ServerThread) -> None:
+def test_repeated_statement_reads_the_current_snapshots(server: ServerThread) -> None:
     text = "SELECT * FROM changing.t ORDER BY 1"
     schema = pa.schema([("a", pa.int64())])
 

@@ -74,7 +74,7 @@ class Session:
 
     def __init__(self, conf: dict[str, str], error: str = "") -> None:
         self.builder = self.conf = self
-        self.settings, self.started, self.error = conf, dict[str, str](), error
+        self.settings, self.started_settings, self.error = conf, dict[str, str](), error
 
     def master(self, url: str) -> Session:
         if self.error:
@@ -82,7 +82,7 @@ class Session:
         return self
 
     def config(self, key: str, value: str) -> Session:
-        self.started[key] = value
+        self.started_settings[key] = value
         return self
 
     def getOrCreate(self) -> Session:  # noqa: N802
@@ -112,7 +112,7 @@ def start_spark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java", "spark_home")
-def test_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_spark_without_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
     with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
         start_spark(session, monkeypatch)
@@ -123,11 +123,11 @@ def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
 ) -> None:
     session = Session({})
     start_spark(session, monkeypatch)
-    assert session.started["spark.jars.packages"] == RUNTIME
+    assert session.started_settings["spark.jars.packages"] == RUNTIME
     assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
 
     named_session = Session({"spark.sql.catalog.sea": "theirs"})
     (spark_home / "conf").mkdir()
     (spark_home / "conf" / "spark-defaults.conf").touch()
     start_spark(named_session, monkeypatch)
-    assert (named_session.started, named_session.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})
+    assert (named_session.started_settings, named_session.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})

@@ -170,7 +170,7 @@ def test_query_has_the_rows_of_trino(session: SqlSession, query: str, rows: list
         "sum(id) OVER (ORDER BY id RANGE BETWEEN 1 PRECEDING AND CURRENT ROW)",
     ],
 )
-def test_expression_that_duckdb_would_compute_otherwise_is_left_to_trino(session: SqlSession, expression: str) -> None:
+def test_expression_with_another_result_in_duckdb_is_left_to_trino(session: SqlSession, expression: str) -> None:
     with pytest.raises(InvalidRequest, match="DuckDB does not run this statement"):
         session.sql(f"SELECT {expression} FROM db.t")
 

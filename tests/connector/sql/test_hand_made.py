@@ -89,7 +89,7 @@ def answer_query(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[st
 
 def test_translated_statement_returns_the_rows_of_the_original(connection: duckdb.DuckDBPyConnection) -> None:
     kinds = {table: {name: from_iceberg(kind) for name, kind in list_iceberg_types(table).items()} for table in TABLES}
-    translated = 0
+    translated_count = 0
     for text in STATEMENTS:
         try:
             query = translate(parse(text).tree, lambda node: kinds[node.name.lower()], NOW)
@@ -100,8 +100,8 @@ def test_translated_statement_returns_the_rows_of_the_original(connection: duckd
             name = table.node.name
             connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM db.{name}")
         assert answer_query(connection, query.text) == answer_query(connection, text), f"{text}\n{query.text}"
-        translated += 1
-    assert translated > 0.85 * len(STATEMENTS)
+        translated_count += 1
+    assert translated_count > 0.85 * len(STATEMENTS)
 
 
 def _differs_from_plain(tree: exp.Expr) -> bool:
@@ -151,7 +151,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     continue
                 for table in query.tables:
                     name = quote(columns_by_name[table.node.name.lower()].name)
-                    columns = ", ".join(f"{quote(column)} AS c{at}" for at, column in enumerate(table.columns))
+                    columns = ", ".join(f"{quote(column)} AS c{index}" for index, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
                 assert answer_query(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"
@@ -166,7 +166,7 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     connection: duckdb.DuckDBPyConnection, is_known: bool, step: int
 ) -> None:
     columns = {table: list_iceberg_types(table) for table in TABLES}
-    left_out = 0
+    omitted_count = 0
     for number, text in enumerate(STATEMENTS[::step]):
         scans = find_scans(
             text, columns_of=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
@@ -179,14 +179,14 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
             )
             rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{join_conditions}"
             connection.execute(f"CREATE OR REPLACE TABLE db.p{scan_number} AS {rows}")
-            left_out += connection.execute(
+            omitted_count += connection.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{scan_number}"
             ).fetchall()[0][0]
             replacements.append(read_from_view(scan, f"p{scan_number}"))
         assert answer_query(connection, splice(text, replacements)) == answer_query(connection, text), (
             f"{text}\n{scans}"
         )
-    assert left_out > (200 if is_known else 100) / step
+    assert omitted_count > (200 if is_known else 100) / step
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
 def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
     server: ServerThread, connection: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
 ) -> None:
-    left_out = 0
+    omitted_count = 0
     # A session caches the analysis of a statement, so the statement without an analysis runs in a separate session.
     with SqlSession(server.url) as session, SqlSession(server.url) as whole_session:
         for text in statements:
@@ -207,12 +207,12 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
-            left_out += sum(table.considered_files - table.files for table in result.explanation.tables)
+            omitted_count += sum(table.considered_files - table.files for table in result.explanation.tables)
             rows = count_rows(result.to_arrow())
             assert rows == answer_query(connection, text), text
             with patch.object(reads, "collect_scans", lambda *_, **__: ()):
                 assert count_rows(whole_session.sql(text).to_arrow()) == rows, text
-    assert left_out > 10
+    assert omitted_count > 10
 
 
 def test_conditions_on_times_leave_files_out(server: ServerThread) -> None:

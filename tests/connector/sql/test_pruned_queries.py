@@ -45,10 +45,12 @@ def compare_random_queries(url: str, seed: int, queries: int) -> Counter[str]:
     with SqlSession(url) as session, SqlSession(url) as whole_session:
         for number in range(queries):
             text = random_queries.draw_query()
-            pruned = session.sql(text)
-            counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
-            counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
-            rows = count_rows(pruned)
+            pruned_frame = session.sql(text)
+            counts["files left out"] += sum(
+                table.considered_files - table.files for table in pruned_frame.explanation.tables
+            )
+            counts["joins"] += sum(len(table.joins) for table in pruned_frame.explanation.tables)
+            rows = count_rows(pruned_frame)
             with patch.object(reads, "collect_scans", lambda *_, **__: ()):
                 original_rows = whole_session.sql(text)
                 assert all(table.files == table.considered_files for table in original_rows.explanation.tables)
@@ -141,9 +143,9 @@ def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: S
     counts, load_table = Counter[str](), SeamarkClient.load_table
 
     def count_load(client: SeamarkClient, *args: Any, **options: Any) -> Any:
-        loaded = load_table(client, *args, **options)
-        counts["unchanged" if loaded is options.get("loaded_before") else "loads"] += 1
-        return loaded
+        loaded_table = load_table(client, *args, **options)
+        counts["unchanged" if loaded_table is options.get("loaded_before") else "loads"] += 1
+        return loaded_table
 
     text = f"SELECT * FROM {name} FOR VERSION AS OF 'b'"
     with patch.object(SeamarkClient, "load_table", count_load), SqlSession(server.url) as session:
@@ -157,9 +159,9 @@ def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: S
             table.append(draw_rows(random.Random(2), 5), branch="b")
             with table.update_schema() as update:
                 update.rename_column("name", "title")
-        moved = session.sql(text)
+        moved_frame = session.sql(text)
         snapshot_id = catalog.load_table(name).refs()["b"].snapshot_id
-        assert moved.to_arrow().column_names == SCHEMA.names, "the schema of the snapshot"
+        assert moved_frame.to_arrow().column_names == SCHEMA.names, "the schema of the snapshot"
         assert count_rows(session.sql(text)) == count_rows(
             session.sql(f"SELECT * FROM {name} FOR VERSION AS OF {snapshot_id}")
         )

@@ -77,19 +77,19 @@ def test_changed_rows_keep_their_other_columns_and_ids(
     client: IndexClient, session: SqlSession, version: int, mode: str
 ) -> None:
     modes = {f"write.{kind}.mode": mode for kind in ("update", "delete")} if mode else {}
-    nested = {"type": "list", "element-id": 9, "element-required": False, "element": "string"}
-    columns = [("id", "long"), ("name", "string"), ("tags", nested), ("at", "timestamptz")]
+    nested_type = {"type": "list", "element-id": 9, "element-required": False, "element": "string"}
+    columns = [("id", "long"), ("name", "string"), ("tags", nested_type), ("at", "timestamptz")]
     create_table(client, "t", columns, **{"format-version": str(version), **modes})
     names = {"id": pa.int64(), "name": pa.string(), "tags": pa.list_(pa.string())}
     kinds = pa.schema([*names.items(), ("at", pa.timestamp("us", "UTC"))])
     for start in (0, 4):
         rows = [{"id": n, "name": f"n{n}", "tags": ["é", None], "at": n} for n in range(start, start + 4)]
         append(client, "db.t", pa.Table.from_pylist(rows, kinds))
-    columns_read = [*kinds.names, "_row_id"] if version == 3 else kinds.names
-    rows_before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    read_columns = [*kinds.names, "_row_id"] if version == 3 else kinds.names
+    rows_before = {row["id"]: row for row in scan(client, "db.t", read_columns).to_arrow().to_pylist()}
     assert count_changed_rows(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
     assert count_changed_rows(session, "DELETE FROM db.t WHERE id > 5") == 2
-    rows_after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    rows_after = {row["id"]: row for row in scan(client, "db.t", read_columns).to_arrow().to_pylist()}
     for changed_count in (1, 2, 5):
         rows_before[changed_count]["name"] = f"N{changed_count}"
     assert rows_after == {number: row for number, row in rows_before.items() if number <= 5}
@@ -122,13 +122,13 @@ def test_change_runs_again_after_a_concurrent_commit(
 ) -> None:
     create_table(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
-    computed, operations = (
+    compute_rows, operations = (
         sessions.SqlSession._compute_rows,
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
     def overtake(self: SqlSession, *arguments: Any) -> Any:
-        rows = computed(self, *arguments)
+        rows = compute_rows(self, *arguments)
         for work in operations:
             thread = threading.Thread(target=work)
             thread.start()
@@ -141,7 +141,7 @@ def test_change_runs_again_after_a_concurrent_commit(
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 
 
-REFUSED = [
+REFUSED_STATEMENTS = [
     ("UPDATE db.t SET n = 1, n = 2", "twice"),
     ("UPDATE db.t SET n = 'x' WHERE id = 1", "use CAST"),
     ("UPDATE db.t SET missing = 1", "no column 'missing'"),
@@ -156,14 +156,14 @@ REFUSED = [
 ]
 
 
-def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSession) -> None:
+def test_failed_statement_does_not_change_the_table(client: IndexClient, session: SqlSession) -> None:
     fields = [{"id": n, "name": name, "required": n == 1, "type": "long"} for n, name in enumerate(("id", "n"), 1)]
     body = {"name": "t", "schema": {"type": "struct", "fields": fields}}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
     create_table(client, "old", [("id", "long"), ("n", "long")], **{"format-version": "1"})
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     session.sql("INSERT INTO db.old VALUES (1, NULL)")
-    for text, reason in REFUSED:
+    for text, reason in REFUSED_STATEMENTS:
         with pytest.raises(InvalidRequest, match=reason):
             session.sql(text).to_arrow()
     assert session.sql("SELECT id, n FROM db.t").to_arrow().to_pylist() == [{"id": 1, "n": 1}]

@@ -95,8 +95,8 @@ class IndexedStar:
         self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
 
     def _define(self, name: str, kind: str, attribute: str) -> None:
-        pinned = self.pin(attribute, add_partners=False)
-        self._client.put_index((self.name, "facts"), name, kind=kind, columns=pinned)
+        pin_answer = self.pin(attribute, add_partners=False)
+        self._client.put_index((self.name, "facts"), name, kind=kind, columns=pin_answer)
         self.definitions.add(name)
 
     def pin(self, attribute: str, *, add_partners: bool) -> list[str]:
@@ -138,11 +138,11 @@ class IndexedStar:
     def hide_metadata(self, table: str) -> Iterator[None]:
         """Move the metadata file of a table away for a while."""
         path = Path(self._catalog.load_table(f"{self.name}.{table}").metadata_location.removeprefix("file://"))
-        hidden = path.rename(path.with_name("hidden"))
+        hidden_path = path.rename(path.with_name("hidden"))
         try:
             yield
         finally:
-            hidden.rename(path)
+            hidden_path.rename(path)
 
     def drop(self, name: str) -> None:
         self._client.drop_index((self.name, "facts"), name)
@@ -154,8 +154,8 @@ class IndexedStar:
             with closing(InProcessWorkers()) as workers:
                 try:
                     build(self._client, (self.name, "facts"), name, workers)
-                except InvalidRequest as refused:
-                    assert "is not a key" in str(refused)  # noqa: PT017
+                except InvalidRequest as refusal:
+                    assert "is not a key" in str(refusal)  # noqa: PT017
                     self.is_refused = True
 
     def change_dimension(self) -> None:
@@ -191,14 +191,14 @@ class IndexedStar:
         conditions = [self._draw_condition(rng.choice(tables)) for _ in range(rng.choice((1, 1, 2)))]
         if rng.random() < 0.2:
             conditions.append(rng.choice(("facts.id < 20", "facts.shop IS NULL", "facts.item = 'i1'")))
-        joined = []
+        joined_tables = []
         for table in tables:
             word = rng.choice(("JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
             key, partner = KEYS[table]
-            joined.append(f"{word} {{0}}.{table}{{1}} {table} ON facts.{key} = {table}.{partner}")
+            joined_tables.append(f"{word} {{0}}.{table}{{1}} {table} ON facts.{key} = {table}.{partner}")
         where = f" {rng.choice(('AND', 'AND', 'OR'))} ".join(conditions)
         columns = ", ".join(["facts.id", *(f"{table}.{rng.choice(ATTRIBUTES[table])}" for table in tables)])
-        return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined)} WHERE {where}"
+        return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined_tables)} WHERE {where}"
 
     def compare(self, text: str) -> str:
         """Compare the rows of a query with the truth, and return how the plan used the indexes."""
@@ -217,25 +217,27 @@ class IndexedStar:
         name = self._rng.choice(sorted(self.definitions))
         table = name.partition("_")[0]
         columns = {name.replace("_", ".")}
-        drawn = (self._draw_condition(table) for _ in range(5))
-        conditions = [text for text in drawn if set(re.findall(rf"{table}\.\w+", text)) == columns][:2]
+        drawn_conditions = (self._draw_condition(table) for _ in range(5))
+        conditions = [text for text in drawn_conditions if set(re.findall(rf"{table}\.\w+", text)) == columns][:2]
         if not conditions:
             return "no condition"
         condition = f" {self._rng.choice(('AND', 'OR'))} ".join(conditions)
         condition += self._rng.choice((" AND id < 20", " OR id < 3", ""))
-        explained = self._client.explain((self.name, "facts"), condition.replace(f"{table}.", f"{table}_"), files=True)
+        explanation = self._client.explain(
+            (self.name, "facts"), condition.replace(f"{table}.", f"{table}_"), files=True
+        )
         key, partner = KEYS[table]
         truth = self._read_truth(
             f"SELECT id FROM {{0}}.facts LEFT JOIN {{0}}.{table} {table} ON {key} = {partner} WHERE {condition}",
             is_past=False,
         )
         kept_ids = Counter[str]()
-        for file in explained.kept_files or ():
+        for file in explanation.kept_files or ():
             with pa.OSFile(file["file-path"].removeprefix("file://")) as source:
                 ids = pq.read_table(source, columns=["id"])["id"].to_pylist()
                 kept_ids.update(repr((number,)) for number in ids)
         assert truth.keys() <= kept_ids.keys(), condition
-        return "named, pruned" if explained.files < explained.stages[0].files_in else "named, not pruned"
+        return "named, pruned" if explanation.files < explanation.stages[0].files_in else "named, not pruned"
 
     def explain(self, condition: str) -> Explanation:
         return self._client.explain((self.name, "facts"), condition)
@@ -254,8 +256,8 @@ class IndexedStar:
                 if key not in self._rows:
                     self._rows[key] = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
                 connection.register(f"t_{name}", self._rows[key])
-            plain = text.replace("{0}.", "t_").replace("{1}", "")
-            return Counter(map(repr, connection.execute(plain).fetchall()))
+            plain_query = text.replace("{0}.", "t_").replace("{1}", "")
+            return Counter(map(repr, connection.execute(plain_query).fetchall()))
 
     def _draw_condition(self, table: str) -> str:
         conditions = {
@@ -312,8 +314,8 @@ def describe_use(answer: SqlResult) -> str:
     facts = next((table for table in answer.explanation.tables if table.name[-1] == "facts"), None)
     if facts is None or not facts.joins:
         return "no join"
-    pruned = "pruned" if facts.files < facts.considered_files else "not pruned"
-    return f"{'attributes' if any(keys is None for _, keys in facts.joins) else 'keys'}, {pruned}"
+    pruning = "pruned" if facts.files < facts.considered_files else "not pruned"
+    return f"{'attributes' if any(keys is None for _, keys in facts.joins) else 'keys'}, {pruning}"
 
 
 def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> Counter[str]:
@@ -400,16 +402,18 @@ QUERY = "SELECT facts.id FROM {0}.facts{1} facts JOIN {0}.shops{1} shops ON shop
 
 
 def test_name_of_an_index_on_an_attribute_is_a_column_of_filters(star: IndexedStar) -> None:
-    before = star.explain("city = 'c'")
-    assert (before.files, before.stages[0].files_in) == (1, 3)
+    first_explanation = star.explain("city = 'c'")
+    assert (first_explanation.files, first_explanation.stages[0].files_in) == (1, 3)
     # A client cannot evaluate the condition on rows, so the residual is true for all rows.
-    assert all("city" not in str(residual) and "lookup" not in str(residual) for residual in before.residuals)
+    assert all(
+        "city" not in str(residual) and "lookup" not in str(residual) for residual in first_explanation.residuals
+    )
     assert star.explain("city = 'c' OR city = 'a'").files == 2
     assert star.explain("NOT (city = 'c')").files == 2
     assert star.explain("lower(city) = 'c'").files == 3
     star.run("INSERT INTO {0}.shops VALUES (4, 'd', 1, true)")
-    after = star.explain("city = 'c'")
-    assert (after.files, after.unpruned_reasons[-1].partition(";")[0]) == (
+    last_explanation = star.explain("city = 'c'")
+    assert (last_explanation.files, last_explanation.unpruned_reasons[-1].partition(";")[0]) == (
         3,
         "the index city has the attributes of an earlier snapshot of fixed.shops",
     )
@@ -443,18 +447,18 @@ def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedSt
     star.define_city()
     star.build()
     star.set_state("city", "paused")
-    paused = star.explain("city = 'c'")
-    assert (paused.files, paused.unpruned_reasons[-1]) == (
-        paused.stages[0].files_in,
+    paused_explanation = star.explain("city = 'c'")
+    assert (paused_explanation.files, paused_explanation.unpruned_reasons[-1]) == (
+        paused_explanation.stages[0].files_in,
         "the index city is paused; resume it",
     )
     star.set_state("city", "enabled")
-    assert star.explain("city = 'c'").files < paused.files
+    assert star.explain("city = 'c'").files < paused_explanation.files
     star.copy_definition("city", "a_copy")  # Its name is before `city`.
     try:
-        assert star.explain("city = 'c'").files == star.explain("a_copy = 'c'").files < paused.files
+        assert star.explain("city = 'c'").files == star.explain("a_copy = 'c'").files < paused_explanation.files
         star.set_state("a_copy", "paused")
-        assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused.files
+        assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused_explanation.files
     finally:
         star.drop("a_copy")
 
@@ -467,20 +471,22 @@ def test_answers_name_the_snapshot_of_the_dimension_table_that_a_filter_uses(
     column_filter = {"type": "eq", "term": "city", "value": "c"}
     paths = ("/v1/namespaces/fixed/tables/facts/plan", "/api/v1/tables/fixed/facts/explain")
     used_snapshot_id = star.find_snapshot_id("shops")
-    for used in (True, False):
-        plan, explained = (server.run(server.api("POST", path, {"filter": column_filter})).json for path in paths)
-        named = [{"name": "city", "table": ["fixed", "shops"], "snapshot-id": used_snapshot_id, "used": used}]
-        assert plan["seamark-attributes"] == explained["attributes"] == named
+    for is_used in (True, False):
+        plan, explanation = (server.run(server.api("POST", path, {"filter": column_filter})).json for path in paths)
+        named_indexes = [
+            {"name": "city", "table": ["fixed", "shops"], "snapshot-id": used_snapshot_id, "used": is_used}
+        ]
+        assert plan["seamark-attributes"] == explanation["attributes"] == named_indexes
         star.run("UPDATE {0}.shops SET size = 2 WHERE shop_id = 1")
-    plan, explained = (server.run(server.api("POST", path, {})).json for path in paths)
+    plan, explanation = (server.run(server.api("POST", path, {})).json for path in paths)
     assert "seamark-attributes" not in plan
-    assert "attributes" not in explained
+    assert "attributes" not in explanation
 
 
 def test_plan_keeps_all_files_if_the_dimension_table_cannot_be_read(star: IndexedStar) -> None:
     with star.hide_metadata("shops"):
-        explained = star.explain("city = 'c'")
-    assert explained.files == explained.stages[0].files_in > 0
+        explanation = star.explain("city = 'c'")
+    assert explanation.files == explanation.stages[0].files_in > 0
 
 
 def test_attribute_with_the_field_id_of_partners_is_refused(star: IndexedStar) -> None:

@@ -90,7 +90,7 @@ class StarSchema:
     """Facts with cubes, and three dimension tables, in the namespace `star<seed>`."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
-        self._served, self._client, self._rng, self._name = server, client, rng, name
+        self._server, self._client, self._rng, self._name = server, client, rng, name
         self.has_tag = False
         with open_catalog(server.url) as catalog:
             catalog.create_namespace(name)
@@ -136,14 +136,14 @@ class StarSchema:
         The build refuses a dimension with a duplicate key.
         """
         columns, measures = ATTRIBUTE_CUBE
-        pinned = pin_attributes(self._client, [column.format(self._name) for column in columns])
+        pinned_columns = pin_attributes(self._client, [column.format(self._name) for column in columns])
         facts = (self._name, "facts")
-        self._client.put_index(facts, "attributes", kind="cube", columns=pinned, measures=measures)
+        self._client.put_index(facts, "attributes", kind="cube", columns=pinned_columns, measures=measures)
         with closing(InProcessWorkers()) as workers:
             try:
                 build(self._client, facts, "attributes", workers)
-            except InvalidRequest as refused:
-                assert "is not a key" in str(refused)  # noqa: PT017
+            except InvalidRequest as refusal:
+                assert "is not a key" in str(refusal)  # noqa: PT017
                 self.has_doubled_keys = True
 
     def change_dimension(self) -> None:
@@ -165,7 +165,7 @@ class StarSchema:
         """Tag the current state of all tables, only in the first call."""
         if self.has_tag:
             return
-        with open_catalog(self._served.url) as catalog:
+        with open_catalog(self._server.url) as catalog:
             for name in ("facts", "shops", "items", "days"):
                 table = catalog.load_table(f"{self._name}.{name}")
                 snapshot = table.current_snapshot()
@@ -174,7 +174,7 @@ class StarSchema:
         self.has_tag = True
 
     def draw_query(self) -> str:
-        """Return a random query, which mostly follows from a cube."""
+        """Return a random query, which a cube can usually answer."""
         rng = self._rng
         aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
         keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
@@ -228,11 +228,11 @@ class StarSchema:
         return {"item_id": key, "brand": self._rng.choice(("x", "y", "z")), "weight": self._rng.randrange(5)}
 
     def _append(self, table: str, rows: list[dict[str, object]], schema: pa.Schema) -> None:
-        with open_catalog(self._served.url) as catalog:
+        with open_catalog(self._server.url) as catalog:
             catalog.load_table(f"{self._name}.{table}").append(pa.Table.from_pylist(rows, schema))
 
     def _run(self, text: str) -> None:
-        with SqlSession(self._served.url) as session:
+        with SqlSession(self._server.url) as session:
             session.sql(text.format(self._name)).close()
 
 
@@ -291,8 +291,8 @@ def _compare_sessions(server: ServerThread, session: SqlSession, text: str, seed
     assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
-    how = "cube and rows" if summary.row_files else "cube"
-    return f"{how}, attributes" if summary.index == "attributes" else how
+    source = "cube and rows" if summary.row_files else "cube"
+    return f"{source}, attributes" if summary.index == "attributes" else source
 
 
 def test_random_star_joins_return_the_same_rows_from_cubes(
@@ -318,8 +318,8 @@ def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: 
 
 
 def _check_counts(counts: Counter[str]) -> None:
-    from_cubes = sum(count for how, count in counts.items() if how.startswith("cube"))
-    assert from_cubes > counts.total() / 4, counts
+    cube_answers = sum(count for source, count in counts.items() if source.startswith("cube"))
+    assert cube_answers > counts.total() / 4, counts
     assert counts["cube, attributes"] > 0, counts
 
 
@@ -524,12 +524,12 @@ def test_cube_that_covers_few_rows_is_not_used(server: ServerThread, monkeypatch
     with open_catalog(server.url) as catalog:
         catalog.create_namespace("few")
         catalog.create_table("few.shops", schema=SHOPS).append(shops)
-        stored = catalog.create_table("few.facts", schema=FACTS)
-        stored.append(facts.slice(0, 5))
+        created_table = catalog.create_table("few.facts", schema=FACTS)
+        created_table.append(facts.slice(0, 5))
         with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
             client.put_index("few.facts", "by_shop", kind="cube", columns=["shop_id"], measures=["sum(amount)"])
             build(client, "few.facts", "by_shop", workers)
-        stored.append(facts.slice(5))
+        created_table.append(facts.slice(5))
     with SqlSession(server.url) as session:
         answer = session.sql(query)
         assert answer.explanation.cube == CubeSummary("by_shop", 1, 1)

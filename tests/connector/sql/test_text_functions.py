@@ -63,15 +63,15 @@ def read_without_pruning(url: str, query: str) -> Counter[str]:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
-def test_index_on_lower_or_upper_is_used_for_both_functions(server: ServerThread, indexed: str) -> None:
+@pytest.mark.parametrize("indexed_function", ["lower(email)", "upper(email)"])
+def test_index_on_lower_or_upper_is_used_for_both_functions(server: ServerThread, indexed_function: str) -> None:
     create_table(server.url, build_emails)
     text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
     advice = run_seamark(server.url, "explain", "db.people", text.partition("WHERE ")[2])
     assert "seamark index create db.people --kind bloom --columns 'lower(email)'" in advice
     with SqlSession(server.url) as session:
         assert session.explain(text).tables[0].files == FILES
-        create_index(server.url, indexed)
+        create_index(server.url, indexed_function)
         for where, ids in (
             ("lower(email) = 'person.number7@example.com'", [701]),
             ("'PERSON.NUMBER7@EXAMPLE.COM' = upper(email)", [701]),
@@ -89,8 +89,8 @@ def test_index_on_lower_or_upper_is_used_for_both_functions(server: ServerThread
         )
         assert change_report.to_arrow().to_pylist() == [{"rows": 1}]
         assert list_ids(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
-    output = run_seamark(server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
-    assert indexed in output
+    output = run_seamark(server.url, "index", "show", "db.people", f"{indexed_function.partition('(')[0]}_email_bloom")
+    assert indexed_function in output
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
     texts = [draw_texts(rng, 6) for _ in range(FILES)]
     create_table(server.url, lambda number: [*texts[number]])
     create_index(server.url, "lower(email)")
-    left_out, count = 0, examples(150, 8)
+    omitted_count, count = 0, examples(150, 8)
     with SqlSession(server.url) as session:
         for _ in range(count):
             function = rng.choice(["lower", "upper"])
@@ -126,6 +126,6 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
             values = ", ".join(f"'{text.replace(chr(39), chr(39) * 2)}'" for text in substrings)
             query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
             actual = session.sql(query)
-            left_out += FILES - actual.explanation.tables[0].files
+            omitted_count += FILES - actual.explanation.tables[0].files
             assert count_rows(actual) == read_without_pruning(server.url, query), f"seed {seed}: {query}"
-    assert left_out > 4 * count
+    assert omitted_count > 4 * count

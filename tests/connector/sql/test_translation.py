@@ -183,15 +183,15 @@ def test_upper_converts_character_by_character_and_repeats_no_expression() -> No
         None if text is None else "".join(letter.upper() if len(letter.upper()) == 1 else letter for letter in text)
         for text in texts
     ]
-    actual, twice = (
+    actual, nested_expression = (
         translate_text(f"SELECT {expression} FROM s.t") for expression in ("upper(name)", "upper(upper(name))")
     )
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
-        for query in (actual, twice):
+        for query in (actual, nested_expression):
             assert [row[0] for row in db.execute(query.text).fetchall()] == expected
-    assert actual.text.count("c2") == twice.text.count("c2")
+    assert actual.text.count("c2") == nested_expression.text.count("c2")
 
 
 def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
@@ -339,18 +339,18 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
         for query in queries:
             result = translate(parse(query).tree, lambda node: _find_tpch_columns(node, names), NOW)
             for table in result.tables:
-                empty = (
+                null_columns = (
                     f"CAST(NULL AS {name_duckdb_type(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values())
                 )
-                con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")
+                con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(null_columns)} LIMIT 0")
             con.execute(result.text).fetchall()
     assert len(queries) == 22
 
 
-def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
+def test_merge_is_translated_for_spark_only_if_its_meaning_is_kept() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
-    translated = write_spark_text(parse(text).tree, "sea", "lake", None)
-    assert translated.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
+    translated_text = write_spark_text(parse(text).tree, "sea", "lake", None)
+    assert translated_text.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
         with pytest.raises(InvalidRequest, match="may have a different meaning"):
             write_spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)
@@ -414,6 +414,6 @@ def test_json_rows_have_dates_of_any_year() -> None:
         [None, "1970-01-01 00:00:00", "1970-01-01 00:00:00 UTC"],
         ["+5881580-07-11", "1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000001 UTC"],
     ]
-    nested = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
+    nested_days = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
     with pytest.raises(InvalidRequest, match="outside the years 1 to 9999"):
-        convert_to_json_rows(nested)
+        convert_to_json_rows(nested_days)

@@ -53,13 +53,13 @@ class NumberedPlans:
     version: str = "1"
     tables: Mapping[str, KnownTable] = field(default_factory=dict)
     requests: list[TablePlanRequest] = field(default_factory=list)
-    looked_at: list[tuple[str, ...]] = field(default_factory=list)
+    loaded_tables: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
     """The views by name, with or without the schema. `plan_view` returns the n-th as `v~plan~n`, or raises an error."""
     answer: Callable[[Name], str | None] | None = None
-    views_asked: list[ViewAsked] = field(default_factory=list)
-    views_read: list[Name] = field(default_factory=list)
-    leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
+    view_requests: list[ViewAsked] = field(default_factory=list)
+    read_views: list[Name] = field(default_factory=list)
+    leases: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         number = len(self.requests)
@@ -67,18 +67,18 @@ class NumberedPlans:
         if self._view(request.table) is not None:
             raise NoSuchResource("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
-        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
+        usual_fields = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return TablePlanResponse(**{**usual, **sizes, **self.plan(request)})
+        return TablePlanResponse(**{**usual_fields, **sizes, **self.plan(request)})
 
     async def load_table(self, table: tuple[str, ...]) -> KnownTable | None:
-        self.looked_at.append(table)
+        self.loaded_tables.append(table)
         if table[-1] in self.tables:
             return self.tables[table[-1]]
         return KnownTable(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
 
     async def view(self, name: Name) -> View | None:
-        self.views_read.append(name)
+        self.read_views.append(name)
         return self._view(name)
 
     def _view(self, name: Name) -> View | None:
@@ -88,13 +88,13 @@ class NumberedPlans:
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
         assert reader == READER
-        number = len(self.views_asked)
-        self.views_asked.append((name, view, predicate, tuple(references)))
+        number = len(self.view_requests)
+        self.view_requests.append((name, view, predicate, tuple(references)))
         text = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
         return None if text is None else PlanView(text, 200 + number, tuple(view.columns))
 
     async def lease(self, name: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        self.leased.append((name, list(plan_ids), lease_s))
+        self.leases.append((name, list(plan_ids), lease_s))
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ The server waits `wait` seconds before it sends the page. If `abort` is true, it
 
 ROWS: Page = {"columns": [{"name": "x", "type": "bigint"}], "data": [[1]], "stats": {"state": "RUNNING"}}
 END: Page = {"columns": [{"name": "x", "type": "bigint"}], "stats": {"state": "FINISHED"}}
-QUEUED: Page = {"stats": {"state": "QUEUED"}}
-PLANNING: Page = {"stats": {"state": "PLANNING"}}
+QUEUED_PAGE: Page = {"stats": {"state": "QUEUED"}}
+PLANNING_PAGE: Page = {"stats": {"state": "PLANNING"}}
 
 
 def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
@@ -40,14 +40,14 @@ class ScriptedTrino:
 
     Attributes:
         requests: The statements.
-        fetched: The tokens of the requested pages.
-        deleted: The tokens of the cancelled statements.
+        fetched_pages: The tokens of the requested pages.
+        deleted_pages: The tokens of the cancelled statements.
     """
 
-    fake: FakeServer
+    server: FakeServer
     requests: list[str] = field(default_factory=list)
-    fetched: list[tuple[int, int]] = field(default_factory=list)
-    deleted: list[tuple[int, int]] = field(default_factory=list)
+    fetched_pages: list[tuple[int, int]] = field(default_factory=list)
+    deleted_pages: list[tuple[int, int]] = field(default_factory=list)
     rules_requests: list[str] = field(default_factory=list)
     """The ids of the queries whose rules were requested.
 
@@ -61,7 +61,7 @@ class ScriptedTrino:
 
     @property
     def url(self) -> str:
-        return self.fake.url
+        return self.server.url
 
 
 def build_table(
@@ -86,7 +86,7 @@ async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> Async
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
         if path == LOGIN_PATH:
             trino.logins.append(request.headers.get("Authorization", ""))
@@ -102,9 +102,9 @@ async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> Async
         else:
             number, token = int(path.split("/")[-3]), int(path.split("/")[-1])
             if request.method == "DELETE":
-                trino.deleted.append((number, token))
+                trino.deleted_pages.append((number, token))
                 return web.Response(status=204)
-            trino.fetched.append((number, token))
+            trino.fetched_pages.append((number, token))
         page = dict(scripts[number][token])
         await asyncio.sleep(page.pop("wait", 0))
         if page.pop("abort", False):
@@ -119,8 +119,8 @@ async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> Async
             page["nextUri"] = f"{base}/v1/statement/{stage}/{number}/slug/{token + 1}"
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
-    async with run_fake_server(answer) as fake:
-        trino = ScriptedTrino(fake)
+    async with run_fake_server(answer) as fake_server:
+        trino = ScriptedTrino(fake_server)
         yield trino
 
 
@@ -130,16 +130,16 @@ class ScriptedSeamark:
 
     Attributes:
         requests: The path and the body of each plan request.
-        renewed: The path and the body of each lease request.
+        renewals: The path and the body of each lease request.
     """
 
-    fake: FakeServer
+    server: FakeServer
     requests: list[tuple[str, Any]] = field(default_factory=list)
-    renewed: list[tuple[str, Any]] = field(default_factory=list)
+    renewals: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return self.fake.url
+        return self.server.url
 
 
 Plan = dict[str, Any] | int
@@ -152,11 +152,11 @@ async def run_fake_seamark(
 ) -> AsyncIterator[ScriptedSeamark]:
     """Yield a fake Seamark server. `plan` receives the table (`db/t`) and the body of each request."""
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
         plan_request = json.loads(body)
         if route == "plan-snapshots":
-            seamark.renewed.append((path, plan_request))
+            seamark.renewals.append((path, plan_request))
             return web.json_response({"found": 1})
         seamark.requests.append((path, plan_request))
         await asyncio.sleep(wait_s)
@@ -164,10 +164,10 @@ async def run_fake_seamark(
         if isinstance(new_plan, int):
             error = {"message": "no", "type": "NoSuchTableException" if new_plan == 404 else "Fake", "code": new_plan}
             return web.json_response({"error": error}, status=new_plan)
-        usual = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
+        usual_fields = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
-        return web.json_response({**usual, **sizes, **new_plan})
+        return web.json_response({**usual_fields, **sizes, **new_plan})
 
-    async with run_fake_server(answer) as fake:
-        seamark = ScriptedSeamark(fake)
+    async with run_fake_server(answer) as fake_server:
+        seamark = ScriptedSeamark(fake_server)
         yield seamark

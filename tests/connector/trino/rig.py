@@ -35,15 +35,15 @@ async def run_fake_server(
     answer: Callable[[FakeServer, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[FakeServer]:
     """Yield a server. `answer` receives each request after its body was read and recorded in `requests`."""
-    fake = FakeServer()
+    fake_server = FakeServer()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        fake.requests.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
-        return await answer(fake, request, body)
+        fake_server.requests.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
+        return await answer(fake_server, request, body)
 
-    async with serve_requests(handle) as fake.url:
-        yield fake
+    async with serve_requests(handle) as fake_server.url:
+        yield fake_server
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from tests.connector.trino.protocol import END, ROWS, Page, run_fake_seamark, ru
 from tests.connector.trino.rig import FakeServer, ProxyRig, run_fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
-TRINO = Coordinator("http://trino", "")
+COORDINATOR = Coordinator("http://trino", "")
 
 
 async def _request_plan_header(rig: ProxyRig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
@@ -39,7 +39,7 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _request_plan_header(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
-        assert seamark.requests == seamark.fake.requests == []
+        assert seamark.requests == seamark.server.requests == []
         assert trino.requests == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
         for _ in range(3):
             assert await _request_plan_header(rig, "Basic right") in ("rewritten", "planned")
@@ -64,7 +64,7 @@ async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
     ):
         trino.login_status = lambda credentials: status
         assert await _request_plan_header(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
-        assert seamark.fake.requests == []
+        assert seamark.server.requests == []
 
 
 async def test_login_of_single_use_is_not_checked() -> None:
@@ -74,7 +74,7 @@ async def test_login_of_single_use_is_not_checked() -> None:
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
         assert await _request_plan_header(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
-        assert (trino.logins, seamark.fake.requests, trino.requests) == ([], [], [STATEMENT])
+        assert (trino.logins, seamark.server.requests, trino.requests) == ([], [], [STATEMENT])
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
     trino, now_s = _Trino(), [1000.0]
     logins = AcceptedLogins(trino.send, lambda: now_s[0])
     first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
-    assert all(await asyncio.gather(*(logins.accepts(TRINO, first) for _ in range(5))))
+    assert all(await asyncio.gather(*(logins.accepts(COORDINATOR, first) for _ in range(5))))
     assert len(trino.requests) == 1
     other_requests = (
         {"Authorization": "Basic b"},
@@ -133,19 +133,19 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
         {"Cookie": "token=1"},
         {"X-Forwarded-Proto": "http"},
     )
-    for number, other in enumerate(other_requests):
-        assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
+    for number, later_request in enumerate(other_requests):
+        assert await logins.accepts(COORDINATOR, CIMultiDict({**first, **later_request}))
         assert len(trino.requests) == 2 + number
     assert await logins.accepts(Coordinator("http://other", ""), first)
     count = len(trino.requests)
-    assert await logins.accepts(TRINO, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
+    assert await logins.accepts(COORDINATOR, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
     now_s[0] += REMEMBERED_S - 1
-    assert await logins.accepts(TRINO, first)
+    assert await logins.accepts(COORDINATOR, first)
     assert len(trino.requests) == count
     now_s[0] += 1
-    assert await logins.accepts(TRINO, first)
+    assert await logins.accepts(COORDINATOR, first)
     assert len(trino.requests) == count + 1
-    assert not logins._asking
+    assert not logins._login_checks
     assert not any(b"Basic" in key for key in logins._until_s)
 
 
@@ -153,12 +153,12 @@ async def test_number_of_remembered_logins_is_bounded() -> None:
     trino = _Trino()
     logins = AcceptedLogins(trino.send)
     for number in range(LOGINS_MAX + 10):
-        assert await logins.accepts(TRINO, CIMultiDict({"Authorization": f"Basic {number}"}))
+        assert await logins.accepts(COORDINATOR, CIMultiDict({"Authorization": f"Basic {number}"}))
     assert len(logins._until_s) == LOGINS_MAX
 
 
 async def test_answers_do_not_reveal_the_software_version() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:

@@ -22,7 +22,7 @@ from tests.waits import until
 INFO_REQUEST = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+async def echo(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=b"%d bytes" % len(body))
 
 
@@ -80,7 +80,7 @@ async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
     go = asyncio.Event()
 
-    async def wait(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def wait(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         await go.wait()
         return web.Response(text="late")
 
@@ -171,12 +171,12 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
                 await dribbles.send(b"x")
                 await asyncio.sleep(0.02)
 
-        dribbling = asyncio.create_task(send_slowly())
+        slow_client = asyncio.create_task(send_slowly())
         try:
             for wire in (stops, dribbles):
                 assert (await wire.answer())[0] == 408
         finally:
-            dribbling.cancel()
+            slow_client.cancel()
         assert trino.requests == []
 
 
@@ -203,9 +203,9 @@ async def test_connection_of_a_client_that_does_not_read_its_answer_is_closed() 
             while True:
                 await response.write(b"x" * (1 << 20))
         finally:
-            ended.set()
+            end_event.set()
 
-    ended = asyncio.Event()
+    end_event = asyncio.Event()
     async with (
         serve_requests(send_endlessly) as trino,
         run_proxy(trino, send_timeout_s=0.3) as rig,
@@ -215,7 +215,7 @@ async def test_connection_of_a_client_that_does_not_read_its_answer_is_closed() 
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await wire.send(INFO_REQUEST)
         async with asyncio.timeout(60):
-            await ended.wait()
+            await end_event.wait()
 
 
 @pytest.mark.parametrize(
@@ -250,17 +250,17 @@ def authority(tmp_path: Path) -> Authority:
 async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:
     server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server_context.load_cert_chain(authority.certificate, authority.key)
-    trusted = ssl.create_default_context(cafile=str(authority.file))
+    tls_context = ssl.create_default_context(cafile=str(authority.file))
     async with (
         run_fake_server(echo) as trino,
         run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
-        old_wire = await connect_to_proxy(stack, rig, tls=trusted)
+        old_wire = await connect_to_proxy(stack, rig, tls=tls_context)
         assert await is_answered(old_wire)
-        silent = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
-        new_wire = await connect_to_proxy(stack, rig, tls=trusted)
-        reading = [asyncio.create_task(wire.read_rest()) for wire in silent]
+        silent_connections = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
+        new_wire = await connect_to_proxy(stack, rig, tls=tls_context)
+        reading = [asyncio.create_task(wire.read_rest()) for wire in silent_connections]
         await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
         assert {task.result() for task in reading if task.done()} == {b""}
         assert await is_answered(old_wire)

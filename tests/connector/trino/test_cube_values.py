@@ -75,11 +75,11 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
         return SimpleNamespace(groups=build_groups(5000), plan_snapshot_id=None)
 
     def note_thread(name: str) -> None:
-        run = getattr(cube_rewrites, name)
+        run_function = getattr(cube_rewrites, name)
 
         def run_and_note(*arguments: Any, **options: Any) -> Any:
             threads[name] = threading.get_ident()
-            return run(*arguments, **options)
+            return run_function(*arguments, **options)
 
         monkeypatch.setattr(cube_rewrites, name, run_and_note)
 

@@ -20,8 +20,8 @@ from tests.waits import until
 MIB = 1 << 20
 
 
-async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
-    return web.Response(body=body or b"nothing", headers={"X-Fake": fake.url})
+async def echo(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    return web.Response(body=body or b"nothing", headers={"X-Fake": fake_server.url})
 
 
 def list_lower_case_names(headers: object) -> set[str]:
@@ -45,7 +45,7 @@ async def test_requests_are_forwarded_unchanged(method: str) -> None:
 
 
 async def test_repeated_headers_stay_separate_and_in_order() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
 
@@ -64,7 +64,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -90,12 +90,12 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
     }
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("GET", "/v1/info", headers={**forged_headers, "Host": "trino.example:8443"})
-        heard = {
+        received_headers = {
             name: value
             for name, value in trino.requests[0][2].items()
             if name.lower() in {header.lower() for header in forged_headers}
         }
-        assert heard == {
+        assert received_headers == {
             "X-Forwarded-For": "127.0.0.1",
             "X-Forwarded-Proto": "http",
             "X-Forwarded-Host": "trino.example:8443",
@@ -110,16 +110,19 @@ async def test_forwarded_headers_are_trusted_if_a_setting_enables_it() -> None:
     request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with run_fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
-        heard = trino.requests[0][2]
-        assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
-        assert (heard["X-Forwarded-Proto"], heard["X-Forwarded-Host"]) == ("https", "trino.example")
-        assert (heard["X-Forwarded-Port"], heard["X-Forwarded-Prefix"]) == ("443", "/lake")
+        received_headers = trino.requests[0][2]
+        assert received_headers["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
+        assert (received_headers["X-Forwarded-Proto"], received_headers["X-Forwarded-Host"]) == (
+            "https",
+            "trino.example",
+        )
+        assert (received_headers["X-Forwarded-Port"], received_headers["X-Forwarded-Prefix"]) == ("443", "/lake")
 
 
 async def test_compressed_bodies_are_forwarded_unchanged() -> None:
     packed_body = gzip.compress(b"x" * 100_000)
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(body=packed_body, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -145,7 +148,7 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
 async def test_answers_without_a_body_stay_without_one(method: str, status: int) -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -155,7 +158,7 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -164,7 +167,7 @@ async def test_redirects_are_passed_to_the_client() -> None:
 
 
 async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -205,24 +208,26 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
 
 
 async def test_too_long_statement_is_streamed_without_analysis() -> None:
-    arrived = 0
-    go_on = asyncio.Event()
+    arrived_bytes = 0
+    go_event = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        nonlocal arrived
+        nonlocal arrived_bytes
         async for chunk in request.content.iter_any():
-            arrived += len(chunk)
-        return web.Response(text=str(arrived))
+            arrived_bytes += len(chunk)
+        return web.Response(text=str(arrived_bytes))
 
     async def send_long_body() -> AsyncIterator[bytes]:
         yield b"SELECT 1 FROM t WHERE x = 1 " + b" " * MIB
-        await go_on.wait()
+        await go_event.wait()
         yield b" " * MIB
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
-        await until(lambda: arrived >= MIB)  # The coordinator receives the body before the client has sent all of it.
-        go_on.set()
+        await until(
+            lambda: arrived_bytes >= MIB
+        )  # The coordinator receives the body before the client has sent all of it.
+        go_event.set()
         _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
         assert headers["X-Seamark-Plan"] == "unchanged; the statement is longer than 1000 bytes"
@@ -233,7 +238,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause_s: float) -> None:
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for piece in pieces:
@@ -258,21 +263,21 @@ async def test_announced_content_length_is_kept() -> None:
 
 
 async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
-    has_started, ended = asyncio.Event(), asyncio.Event()
+    has_started, has_ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
         has_started.set()
         try:
             await asyncio.sleep(60)
         finally:
-            ended.set()
+            has_ended.set()
         return web.Response()
 
     async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
         await asyncio.wait_for(has_started.wait(), 60)
         task.cancel()
-        await asyncio.wait_for(ended.wait(), 60)
+        await asyncio.wait_for(has_ended.wait(), 60)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -337,15 +342,17 @@ async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordin
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert (len(first.requests), len(second.requests)) == (2, 2)
-        prefixes = {fake.url: fake.requests[0][2]["X-Forwarded-Prefix"] for fake in (first, second)}
+        prefixes = {
+            fake_server.url: fake_server.requests[0][2]["X-Forwarded-Prefix"] for fake_server in (first, second)
+        }
         assert len(set(prefixes.values())) == 2
-        for fake in (first, second, second, first):
-            _, headers, _ = await rig.ask("GET", f"{prefixes[fake.url]}/v1/statement/queued/1?maxWait=1s")
-            assert headers["X-Fake"] == fake.url
-            assert fake.requests[-1][1] == "/v1/statement/queued/1?maxWait=1s"
-            page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
+        for fake_server in (first, second, second, first):
+            _, headers, _ = await rig.ask("GET", f"{prefixes[fake_server.url]}/v1/statement/queued/1?maxWait=1s")
+            assert headers["X-Fake"] == fake_server.url
+            assert fake_server.requests[-1][1] == "/v1/statement/queued/1?maxWait=1s"
+            page = {"Referer": f"http://proxy{prefixes[fake_server.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
-            assert headers["X-Fake"] == fake.url
+            assert headers["X-Fake"] == fake_server.url
         async with run_proxy(first.url, reserve_dead_address()) as other_proxy:
             status, _, body = await other_proxy.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
@@ -359,12 +366,12 @@ async def test_single_coordinator_gets_no_prefix() -> None:
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
-    async with run_fake_server(echo) as up, run_proxy(reserve_dead_address(), up.url) as rig:
+    async with run_fake_server(echo) as live_trino, run_proxy(reserve_dead_address(), live_trino.url) as rig:
         for number in range(4):
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
             assert status == 200
-        assert [len(request[3]) for request in up.requests] == [10, 300_000, 10, 300_000]
+        assert [len(request[3]) for request in live_trino.requests] == [10, 300_000, 10, 300_000]
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 
@@ -383,11 +390,11 @@ async def test_health_and_metrics_are_answered_without_trino() -> None:
 
 
 async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
-    hidden = reserve_dead_address()
-    async with run_proxy(hidden) as rig:
+    hidden_address = reserve_dead_address()
+    async with run_proxy(hidden_address) as rig:
         for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):
             _, headers, body = await rig.ask("GET", path)
-            assert hidden not in body.decode() + str(dict(headers)), path
+            assert hidden_address not in body.decode() + str(dict(headers)), path
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -399,10 +406,10 @@ async def test_logs_do_not_contain_the_secrets_of_query_results(
         for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
             assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200
         await asyncio.sleep(0)
-    logged = capsys.readouterr().out
-    assert "q1" in logged
-    assert "q2" in logged
-    assert "SECRET" not in logged
+    log_text = capsys.readouterr().out
+    assert "q1" in log_text
+    assert "q2" in log_text
+    assert "SECRET" not in log_text
 
 
 async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from tests.connector.trino.protocol import (
     END,
     PLAN_ID,
-    PLANNING,
-    QUEUED,
+    PLANNING_PAGE,
+    QUEUED_PAGE,
     ROWS,
     Page,
     ScriptedTrino,
@@ -39,7 +39,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 def make_script(*pages: Page) -> Any:
     """Return a script in which the rewritten statement has these pages, and any other statement has rows."""
-    return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
+    return lambda text: list(pages) if VERSION in text else [QUEUED_PAGE, ORIGINAL_ROWS, END]
 
 
 @asynccontextmanager
@@ -74,27 +74,27 @@ def list_original_statements(trino: ScriptedTrino) -> list[str]:
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
-    async with run_stage(make_script(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, ROWS, ROWS, END)) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, but no earlier page.
-        assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
+        assert trino.fetched_pages == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
 
 @pytest.mark.parametrize(
     "pages",
     [
         [build_failure_page("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
-        [QUEUED, build_failure_page("TABLE_NOT_FOUND")],
-        [QUEUED, PLANNING, build_failure_page("PERMISSION_DENIED", "Cannot select from t")],
+        [QUEUED_PAGE, build_failure_page("TABLE_NOT_FOUND")],
+        [QUEUED_PAGE, PLANNING_PAGE, build_failure_page("PERMISSION_DENIED", "Cannot select from t")],
         [
-            QUEUED,
+            QUEUED_PAGE,
             {**END, "data": [], "stats": {"state": "RUNNING"}},
             build_failure_page("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
         ],
-        [QUEUED, build_failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
+        [QUEUED_PAGE, build_failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
     ],
 )
 @pytest.mark.parametrize("several", [False, True])
@@ -114,7 +114,7 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
 
 
 async def test_client_gets_the_error_of_the_original_statement() -> None:
-    async with run_stage(lambda text: [QUEUED, build_failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
+    async with run_stage(lambda text: [QUEUED_PAGE, build_failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
         _, error, _ = await fetch_result(rig)
         assert error == "COLUMN_NOT_FOUND"
         assert list_original_statements(trino) == [STATEMENT]
@@ -125,37 +125,43 @@ async def test_client_gets_the_error_of_the_original_statement() -> None:
     [build_failure_page("USER_CANCELED"), build_failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")],
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
-    async with run_stage(make_script(QUEUED, error)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, error)) as (trino, rig):
         _, name, _ = await fetch_result(rig)
         assert name == error["error"]["errorName"]
         assert list_original_statements(trino) == []
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with run_stage(make_script(QUEUED, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
         rows, error, _ = await fetch_result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert list_original_statements(trino) == []
 
 
 async def test_slow_statement_is_passed_to_the_client() -> None:
-    slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
+    slow_page = {**QUEUED_PAGE, "wait": 0.2}
+    async with run_stage(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (
+        trino,
+        rig,
+    ):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert len(trino.fetched) < 4  # The speed of the machine decides how many pages arrive in time.
-        assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
+        assert len(trino.fetched_pages) < 4  # The speed of the machine decides how many pages arrive in time.
+        assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched_pages) + 1}")
         rows, _, _ = await fetch_result(rig)
         assert rows == [[1]]
 
 
 async def test_proxy_reads_no_page_ahead_if_its_hold_time_is_zero() -> None:
-    async with run_stage(make_script(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert trino.fetched == []
+        assert trino.fetched_pages == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "abort": True}, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "abort": True}, END)) as (
+        trino,
+        rig,
+    ):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
         assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
@@ -179,36 +185,41 @@ async def test_refused_login_is_passed_to_the_client() -> None:
 
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
-    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "wait": 5}, END), hold_s=30.0) as (
+        trino,
+        rig,
+    ):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
-        await until(lambda: (0, 2) in trino.fetched)
+        await until(lambda: (0, 2) in trino.fetched_pages)
         task.cancel()
-        await until(lambda: trino.deleted == [(0, 2)])
+        await until(lambda: trino.deleted_pages == [(0, 2)])
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
-    async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
         request_headers = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != LOGIN_PATH)
-        assert {target.partition("?")[0] for _, target, _, _ in followed} == {
+        (_, _, fallback_request, text), *later_requests = (
+            request for request in trino.server.requests if request[1] != LOGIN_PATH
+        )
+        assert {target.partition("?")[0] for _, target, _, _ in later_requests} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
         }
-        actual = followed[0][2]
-        assert posted["Content-Length"] == str(len(text))
-        assert posted["Content-Type"] == request_headers["Content-Type"]
+        actual = later_requests[0][2]
+        assert fallback_request["Content-Length"] == str(len(text))
+        assert fallback_request["Content-Type"] == request_headers["Content-Type"]
         assert "Content-Type" not in actual
         assert "Content-Length" not in actual
-        for headers in (posted, *(request_headers for _, _, request_headers, _ in followed)):
+        for headers in (fallback_request, *(request_headers for _, _, request_headers, _ in later_requests)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
 
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
-    play = make_script(QUEUED, ROWS, END)
+    play = make_script(QUEUED_PAGE, ROWS, END)
     async with run_fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
             rows, _, plan_header = await fetch_result(rig)
@@ -219,7 +230,7 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     failure = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(make_script(QUEUED, failure)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, failure)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
@@ -227,7 +238,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
 
 
 async def test_user_whose_rules_forbid_plans_gets_no_plans_for_a_while() -> None:
-    async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
         trino.rules = build_rules(build_table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
@@ -253,13 +264,13 @@ FREE = build_rules(build_table())
     ],
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
-    for switched_on in (False, True):
-        async with run_stage(make_script(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+    for is_enabled in (False, True):
+        async with run_stage(make_script(QUEUED_PAGE, ROWS, END), plan_header=is_enabled) as (trino, rig):
             trino.rules = rules
             rows, _, outcome = await fetch_result(rig)
             assert rows == [[1]]
-            assert outcome == expected or (switched_on and expected == "rewritten" and "files=3/100" in outcome)
-            assert ("3/100" in outcome) == (switched_on and rules is FREE)
+            assert outcome == expected or (is_enabled and expected == "rewritten" and "files=3/100" in outcome)
+            assert ("3/100" in outcome) == (is_enabled and rules is FREE)
 
 
 @pytest.mark.parametrize(
@@ -275,20 +286,22 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
         build_rules(build_table(), query_partition_filter_required="true"),
     ],
 )
-@pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
+@pytest.mark.parametrize(
+    "pages", [[QUEUED_PAGE, PLANNING_PAGE, ROWS, END], [QUEUED_PAGE, END], [QUEUED_PAGE, ROWS, ROWS, END]]
+)
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
     async with run_stage(make_script(*pages)) as (trino, rig):
         trino.rules = rules
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
         assert list_original_statements(trino) == [STATEMENT]
-        await until(lambda: [number for number, _ in trino.deleted] == [0])
+        await until(lambda: [number for number, _ in trino.deleted_pages] == [0])
 
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """Trino reports the tables of a statement only after it has analysed the statement."""
-    slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    slow_page = {**QUEUED_PAGE, "wait": 0.2}
+    async with run_stage(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
         assert (await fetch_result(rig))[0] == [["the original's"]]
         assert list_original_statements(trino) == [STATEMENT]
@@ -296,14 +309,17 @@ async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
 
 async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
-        async with run_stage(make_script(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
+        async with run_stage(make_script(QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END), rules=rules) as (
+            trino,
+            rig,
+        ):
             assert (await fetch_result(rig))[0] == [[1]]
             assert trino.rules_requests == ["q0"] * rules
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
     for rules, original_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
-        async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
+        async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
             assert len(list_original_statements(trino)) == original_count
@@ -315,8 +331,8 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
-    slow = {"stats": {"state": state}, "wait": 1.5}
-    async with run_stage(make_script(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
+    slow_page = {"stats": {"state": state}, "wait": 1.5}
+    async with run_stage(make_script(QUEUED_PAGE, slow_page, slow_page, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -341,21 +357,21 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END]) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
         assert plan_header == "unchanged; the statement has no condition that can prune files"
-        assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
+        assert trino.fetched_pages == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")
 
 
 @pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
 async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(statement: str) -> None:
-    async with run_stage(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED_PAGE, QUEUED_PAGE, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
-        assert trino.fetched == []
+        assert trino.fetched_pages == []
 
 
 @pytest.mark.parametrize(
@@ -368,7 +384,7 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
     ],
 )
 async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
-    async with run_stage(lambda _: [QUEUED, page, END]) as (_, rig):
+    async with run_stage(lambda _: [QUEUED_PAGE, page, END]) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         answer = json.loads(body)
         assert "data" not in answer
@@ -378,22 +394,25 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
 
 async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
-    async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 0.1}, *[QUEUED_PAGE] * 5, END]) as (
+        trino,
+        rig,
+    ):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
-        assert len(trino.fetched) < 5  # The speed of the machine decides how many pages arrive in time.
-        assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
+        assert len(trino.fetched_pages) < 5  # The speed of the machine decides how many pages arrive in time.
+        assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched_pages) + 1}")
 
 
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 5}, END]) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode()))
-        await until(lambda: (0, 1) in trino.fetched)
+        await until(lambda: (0, 1) in trino.fetched_pages)
         task.cancel()
-        await until(lambda: trino.deleted == [(0, 1)])
+        await until(lambda: trino.deleted_pages == [(0, 1)])
 
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
-    async with run_stage(lambda _: [{**QUEUED, "abort": True}]) as (trino, rig):
+    async with run_stage(lambda _: [{**QUEUED_PAGE, "abort": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         assert (status, trino.requests) == (502, [UNCHANGED_STATEMENT])

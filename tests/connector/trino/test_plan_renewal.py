@@ -13,7 +13,15 @@ import pytest
 from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, ScriptedTrino, run_fake_seamark, run_fake_trino
+from tests.connector.trino.protocol import (
+    END,
+    PLAN_ID,
+    QUEUED_PAGE,
+    ROWS,
+    ScriptedTrino,
+    run_fake_seamark,
+    run_fake_trino,
+)
 from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -83,24 +91,24 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
             now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
-    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewed)
-    return [path for path, _ in seamark.renewed]
+    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewals)
+    return [path for path, _ in seamark.renewals]
 
 
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
-    async with run_fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
+    async with run_fake_trino(lambda _: [*[QUEUED_PAGE] * 8, ROWS, END]) as trino:
         for several in (False, True):
-            renewed = await list_renewed_plans(trino, several, "queued")
-            assert set(renewed) == {"db/t"}
+            renewed_plans = await list_renewed_plans(trino, several, "queued")
+            assert set(renewed_plans) == {"db/t"}
 
 
 async def test_plans_of_a_running_statement_are_not_renewed() -> None:
-    async with run_fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
+    async with run_fake_trino(lambda _: [QUEUED_PAGE, *[ROWS] * 8, END]) as trino:
         assert await list_renewed_plans(trino, False, "executing") == []
 
 
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
-    async with AsyncExitStack() as seamark_stack, run_fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
+    async with AsyncExitStack() as seamark_stack, run_fake_trino(lambda _: [*[QUEUED_PAGE] * 3, ROWS, END]) as trino:
         seamark = await seamark_stack.enter_async_context(run_fake_seamark())
         async with run_proxy(
             trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW_LIMITS

@@ -135,11 +135,11 @@ async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
         catalog.wait_s = 0.5
         note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
-        taking = asyncio.create_task(withdrawal.take([(T, 1)]))
+        take_task = asyncio.create_task(withdrawal.take([(T, 1)]))
         await asyncio.sleep(0.01)
-        taking.cancel()
+        take_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await taking
+            await take_task
         await until(lambda: not catalog.visible_plans)
         catalog.wait_s = 0.0
         note_plans(catalog, withdrawal, (T, 1))

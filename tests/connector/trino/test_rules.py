@@ -21,7 +21,7 @@ def decide_by_rules(inputs: PlanInputs, *tables: dict[str, Any], **properties: A
 
 
 @pytest.mark.parametrize(
-    ("used", "tables", "verdict"),
+    ("plan_inputs", "tables", "verdict"),
     [
         (JOINED_INPUTS, [build_table("t"), build_table("u")], RuleDecision.NO_RULES),
         (JOINED_INPUTS, [build_table("t"), build_table("u"), build_table("other")], RuleDecision.NO_RULES),
@@ -74,16 +74,16 @@ def decide_by_rules(inputs: PlanInputs, *tables: dict[str, Any], **properties: A
     ],
 )
 def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
-    used: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
+    plan_inputs: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
-    assert decide_by_rules(used, *tables) is verdict
+    assert decide_by_rules(plan_inputs, *tables) is verdict
 
 
 def test_explain_is_forbidden_if_any_rule_applies() -> None:
     """EXPLAIN ANALYZE shows the numbers of rows and files."""
-    explained = PlanInputs({T: frozenset({"x"})}, explains=True)
-    assert decide_by_rules(explained, build_table("t")) is RuleDecision.NO_RULES
-    assert decide_by_rules(explained, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
+    explain_inputs = PlanInputs({T: frozenset({"x"})}, explains=True)
+    assert decide_by_rules(explain_inputs, build_table("t")) is RuleDecision.NO_RULES
+    assert decide_by_rules(explain_inputs, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])

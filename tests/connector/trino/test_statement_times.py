@@ -15,7 +15,7 @@ from tests.connector.trino.protocol import END, ROWS, run_fake_seamark, run_fake
 from tests.connector.trino.rig import run_proxy
 
 FINGERPRINT = "0123456789abcdef"
-READ = PlannedRead(("db", "t"), FINGERPRINT, 3, 30)
+PLANNED_READ = PlannedRead(("db", "t"), FINGERPRINT, 3, 30)
 PAGE = "/v1/statement/executing/q1/slug/1"
 
 
@@ -26,15 +26,15 @@ class Reports:
         self.seconds: dict[str, list[float]] = {}
         self.times = StatementTimes(self._send)
 
-    async def _send(self, read: PlannedRead, seconds: float) -> None:
-        if read.table == ("db", "broken"):
+    async def _send(self, planned_read: PlannedRead, seconds: float) -> None:
+        if planned_read.table == ("db", "broken"):
             raise ServerFailed("no")
-        self.seconds.setdefault(read.statement, []).append(seconds)
+        self.seconds.setdefault(planned_read.statement, []).append(seconds)
 
 
 async def test_time_ends_with_the_last_page_that_the_client_has_received() -> None:
     reports, began_s = Reports(), time.monotonic() - 100
-    reports.times.start(PAGE, [READ, PlannedRead(("db", "uncounted"), "", 1, 1)], began_s)
+    reports.times.start(PAGE, [PLANNED_READ, PlannedRead(("db", "uncounted"), "", 1, 1)], began_s)
     reports.times.note_page("GET", "/v1/statement/executing/q1/slug/2")
     reports.times.note_page("GET", "/v1/statement/executing/q2/slug/2")
     assert reports.seconds == {}
@@ -44,7 +44,7 @@ async def test_time_ends_with_the_last_page_that_the_client_has_received() -> No
 
 async def test_statement_without_a_further_page_is_reported_and_a_cancelled_statement_is_not() -> None:
     reports = Reports()
-    reports.times.start(PAGE, [READ], time.monotonic())
+    reports.times.start(PAGE, [PLANNED_READ], time.monotonic())
     reports.times.note_page("DELETE", PAGE)
     reports.times.start(None, [PlannedRead(("db", "broken"), "f", 1, 1)], time.monotonic())
     reports.times.start(None, [PlannedRead(("db", "u"), "e" * 16, 1, 1)], time.monotonic() - 5)
@@ -55,7 +55,7 @@ async def test_statement_without_a_further_page_is_reported_and_a_cancelled_stat
 async def test_statement_is_reported_when_its_client_requests_no_more_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statement_times, "_IDLE_S", 0.01)
     reports = Reports()
-    reports.times.start(PAGE, [READ], time.monotonic() - 7)
+    reports.times.start(PAGE, [PLANNED_READ], time.monotonic() - 7)
     while not reports.seconds:  # The timeout of the test limits the wait.
         await asyncio.sleep(0.01)
     assert reports.seconds == {FINGERPRINT: [pytest.approx(7, abs=60)]}
@@ -66,7 +66,7 @@ async def test_number_of_measured_statements_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(statement_times, "_STATEMENTS_MAX", 2)
     reports = Reports()
     for number in range(5):
-        reports.times.start(PAGE.replace("q1", f"q{number}"), [READ], time.monotonic())
+        reports.times.start(PAGE.replace("q1", f"q{number}"), [PLANNED_READ], time.monotonic())
     await reports.times.close()
     assert len(reports.seconds[FINGERPRINT]) == 2
 

@@ -24,7 +24,7 @@ from seamark.connector.jobs.statements import (
 from seamark.connector.trino.protocol import table_statements
 from tests.connector.trino.protocol import (
     END,
-    PLANNING,
+    PLANNING_PAGE,
     Page,
     ScriptedTrino,
     build_failure_page,
@@ -46,7 +46,7 @@ class SimulatedJobs:
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
-    killed: int = 0
+    killed_count: int = 0
     answer: StatementAnswer = field(default_factory=lambda: StatementAnswer(RESULT))
 
     async def run(self, job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
@@ -54,7 +54,7 @@ class SimulatedJobs:
         try:
             await self.ends.wait()
         except asyncio.CancelledError:
-            self.killed += 1
+            self.killed_count += 1
             raise
         return self.answer
 
@@ -72,8 +72,8 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
 
     def answer_statement(text: str) -> list[Page]:
         if refused_text and refused_text in text:
-            return [PLANNING, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
-        return [PLANNING, END]
+            return [PLANNING_PAGE, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
+        return [PLANNING_PAGE, END]
 
     async with (
         run_fake_trino(answer_statement) as trino,
@@ -103,10 +103,10 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
         answer = await post_statement(rig, MERGE)
         assert answer["stats"]["state"] == "RUNNING"
         jobs.ends.set()
-        ended = await follow_pages(rig, answer)
-        assert [column["name"] for column in ended["columns"]][:2] == ["files_before", "files_after"]
-        assert ended["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
-        assert ended["id"] == answer["id"]
+        last_page = await follow_pages(rig, answer)
+        assert [column["name"] for column in last_page["columns"]][:2] == ["files_before", "files_after"]
+        assert last_page["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
+        assert last_page["id"] == answer["id"]
         assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
         assert jobs.ran[0].token == "writer"
         assert trino.requests == [
@@ -127,10 +127,10 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Simul
         assert [job.statement for job in jobs.ran] == [DropColumns(("db", "t"), "day < 3", ("X", "y.z"))]
 
 
-@pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
+@pytest.mark.parametrize("refused_kind", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
-async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused: str) -> None:
-    async with run_rig(refused) as (_, rig):
+async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused_kind: str) -> None:
+    async with run_rig(refused_kind) as (_, rig):
         answer = await follow_pages(rig, await post_statement(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.ran == []
@@ -171,7 +171,7 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
             await asyncio.sleep(0.01)
         target = answer["nextUri"].removeprefix(rig.url)
         assert (await rig.ask("DELETE", target))[0] == 204
-        while not jobs.killed:
+        while not jobs.killed_count:
             await asyncio.sleep(0.01)
         assert (await rig.ask("GET", target))[0] == 404
         assert (await rig.ask("DELETE", target))[0] == 404
@@ -185,8 +185,8 @@ async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refu
         refusal = await post_statement(rig, MERGE)
         assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
-        ended = [await follow_pages(rig, answer) for answer in answers]
-        assert all("data" in page for page in ended)
+        last_pages = [await follow_pages(rig, answer) for answer in answers]
+        assert all("data" in page for page in last_pages)
         assert len(jobs.ran) == len(answers)
 
 

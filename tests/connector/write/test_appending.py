@@ -202,11 +202,11 @@ def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     producer: tuple[str, int] | None,
 ) -> None:
     """A proxy may answer 503 although it has forwarded the request. Then the commit may use the files."""
-    remaining_answers, real = list(answers), IndexClient._request
+    remaining_answers, send_request = list(answers), IndexClient._request
 
     def refuse_request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *arguments, **options)
+            return send_request(self, method, path, *arguments, **options)
         status, kind = remaining_answers.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
@@ -216,7 +216,7 @@ def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     assert len(server.list_written_files()) == 4
 
 
-def test_invalid_rows_change_nothing(client: IndexClient, server: ServerThread) -> None:
+def test_append_of_invalid_rows_commits_nothing(client: IndexClient, server: ServerThread) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [build_rows(1), pa.table({"id": pa.array([None], pa.int64())})])
     assert server.list_written_files() == set()

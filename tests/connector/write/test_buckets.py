@@ -53,8 +53,8 @@ def apply_updates(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
     """Set a default spec with fields of (name, transform, source id)."""
-    expected_rows = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
-    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": expected_rows}}
+    fields = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
+    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": fields}}
     apply_updates(client, spec, {"action": "set-default-spec", "spec-id": -1})
 
 
@@ -304,12 +304,12 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     bucket_spec = ("p0", "bucket[8]", 1)
     other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
-    real = buckets._update
+    update = buckets._update
 
     def overtake(*arguments: Any) -> Any:
         if other_specs:
             set_spec(client, *other_specs.pop(0))
-        return real(*arguments)
+        return update(*arguments)
 
     monkeypatch.setattr(buckets, "_update", overtake)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
@@ -346,11 +346,11 @@ def test_plan_of_a_key_reads_its_old_bucket_and_its_new_bucket(client: IndexClie
         resize(client, "db.t", buckets=count)
     # Only every second key is upserted, so old files keep rows and are not removed.
     upsert(client, "db.t", build_key_rows(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
-    original = client.explain("db.t", "id = 7", files=True).kept_files
-    assert original is not None
-    actual = {tuple(file["partition"].items()) for file in original}
+    original_files = client.explain("db.t", "id = 7", files=True).kept_files
+    assert original_files is not None
+    actual = {tuple(file["partition"].items()) for file in original_files}
     assert actual == {(("p0", compute_bucket(8, 7)),), (("id_bucket_64", compute_bucket(64, 7)),)}
-    assert len(original) == 2
+    assert len(original_files) == 2
 
 
 # The command

@@ -182,9 +182,9 @@ def check_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
-        original = client.explain("db.t", f"id = {key}", files=True).kept_files
-        assert original is not None
-        pairs = {pair for file in original for pair in file["partition"].items()}
+        original_files = client.explain("db.t", f"id = {key}", files=True).kept_files
+        assert original_files is not None
+        pairs = {pair for file in original_files for pair in file["partition"].items()}
         assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 

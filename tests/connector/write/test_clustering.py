@@ -110,10 +110,10 @@ def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> Non
     rows = [rng.choice([*values, None]) for _ in range(400)]
     places = Ranks.of(pa.array(rows, arrow)).places(pa.array(rows, arrow)).tolist()
     for row, place in zip(rows, places, strict=True):
-        below = sum(value is None if row is not None else 0 for value in rows)
-        below += sum(value is not None and row is not None and value < row for value in rows)
-        equal = sum(value == row for value in rows)
-        assert place == ((2 * below + equal) << RANK_BITS) // (2 * len(rows)) or row is None
+        smaller_count = sum(value is None if row is not None else 0 for value in rows)
+        smaller_count += sum(value is not None and row is not None and value < row for value in rows)
+        equal_count = sum(value == row for value in rows)
+        assert place == ((2 * smaller_count + equal_count) << RANK_BITS) // (2 * len(rows)) or row is None
         assert row is not None or place < min(p for r, p in zip(rows, places, strict=True) if r is not None)
     assert max(places) < 1 << RANK_BITS
 
@@ -138,10 +138,10 @@ def test_values_outside_the_sample_rank_as_if_they_were_in_the_sample(kind: str,
     places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
     nulls = sum(value is None for value in sample)
     for row, place in zip(rows, places, strict=True):
-        below = nulls + sum(value is not None and row is not None and value < row for value in sample)
-        equal = sum(value is not None and value == row for value in sample)
-        doubled = nulls if row is None else 2 * below + equal
-        assert place == min((doubled << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
+        smaller_count = nulls + sum(value is not None and row is not None and value < row for value in sample)
+        equal_count = sum(value is not None and value == row for value in sample)
+        doubled_rank = nulls if row is None else 2 * smaller_count + equal_count
+        assert place == min((doubled_rank << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
 
 
 def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
@@ -188,7 +188,9 @@ def test_attributes_are_read_through_keys_of_joined_tables() -> None:
     actual_values = []
     for name, column in attributes.by[1:]:
         values = attributes.table_values(name, column).to_pylist()
-        actual_values.append([None if at < 0 else values[at] for at in attributes.find_rows(name, FACTS).tolist()])
+        actual_values.append(
+            [None if index < 0 else values[index] for index in attributes.find_rows(name, FACTS).tolist()]
+        )
     assert actual_values == [["P", "B", None, None, None, "P"], [2, 1, None, None, None, 2]]
 
 
@@ -205,11 +207,11 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     # The rank and the city of a customer would have the same order, and would count as one column.
     clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
-    reached = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
+    joined_values = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
     columns = [
-        pa.array([attributes[1] for attributes in reached], pa.int64()),
+        pa.array([attributes[1] for attributes in joined_values], pa.int64()),
         facts["day"].combine_chunks(),
-        pa.array([attributes[0] for attributes in reached], pa.string()),
+        pa.array([attributes[0] for attributes in joined_values], pa.string()),
     ]
     points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
@@ -219,15 +221,15 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
 
 def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
     schema = FACTS.schema
-    nested = pa.table({"id": [10], "tags": [["a"]]})
-    for by, joins, expected in (
+    nested_table = pa.table({"id": [10], "tags": [["a"]]})
+    for columns, joins, expected in (
         ([], {}, "by which"),
         (["no"], {}, "no column 'no'"),
         (["customer.no"], JOINS, "no column 'customer.no'"),
         (["other.city"], JOINS, "no column 'other.city'"),
-        (["c.tags"], {"c": JoinedRows(nested, {"customer": "id"})}, "cannot be clustered"),
-        (["c.id"], {"c": JoinedRows(nested, {})}, "'c' is joined on no columns"),
-        (["c.id"], {"c": JoinedRows(nested, {"customer": "no"})}, "no column 'c.no'"),
+        (["c.tags"], {"c": JoinedRows(nested_table, {"customer": "id"})}, "cannot be clustered"),
+        (["c.id"], {"c": JoinedRows(nested_table, {})}, "'c' is joined on no columns"),
+        (["c.id"], {"c": JoinedRows(nested_table, {"customer": "no"})}, "no column 'c.no'"),
         (["c.id"], {"c": JoinedRows(NATIONS, {"customer": "id"})}, "never equal"),
         (
             ["n.id"],
@@ -236,7 +238,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
         ),
     ):
         with pytest.raises(InvalidRequest, match=expected):
-            Attributes(by, joins, schema)
+            Attributes(columns, joins, schema)
     assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
 
 
@@ -252,19 +254,19 @@ def test_range_bounds_divide_the_rows_into_almost_equal_parts() -> None:
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 7, 60])
-@pytest.mark.parametrize("distinct", [1, 5, 1 << 16])
-def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None:
+@pytest.mark.parametrize("distinct_count", [1, 5, 1 << 16])
+def test_files_end_between_cells_of_the_curve(files: int, distinct_count: int) -> None:
     """The test checks that files have about the same size.
 
     If the keys allow it, the first key of each file is the start of a large cell.
     """
     rng = np.random.default_rng(first_seed())
-    points = rng.integers(0, distinct, (6000, 2)).astype(np.uint64)
+    points = rng.integers(0, distinct_count, (6000, 2)).astype(np.uint64)
     keys = np.sort(to_sortable_keys(compute_curve_keys(points, 16, "zorder")))
     bounds = choose_cell_bounds(keys, files)
     assert np.array_equal(bounds, np.sort(bounds))
     assert len(bounds) <= 2 * files
-    if distinct < 1 << 16:  # There are few distinct keys, with many rows each.
+    if distinct_count < 1 << 16:  # There are few distinct keys, with many rows each.
         return
     sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
     assert sizes.min() >= 1 - FILE_SIZE_SPREAD_FRACTION - 0.1
@@ -283,7 +285,7 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
     keys = to_sortable_keys(clustering.compute_keys(rows))
     order = np.argsort(keys, kind="stable")
     bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
-    equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
+    equal_bounds = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
 
     def compute_mean_opened_files(cuts: npt.NDArray[np.intp]) -> float:
         total = 0
@@ -292,22 +294,24 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
                 total += len(part) * (int(part.max()) - int(part.min()) + 1)
         return total / 2 / len(keys) / 1000
 
-    assert compute_mean_opened_files(bounds) < (0.97 if curve == "hilbert" else 0.75) * compute_mean_opened_files(equal)
+    assert compute_mean_opened_files(bounds) < (0.97 if curve == "hilbert" else 0.75) * compute_mean_opened_files(
+        equal_bounds
+    )
 
 
 def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
     """The table has an order date, a ship date, and two columns that are independent of them."""
     rng = np.random.default_rng(first_seed())
-    ordered = rng.integers(0, 1000, 40_000)
-    shipped = ordered + rng.integers(1, 30, 40_000)
-    columns = {"a": ordered, "b": -shipped, "c": rng.integers(0, 500, 40_000), "d": rng.integers(0, 500, 40_000)}
+    order_days = rng.integers(0, 1000, 40_000)
+    ship_days = order_days + rng.integers(1, 30, 40_000)
+    columns = {"a": order_days, "b": -ship_days, "c": rng.integers(0, 500, 40_000), "d": rng.integers(0, 500, 40_000)}
     table = pa.table(columns)
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
     assert clustering.groups == ((0, 1), (2,), (3,))
 
-    def compute_mean_opened_files(chosen_clustering: Clustering) -> float:
+    def compute_mean_opened_files(clustering: Clustering) -> float:
         """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
-        order = np.argsort(to_sortable_keys(chosen_clustering.compute_keys(table)), kind="stable")
+        order = np.argsort(to_sortable_keys(clustering.compute_keys(table)), kind="stable")
         counts = []
         for values in columns.values():
             files = values[order].reshape(100, -1)
@@ -323,11 +327,11 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
 
 
 def test_key_keeps_several_columns_of_the_same_order() -> None:
-    ordered = np.arange(5000)
+    ordered_values = np.arange(5000)
     columns = {
-        "a": ordered,
-        "b": -ordered,
-        "c": ordered * 3,
+        "a": ordered_values,
+        "b": -ordered_values,
+        "c": ordered_values * 3,
         "d": np.random.default_rng(first_seed()).permutation(5000),
     }
     table = pa.table(columns)

@@ -36,28 +36,28 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 @contextmanager
 def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     """Run equality upserts of these keys until the context ends, and yield a list with the number of each upsert."""
-    stop, is_over, failed = threading.Event(), [0], []
+    stop, write_count, failures = threading.Event(), [0], []
 
     def write() -> None:
         client = IndexClient(url)
         try:
             while not stop.is_set():
-                batch = build_rows(*((key, f"stream{is_over[0]}", is_over[0]) for key in keys))
+                batch = build_rows(*((key, f"stream{write_count[0]}", write_count[0]) for key in keys))
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
-                is_over[0] += 1
-        except Exception as error:  # noqa: BLE001  told by the test
-            failed.append(error)
+                write_count[0] += 1
+        except Exception as error:  # noqa: BLE001  the test reports it
+            failures.append(error)
         finally:
             client.close()
 
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        yield is_over
+        yield write_count
     finally:
         stop.set()
         thread.join()
-    assert not failed
+    assert not failures
 
 
 @pytest.mark.few_cases(2)

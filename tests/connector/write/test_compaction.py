@@ -252,13 +252,13 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, str] = {}
-    touched: set[int] = set()
+    touched_ids: set[int] = set()
     numbers = iter(range(10_000))
     create_ids = iter(range(1000, 100_000))
 
     def change() -> None:
         number, ids = next(numbers), rng.sample(sorted(model), rng.randint(1, 5))
-        touched.update(ids)
+        touched_ids.update(ids)
         mode = rng.choice([*MODES, None])
         if rng.random() < 0.5:
             ids.append(next(create_ids))
@@ -282,7 +282,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         actual_rows = scan(client, "db.t", columns).to_arrow()
         return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in actual_rows.to_pylist()}
 
-    write, open_again = compaction.rewrite_rows, open_table
+    write, original_open_table = compaction.rewrite_rows, open_table
 
     def write_while_others_change(*arguments: Any) -> Any:
         written_files = write(*arguments)
@@ -290,7 +290,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         return written_files
 
     def open_while_others_change(*arguments: Any, **options: Any) -> Any:
-        reopened_table = open_again(*arguments, **options)
+        reopened_table = original_open_table(*arguments, **options)
         if rng.random() < 0.4:
             change()
         return reopened_table
@@ -298,7 +298,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     monkeypatch.setattr(compaction, "rewrite_rows", write_while_others_change)
     monkeypatch.setattr(replacements, "open_table", open_while_others_change)
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
-    rows_deleted = 0
+    deleted_count = 0
     with open_catalog(server.url) as catalog:
         create(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
         if seed > 1:
@@ -310,19 +310,19 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 upsert(client, "db.t", build_rows(ids), keys=["id"])
                 model.update((id_, str(id_)) for id_ in ids)
             change()
-            touched.clear()
+            touched_ids.clear()
             lineage_before = read_lineage() if version == 3 else {}
             report = compact(client, "db.t", policy=CompactionPolicy(rng.choice([3000, 1 << 20]), 2))
-            rows_deleted += report.rows_deleted
+            deleted_count += report.rows_deleted
             assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
             if version == 3:
                 lineage_after = read_lineage()
-                assert {id_: lineage_after[id_] for id_ in model.keys() & lineage_before.keys() - touched} == {
-                    record: lineage_before[record] for record in model.keys() & lineage_before.keys() - touched
+                assert {id_: lineage_after[id_] for id_ in model.keys() & lineage_before.keys() - touched_ids} == {
+                    record: lineage_before[record] for record in model.keys() & lineage_before.keys() - touched_ids
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)
-    assert rows_deleted > 0
+    assert deleted_count > 0
 
 
 def test_rows_that_a_rollback_restores_discard_the_batch(
@@ -484,9 +484,9 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
     written_files = []
     for number in range(2):
         key = bytes([number] * 16)
-        rows_of = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
-        append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
-        written_files += rows_of
+        values_of_rows = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
+        append(client, "db.t", pa.Table.from_pylist(values_of_rows, pa.schema(list(zip(uuids, kinds, strict=True)))))
+        written_files += values_of_rows
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
     values = scan(client, "db.t").to_arrow().to_pylist()

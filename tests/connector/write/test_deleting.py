@@ -55,10 +55,16 @@ def read_deleted_positions(file: dict[str, Any], path: str) -> list[int]:
     """Return the deleted positions of the data file `path` that the server reads from a delete file."""
     data = to_path(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
-    named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
+    delete_file_fields = (
+        file["file-format"].lower(),
+        1,
+        len(data),
+        file["record-count"],
+        file.get("referenced-data-file"),
+    )
     delete_content = decode_delete_content(
         data[offset : offset + length],
-        DeleteFile(file["file-path"], *named, offset, length, ()),
+        DeleteFile(file["file-path"], *delete_file_fields, offset, length, ()),
         (),
         limit_bytes=1 << 20,
     )
@@ -73,13 +79,13 @@ POSITIONS = st.lists(
 
 @given(POSITIONS)
 def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
-    distinct = sorted(set(positions))
-    blob = encode_vector(build_positions(*distinct))
+    distinct_positions = sorted(set(positions))
+    blob = encode_vector(build_positions(*distinct_positions))
     assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
     assert blob[4:8].hex() == "d1d33964"
     assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
     bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
-    assert list(bitmap) == distinct
+    assert list(bitmap) == distinct_positions
     bitmap.run_optimize()
     assert blob[8:-4] == bitmap.serialize(), "the keys must ascend, and the bitmaps must have the portable format"
 
@@ -113,13 +119,15 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
 
 
 def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path: Path) -> None:
-    older, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
+    old_metadata, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
     position_deletes = write_deletes(
-        build_target(older), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
+        build_target(old_metadata), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
     ).files
-    written_deletes = write_deletes(build_target(older), [DeletedRows(b, 0, [], build_positions(8))], reader).files
+    written_deletes = write_deletes(
+        build_target(old_metadata), [DeletedRows(b, 0, [], build_positions(8))], reader
+    ).files
     first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
     keys = write_equality_deletes(build_target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [
@@ -214,9 +222,9 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
             ]
             assert parquet_file.metadata.row_group(0).column(0).compression == "GZIP"
             assert parquet_file.metadata.metadata[b"delete-type"] == b"position"
-            rows_in = parquet_file.read().to_pydict()
-        paths = sorted(set(rows_in["file_path"]))
-        pairs = list(zip(rows_in["file_path"], rows_in["pos"], strict=True))
+            rows_of_file = parquet_file.read().to_pydict()
+        paths = sorted(set(rows_of_file["file_path"]))
+        pairs = list(zip(rows_of_file["file_path"], rows_of_file["pos"], strict=True))
         assert pairs == [(path, position) for path in paths for position in (1, 5, 2**40)]
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
         assert (lower[2147483546].decode(), upper[2147483546].decode()) == (paths[0], paths[-1])
@@ -252,7 +260,7 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
         (["land", "ratio"], "ratio"),
         (["land", "nothing"], "no column nothing"),
         ([], "at least one"),
-        (["land", "land"], "each column only once"),
+        (["land", "land"], "name each column once"),
     ],
 )
 def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], message: str) -> None:
@@ -273,8 +281,8 @@ def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None
         metadata, reader = build_table_and_deletes(version)
         assert write_deletes(build_target(metadata), deletes, reader).files[0]["file-format"] == form
     for refused_deletes in (
-        lambda to: write_deletes(to, deletes, build_table_and_deletes(1)[1]),
-        lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
+        lambda target: write_deletes(target, deletes, build_table_and_deletes(1)[1]),
+        lambda target: write_equality_deletes(target, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
             refused_deletes(build_target(build_table_and_deletes(1)[0]))
@@ -347,5 +355,5 @@ def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> 
         new_target, [DeletedRows(a, 0, [], build_positions(0, 1), [written_files], 4)], reader
     )
     assert second_deletes == WrittenDeletes()
-    unknown = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(0, 1, 2))], reader)
-    assert (len(unknown.files), unknown.removed) == (1, ())
+    unknown_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(0, 1, 2))], reader)
+    assert (len(unknown_deletes.files), unknown_deletes.removed) == (1, ())

@@ -1,7 +1,7 @@
 """Upserts and deletes by equality deletes, without lookups of the stored rows.
 
-The tests check the table after them, beside other writers, across partition specs, and in random histories
-with all other kinds of row changes.
+The tests check the table after them, beside other writers, across partition specs, and in random histories with all
+other kinds of row changes.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     new_steps: list[Step] = []
     for step in draw_steps(rng, count, MODES):
-        blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
+        blind = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
         if step.kind == "upsert" and rng.random() < 0.4:
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
         elif blind and rng.random() < 0.6:
@@ -314,10 +314,10 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
     steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), count)}
     spec_count = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early = [step for step in steps_by_number.values() if step.number <= count // spec_count + writers]
+        early_steps = [step for step in steps_by_number.values() if step.number <= count // spec_count + writers]
         steps_by_number |= {
             step.number: Step(step.number, step.kind, step.rows)
-            for step in early
+            for step in early_steps
             if isinstance(step, EqualityDeleteStep)
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
@@ -327,8 +327,8 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
                 step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
-                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in at_once]
+                concurrent_steps = zip(worker_steps[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in concurrent_steps]
                 if round_number and not start:
                     pool.submit(change_spec, client, "t", *shape.specs[round_number], round_number).result(60)
                 for step, future in zip(worker_steps[start:], futures, strict=False):

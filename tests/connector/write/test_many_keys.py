@@ -24,9 +24,9 @@ FILES, ROWS = 120, 4
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize(("bytes_max", "read"), [(4 << 20, FILES // 2), (100, FILES)])
+@pytest.mark.parametrize(("bytes_max", "files_read"), [(4 << 20, FILES // 2), (100, FILES)])
 def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, read: int
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, files_read: int
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
@@ -42,7 +42,7 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     assert len(keys) > RANGES_MAX
     report = delete(client, "db.t", keys=pa.table({"id": keys}), mode=MERGE_ON_READ)
     assert report.deleted == len(keys)
-    assert read - RANGES_MAX <= report.files_read <= read
+    assert files_read - RANGES_MAX <= report.files_read <= files_read
 
 
 def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accepted(

@@ -218,11 +218,11 @@ def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
     for lower_key, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
         expected = expected_statistics[their_bounds]
         actual = index_by_column(file[lower_key])
-        fixed = next(field.id for field in kept_fields if "fixed" in field.name)
-        assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
-            field_id: value for field_id, value in expected.items() if field_id != fixed
+        fixed_field = next(field.id for field in kept_fields if "fixed" in field.name)
+        assert {field_id: actual[field_id] for field_id in expected if field_id != fixed_field} == {
+            field_id: value for field_id, value in expected.items() if field_id != fixed_field
         }
-        assert decode_single_value("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
+        assert decode_single_value("fixed[3]", actual[fixed_field]) in typed.SAMPLES["fixed[3]"]
 
 
 def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tmp_path: Path) -> None:
@@ -253,13 +253,13 @@ def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]
 @given(st.text(max_size=6) | st.text("\ud7ff\ue000\U0010ffff\uffffa", max_size=5), st.integers(1, 4))
 def test_truncated_text_is_a_valid_bound(text: str, length: int) -> None:
     assert compute_lower_bound("string", text, length) <= text
-    above = compute_upper_bound("string", text, length)
-    if above is None:
+    upper_bound = compute_upper_bound("string", text, length)
+    if upper_bound is None:
         assert set(text[:length]) == {"\U0010ffff"}
         assert len(text) > length
     else:
-        assert above.encode() >= text.encode()
-        assert len(above) <= max(length, len(text) if len(text) <= length else length)
+        assert upper_bound.encode() >= text.encode()
+        assert len(upper_bound) <= max(length, len(text) if len(text) <= length else length)
 
 
 @given(
@@ -267,11 +267,11 @@ def test_truncated_text_is_a_valid_bound(text: str, length: int) -> None:
 )
 def test_truncated_bytes_are_a_valid_bound(data: bytes, length: int) -> None:
     assert compute_lower_bound("binary", data, length) <= data
-    above = compute_upper_bound("binary", data, length)
-    if above is None:
+    upper_bound = compute_upper_bound("binary", data, length)
+    if upper_bound is None:
         assert set(data[:length]) == {0xFF}
     else:
-        assert above >= data
+        assert upper_bound >= data
 
 
 # Table properties
@@ -281,7 +281,7 @@ WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(12
 
 
 @pytest.mark.parametrize(
-    ("schema", "properties", "with_bounds", "with_counts"),
+    ("schema", "properties", "columns_with_bounds", "columns_with_counts"),
     [
         (EVERY_TYPE, {"write.metadata.metrics.default": "none"}, set(), set()),
         (EVERY_TYPE, {"write.metadata.metrics.default": "counts"}, set(), {1, 2, 31}),
@@ -300,18 +300,18 @@ WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(12
     ],
 )
 def test_properties_decide_which_columns_have_metrics(
-    schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
+    schema: Schema, properties: dict[str, str], columns_with_bounds: set[int], columns_with_counts: set[int]
 ) -> None:
     modes = list_modes(schema, properties, UNSORTED)
     bounds = {column_id for column_id, mode in modes.items() if mode.bounds}
     counts = {column_id for column_id, mode in modes.items() if mode.counts}
-    assert with_bounds <= bounds
-    assert with_counts <= counts
+    assert columns_with_bounds <= bounds
+    assert columns_with_counts <= counts
     if schema is WIDE_SCHEMA and "write.metadata.metrics.default" not in properties:
         limit = int(properties.get("write.metadata.metrics.max-inferred-column-defaults", 100))
         assert bounds == set(range(1, limit + 1))
     if properties.get("write.metadata.metrics.default") == "none":
-        assert bounds == with_bounds
+        assert bounds == columns_with_bounds
 
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
@@ -320,11 +320,11 @@ def test_columns_of_the_sort_order_always_have_bounds() -> None:
         *range(1, 101),
         110,
     }
-    sparse = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
-    assert {column_id for column_id, mode in sparse.items() if mode.bounds} == {110}
+    sparse_modes = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
+    assert {column_id for column_id, mode in sparse_modes.items() if mode.bounds} == {110}
 
 
-def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
+def test_files_have_the_encodings_of_the_table_properties(tmp_path: Path) -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "tags", False, ListType(3, "string", False))))
     rows = pa.table({"id": list(range(40_000)), "tags": [["a", str(number)] for number in range(40_000)]})
     for codec in ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed"):
@@ -531,9 +531,9 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
 def test_column_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
         write_and_read(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
-    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
+    repeated_columns = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write_and_read(tmp_path, twice, build_single_column("int"))
+        write_and_read(tmp_path, repeated_columns, build_single_column("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -546,18 +546,20 @@ def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("how", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")])
-def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:
-    values = typed.draw_column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
+@pytest.mark.parametrize(
+    ("direction", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")]
+)
+def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: str, direction: str, nulls: str) -> None:
+    values = typed.draw_column(random.Random(f"{kind} {direction} {nulls}"), kind, 60)
     rows = pa.table({"c": typed.build_array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
-    sort_order = build_order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
+    sort_order = build_order(("identity", 1, direction, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
     file, metadata = write_and_read(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))
     present_rows = [row for row in expected if values[row] is not None]
-    present_rows.sort(key=lambda row: _compute_rank(values[row]), reverse=how == "desc")
+    present_rows.sort(key=lambda row: _compute_rank(values[row]), reverse=direction == "desc")
     # A reversed stable sort also reverses equal rows.
     ties: dict[Any, list[int]] = {}
     for row in expected:
@@ -608,9 +610,13 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
     write_target = build_target(build_metadata(tmp_path, schema))
-    for count, unbounded in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
+    for count, unbounded_columns in (
+        (rows, {"id", "unique"}),
+        (1000, {"id", "unique"}),
+        (100, {"id", "unique", "word"}),
+    ):
         file = write_data_file(input_table.slice(0, count), write_target, write_target.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
             chunks = [parquet_file.metadata.row_group(0).column(place) for place in range(len(kinds))]
-            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded
+            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded_columns
             assert parquet_file.read().equals(input_table.slice(0, count).cast(parquet_file.schema_arrow))

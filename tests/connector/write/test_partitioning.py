@@ -121,7 +121,7 @@ def draw_rows(seed: int, count: int) -> pa.RecordBatch:
 def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int]]) -> None:
     for seed, count in enumerate([0, 1, 2, 300]):
         batch = draw_rows(seed, count)
-        split = Partitioner(build_spec(*fields), SCHEMA).split(batch)
+        partitions = Partitioner(build_spec(*fields), SCHEMA).split(batch)
         columns: list[list[Any]] = []
         for transform, source in fields:
             column = SCHEMA.column(source)
@@ -138,7 +138,7 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 [compute_transform(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)]
             )
         partition_numbers: list[int] = []
-        for partition, row_indexes in split:
+        for partition, row_indexes in partitions:
             row_numbers = list(range(count)) if row_indexes is None else row_indexes.tolist()
             assert row_numbers == sorted(row_numbers)
             partition_numbers.extend(row_numbers)
@@ -146,7 +146,7 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 assert typed.are_all_same([column[row] for column in columns], list(partition)), (seed, row)
         assert sorted(partition_numbers) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]
-        assert len(split) == len(set(keys)), "a partition was split in two"
+        assert len(partitions) == len(set(keys)), "a partition was split in two"
 
 
 def test_partition_values_are_written_in_the_json_of_the_specification() -> None:
@@ -175,9 +175,9 @@ def test_partition_value_of_a_field_in_a_null_struct_is_null() -> None:
         {name: [None] * 2 for name in ("id", "name", "at", "ratio")}
         | {"st": pa.array([None, {"land": "x"}], pa.struct([("land", pa.string())]))}
     )
-    conformed = conform(batch, SCHEMA, build_arrow_schema(SCHEMA))
-    split = Partitioner(build_spec(("identity", 5)), SCHEMA).split(conformed)
-    assert {partition: chosen.tolist() for partition, chosen in split if chosen is not None} == {
+    conformed_rows = conform(batch, SCHEMA, build_arrow_schema(SCHEMA))
+    partitions = Partitioner(build_spec(("identity", 5)), SCHEMA).split(conformed_rows)
+    assert {partition: positions.tolist() for partition, positions in partitions if positions is not None} == {
         ("x",): [1],
         (None,): [0],
     }

@@ -57,16 +57,18 @@ def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: In
 
 
 CHANGES: dict[str, Callable[..., Any]] = {
-    "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [5]}), **how),
-    "delete by predicate": lambda client, **how: delete(client, "db.t", where="id = 5", **how),
-    "delete of no keys": lambda client, **how: delete(client, "db.t", keys=build_rows().select(["id"]), **how),
-    "delete of no batches": lambda client, **how: delete(client, "db.t", keys=[], **how),
-    "upsert": lambda client, **how: upsert(client, "db.t", build_rows(), keys=["id"], **how),
-    "stale upsert": lambda client, **how: upsert(
-        client, "db.t", build_rows((9, "b", 1)), keys=["id"], precombine="ts", **how
+    "delete": lambda client, **options: delete(client, "db.t", keys=pa.table({"id": [5]}), **options),
+    "delete by predicate": lambda client, **options: delete(client, "db.t", where="id = 5", **options),
+    "delete of no keys": lambda client, **options: delete(client, "db.t", keys=build_rows().select(["id"]), **options),
+    "delete of no batches": lambda client, **options: delete(client, "db.t", keys=[], **options),
+    "upsert": lambda client, **options: upsert(client, "db.t", build_rows(), keys=["id"], **options),
+    "stale upsert": lambda client, **options: upsert(
+        client, "db.t", build_rows((9, "b", 1)), keys=["id"], precombine="ts", **options
     ),
-    "unlocated": lambda client, **how: upsert(client, "db.t", build_rows(), keys=["id"], strategy=EQUALITY, **how),
-    "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", build_rows(), **how),
+    "unlocated": lambda client, **options: upsert(
+        client, "db.t", build_rows(), keys=["id"], strategy=EQUALITY, **options
+    ),
+    "overwrite": lambda client, **options: overwrite_partitions(client, "db.t", build_rows(), **options),
 }
 
 

@@ -48,17 +48,23 @@ CONCURRENT_CHANGES: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("other", CONCURRENT_CHANGES)
+@pytest.mark.parametrize("concurrent_change", CONCURRENT_CHANGES)
 def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
-    client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
+    client: IndexClient,
+    server: ServerThread,
+    version: int,
+    concurrent_change: str,
+    mode: str,
+    during: bool,
+    monkeypatch: Any,
 ) -> None:
     create_upsert_table(client, version=version, properties=BY_ID if during else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
     snapshot, _ = read_counter(client, 1)
     if during:
-        run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[other](client))
+        run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[concurrent_change](client))
     else:
-        CONCURRENT_CHANGES[other](client)
+        CONCURRENT_CHANGES[concurrent_change](client)
     with pytest.raises(Conflict, match="changed since snapshot") as error:
         upsert(client, "db.t", build_rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
@@ -110,12 +116,12 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
 @pytest.mark.parametrize("mode", mark_fast(MODES, 1))
-def test_concurrent_increments_of_counters_are_not_lost(
+def test_concurrent_increments_of_counters_are_all_counted(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
     create_upsert_table(client, spec=spec)
     append(client, "db.t", build_rows(*((key, "counter", 0) for key in range(4))))
-    failed: list[Exception] = []
+    failures: list[Exception] = []
 
     def increment(number: int) -> None:
         own_client = IndexClient(client.url)
@@ -131,8 +137,8 @@ def test_concurrent_increments_of_counters_are_not_lost(
                         break
                     except Conflict:
                         continue
-        except Exception as error:  # noqa: BLE001  told by the test
-            failed.append(error)
+        except Exception as error:  # noqa: BLE001  the test reports it
+            failures.append(error)
         finally:
             own_client.close()
 
@@ -141,7 +147,7 @@ def test_concurrent_increments_of_counters_are_not_lost(
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed
+    assert not failures
     counters = {key: value for key, _, value, _ in read_rows(client)}
     assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
     snapshots = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
@@ -149,8 +155,8 @@ def test_concurrent_increments_of_counters_are_not_lost(
 
 
 REPEATABLE_CHANGES: dict[str, Any] = {
-    "upsert": lambda client, **how: upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], **how),
-    "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [1]}), **how),
+    "upsert": lambda client, **options: upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], **options),
+    "delete": lambda client, **options: delete(client, "db.t", keys=pa.table({"id": [1]}), **options),
 }
 
 
@@ -165,18 +171,18 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read_counter(client, 1)
-    how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
-    first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
+    write_options: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
+    first = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
     if since:
         upsert(client, "db.t", build_rows((1, "d", 3)), keys=["id"])
     files_before, written_files = read_rows(client), server.list_written_files()
-    second_report = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
+    second_report = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
     assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
     assert (read_rows(client), server.list_written_files()) == (files_before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
-        REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
+        REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
-        REPEATABLE_CHANGES[name](client, **how)
+        REPEATABLE_CHANGES[name](client, **write_options)
     current_rows, _ = read_counter(client, 1)
     assert not REPEATABLE_CHANGES[name](
         client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)

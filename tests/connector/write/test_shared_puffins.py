@@ -28,15 +28,15 @@ class Vectors:
     """The Puffin files of a table's snapshots.
 
     Attributes:
-        live: The files of the current snapshot.
-        marked: The files that any snapshot marks as removed.
-        all: All files.
+        live_paths: The files of the current snapshot.
+        marked_paths: The files that any snapshot marks as removed.
+        all_paths: All files.
     """
 
     def __init__(self, table: Table) -> None:
-        self.live = Counter[str]()
-        self.marked: set[str] = set()
-        self.all: set[str] = set()
+        self.live_paths = Counter[str]()
+        self.marked_paths: set[str] = set()
+        self.all_paths: set[str] = set()
         for snapshot in table.metadata.snapshots:
             is_current = snapshot.snapshot_id == table.metadata.current_snapshot_id
             for manifest in snapshot.manifests(table.io):
@@ -45,11 +45,11 @@ class Vectors:
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                     assert entry.data_file.content == DataFileContent.POSITION_DELETES
                     path = entry.data_file.file_path
-                    self.all.add(path)
+                    self.all_paths.add(path)
                     if entry.status == ManifestEntryStatus.DELETED:
-                        self.marked.add(path)
+                        self.marked_paths.add(path)
                     elif is_current:
-                        self.live[path] += 1
+                        self.live_paths[path] += 1
 
 
 @pytest.mark.few_cases(1)
@@ -62,14 +62,14 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
         merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
         create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
         model: dict[int, str] = {}
-        shared = 0
+        shared_count = 0
         for step in range(14):
             ids = rng.sample(range(60), rng.randint(1, 12))
             action = rng.random()
             if action < 0.3:
                 new_ids = list(range(100 * step + 100, 100 * step + 110))
                 append(client, "db.t", build_rows(new_ids, f"{step}:"))
-                model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new_ids)
+                model.update((id_, f"{step}:{id_}") for id_ in new_ids)
             elif action < 0.6:
                 upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
                 model.update((id_, f"{step}:{id_}") for id_ in ids)
@@ -81,10 +81,8 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             vectors = Vectors(catalog.load_table("db.t"))
-            shared += sum(count > 1 for count in vectors.live.values())
-            assert not vectors.marked & vectors.live.keys(), step
-            assert vectors.all - vectors.live.keys() <= vectors.marked, step
-        assert count_scanned_rows(client) == Counter(
-            (deleted_id, deleted_id % 3, text) for deleted_id, text in model.items()
-        )
-        assert shared, "no Puffin file had two live vectors"
+            shared_count += sum(count > 1 for count in vectors.live_paths.values())
+            assert not vectors.marked_paths & vectors.live_paths.keys(), step
+            assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths, step
+        assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
+        assert shared_count, "no Puffin file had two live vectors"

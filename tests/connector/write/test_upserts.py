@@ -61,8 +61,8 @@ def build_rows(*arguments: tuple[Any, ...]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=False)) for row in arguments], ARROW)
 
 
-def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
-    values = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
+def read_rows(client: IndexClient, name: str = "db.t", index: At = CURRENT) -> list[tuple[Any, ...]]:
+    values = scan(client, name, COLUMNS, at=index).to_arrow().sort_by("id").to_pylist()
     return [tuple(value.values()) for value in values]
 
 
@@ -70,7 +70,7 @@ def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
+def test_upsert_replaces_rows_with_existing_keys_and_inserts_rows_with_new_keys(
     client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
     create_upsert_table(client, version=version, properties=BY_ID if is_indexed else {})
@@ -115,22 +115,22 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_indexed", mark_fast([True, False], 1))
-def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
+def test_upsert_reads_and_writes_only_files_that_contain_its_keys(
     client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
     files, rows_per_file = 40, 250
     create_seeded(client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {})
     keys = list(range(3, 10_000, 997))
-    holding = {(key % files if is_indexed else key // rows_per_file) for key in keys}
+    matching_files = {(key % files if is_indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (len(keys), 0)
     if mode == "merge-on-read":
-        assert report.files_read == (0 if is_indexed else len(holding))
+        assert report.files_read == (0 if is_indexed else len(matching_files))
         assert (report.files_written, report.files_removed) == (2, 0)
     else:
-        assert (report.files_read, report.files_removed) == (len(holding), len(holding))
-        assert report.files_written <= len(holding)
+        assert (report.files_read, report.files_removed) == (len(matching_files), len(matching_files))
+        assert report.files_written <= len(matching_files)
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
     assert actual_rows.num_rows == files * rows_per_file
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
@@ -325,19 +325,21 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("how", ["where", "keys", "upsert"])
+@pytest.mark.parametrize("change_kind", ["where", "keys", "upsert"])
 @pytest.mark.parametrize("mode", MODES)
-def test_columns_with_names_of_position_columns_can_be_changed(client: IndexClient, mode: str, how: str) -> None:
+def test_columns_with_names_of_position_columns_can_be_changed(
+    client: IndexClient, mode: str, change_kind: str
+) -> None:
     names = ("id", "_pos", "_file")
     fields = [{"id": n + 1, "name": name, "required": False, "type": "long"} for n, name in enumerate(names)]
     create_upsert_table(client, fields=fields)
     append(client, "db.t", pa.table({"id": [10, 11, 12, 13], "_pos": [3, 2, 1, 0], "_file": [7, 7, 7, 7]}))
     expected = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
-    if how == "upsert":
+    if change_kind == "upsert":
         table = pa.table({"id": [10], "_pos": [77], "_file": [8]})
         assert upsert(client, "db.t", table, keys=["id"], columns=["_file"], precombine="_pos", mode=mode).updated == 1
         expected = [(10, 77, 8), *expected]
-    elif how == "keys":
+    elif change_kind == "keys":
         assert delete(client, "db.t", keys=pa.table({"_pos": [3]}), mode=mode).deleted == 1
     else:
         assert delete(client, "db.t", where="_pos = 3", mode=mode).deleted == 1
@@ -400,7 +402,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (build_rows((1, "de")), {"keys": []}, "at least one"),
-        (build_rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
+        (build_rows((1, "de")), {"keys": ["id", "id"]}, "name each column once"),
         (build_rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (build_rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (build_rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
@@ -412,9 +414,9 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "of rows have different columns"),
         (build_rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
-    for value, how, message in cases:
+    for value, upsert_options, message in cases:
         with pytest.raises(Unwritable, match=message):
-            upsert(client, "db.t", value, **how)
+            upsert(client, "db.t", value, **upsert_options)
         assert server.list_written_files() == files_before, message
         assert read_rows(client) == [(1, "de", None, None)], message
 
@@ -457,8 +459,10 @@ def test_change_with_too_many_index_files_commits_only_some_of_them(
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
-    brought = [written_file for written_file in server.list_written_files() if "_seamark" in written_file.parts]
-    assert len(brought) == (3 if mode == "copy-on-write" else 2), (
+    written_index_files = [
+        written_file for written_file in server.list_written_files() if "_seamark" in written_file.parts
+    ]
+    assert len(written_index_files) == (3 if mode == "copy-on-write" else 2), (
         "each commit keeps one index file, and the others are deleted"
     )
 
@@ -469,8 +473,13 @@ def test_change_with_too_many_index_files_commits_only_some_of_them(
 def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, new_rows: Any) -> None:
     """A stream can send an empty batch."""
     create_upsert_table(client)
-    for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
-        assert upsert(client, "db.t", new_rows, keys=["id"], **how) == Report()
+    for upsert_options in (
+        {},
+        {"precombine": "ts"},
+        {"columns": ["note"]},
+        {"precombine": "ts", "columns": ["note", "land"]},
+    ):
+        assert upsert(client, "db.t", new_rows, keys=["id"], **upsert_options) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
         upsert(client, "db.t", new_rows, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]

@@ -33,16 +33,16 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
     Returns:
         A list to which each commit attempt adds an item.
     """
-    real, remaining, attempts = CommitClient.commit, list(operations), [0]
+    commit, remaining_operations, attempts = CommitClient.commit, list(operations), [0]
 
     def commit_and_note(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
-        if remaining:
-            work = remaining.pop(0)
-            monkeypatch.setattr(CommitClient, "commit", real)
+        if remaining_operations:
+            work = remaining_operations.pop(0)
+            monkeypatch.setattr(CommitClient, "commit", commit)
             work()
             monkeypatch.setattr(CommitClient, "commit", commit_and_note)
-        answer: dict[str, Any] = real(self, table, body)
+        answer: dict[str, Any] = commit(self, table, body)
         return answer
 
     monkeypatch.setattr(CommitClient, "commit", commit_and_note)
@@ -94,12 +94,12 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 ) -> None:
     create_upsert_table(client)
     upsert(client, "db.t", build_rows((1, "a")), keys=["id"])
-    remaining = set()
+    remaining_keys = set()
 
     def write_concurrently() -> None:
         files_before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
-        remaining.update(server.list_written_files() - files_before)
+        remaining_keys.update(server.list_written_files() - files_before)
 
     files_before = server.list_written_files()
     run_before_commits(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
@@ -107,7 +107,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
         upsert(client, "db.t", build_rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.list_written_files() == files_before | remaining
+    assert server.list_written_files() == files_before | remaining_keys
 
 
 @pytest.mark.few_cases(1)
@@ -192,12 +192,12 @@ def test_upsert_with_a_lost_reply_is_committed_once(
 ) -> None:
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
-    real, lost = type(client)._request, [0]
+    send_request, lost_count = type(client)._request, [0]
 
     def request_and_note(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
-        answer = real(self, method, path, *args, **options)
-        if path.endswith("/commit") and not lost[0]:
-            lost[0] += 1
+        answer = send_request(self, method, path, *args, **options)
+        if path.endswith("/commit") and not lost_count[0]:
+            lost_count[0] += 1
             raise ServerFailed("gone", status=502)
         return answer
 
@@ -205,7 +205,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     report = upsert(
         client, "db.t", build_rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read"
     )
-    assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
+    assert (lost_count[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
     written_files = server.list_written_files()
     second_report = upsert(client, "db.t", build_rows((1, "x")), keys=["id"], producer=("job", 1))

@@ -1,8 +1,8 @@
 """Random histories of changes by concurrent writers, against a plain dict at every snapshot.
 
-The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the
-step that made it, and the model applies the steps in that order. The model knows rows and no files, and
-shares no code with the writers.
+The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the step that made
+it, and the model applies the steps in that order. The model knows rows and no files, and shares no code with the
+writers.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ class Step:
     """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
 
     Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
-    any
-    time.
+    any time.
     """
 
     number: int
     kind: str
     rows: list[Row] = field(default_factory=list)
-    by: str | None = None
+    precombine_column: str | None = None
     mode: str = MODES[0]
     strategy: str | None = None
-    where: tuple[str, int] = ("", 0)
+    range_condition: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
         options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
-        how: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
+        write_options: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
         input_table = pa.Table.from_pylist(self.rows, ARROW)
         match self.kind:
             case "append":
@@ -58,15 +57,30 @@ class Step:
             case "unlocated":
                 return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
-                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **how, **options)
+                return upsert(
+                    client,
+                    name,
+                    input_table,
+                    keys=["id"],
+                    precombine=self.precombine_column,
+                    **write_options,
+                    **options,
+                )
             case "partial":
                 return upsert(
-                    client, name, input_table, keys=["id"], precombine=self.by, columns=["note"], **how, **options
+                    client,
+                    name,
+                    input_table,
+                    keys=["id"],
+                    precombine=self.precombine_column,
+                    columns=["note"],
+                    **write_options,
+                    **options,
                 )
             case "keys":
-                return delete(client, name, keys=input_table, key=["id"], **how, **options)
+                return delete(client, name, keys=input_table, key=["id"], **write_options, **options)
             case "where":
-                land, ts = self.where
+                land, ts = self.range_condition
                 return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
         raise AssertionError(self.kind)
 
@@ -84,7 +98,7 @@ class Step:
         if self.kind == "keys":
             return {number: row for number, row in new_model.items() if number not in {row["id"] for row in self.rows}}
         if self.kind == "where":
-            land, ts = self.where
+            land, ts = self.range_condition
             return {
                 number: row
                 for number, row in new_model.items()
@@ -99,22 +113,24 @@ class Step:
             if stored_row is not None and self.is_older(row, stored_row):
                 continue
             if self.kind == "partial":
-                identity = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                identity = {"id": number, "note": row["note"]} | (
+                    {self.precombine_column: row[self.precombine_column]} if self.precombine_column else {}
+                )
                 row = (stored_row or dict.fromkeys(COLUMNS)) | identity
             new_model[number] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
-        if self.by is None:
+        if self.precombine_column is None:
             return False
-        own_key, other_key = row[self.by], other[self.by]
+        own_key, other_key = row[self.precombine_column], other[self.precombine_column]
         if own_key is None or other_key is None:
             return own_key is None and other_key is not None
         return bool(own_key < other_key)
 
 
 def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
-    next_key, settled = 1000, [1000]  # The next key to append, and that key after each step.
+    next_key, settled_ids = 1000, [1000]  # The next key to append, and that key after each step.
 
     def draw_row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
@@ -127,9 +143,11 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check whether keys exist.
-            ids.append(rng.randrange(1000, settled[-5:][0]))
-        settled.append(next_key)
+        elif (
+            rng.random() < 0.3 and settled_ids[-5:][0] > 1000
+        ):  # A concurrent append does not check whether keys exist.
+            ids.append(rng.randrange(1000, settled_ids[-5:][0]))
+        settled_ids.append(next_key)
         yield Step(
             number,
             kind,
@@ -249,8 +267,8 @@ def run_steps(
                 step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
-                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
+                concurrent_steps = zip(worker_steps[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own_client, f"db.{name}") for step, own_client in concurrent_steps]
                 for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)

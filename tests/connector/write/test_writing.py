@@ -106,7 +106,7 @@ SLOW_CASES = {
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
-    ("limits", "fields", "sorted_by"),
+    ("limits", "fields", "sort_fields"),
     [
         pytest.param(
             LIMITS[limit],
@@ -121,22 +121,22 @@ SLOW_CASES = {
     ],
 )
 def test_every_row_is_written_once_into_its_partition(
-    tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
+    tmp_path: Path, fields: Any, sort_fields: Any, limits: WriteLimits
 ) -> None:
-    sort_order = build_order(*sorted_by) if sorted_by else build_order()
+    sort_order = build_order(*sort_fields) if sort_fields else build_order()
     metadata = build_metadata(
         tmp_path,
         SCHEMA,
         spec=build_spec(*fields),
-        order=sort_order if sorted_by else _make_unsorted_order(),
+        order=sort_order if sort_fields else _make_unsorted_order(),
         properties=INDEX_PROPERTIES,
     )
     input_rows = build_rows(1500)
     written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
     check_files(metadata, written_files, input_rows)
     check_indexes(build_target(metadata), written_files)
-    assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
-    for file in written_files.files if sorted_by else ():
+    assert {file["sort-order-id"] for file in written_files.files} == {1 if sort_fields else 0}
+    for file in written_files.files if sort_fields else ():
         names = _read_column(file, "name")
         present_values = [name for name in names if name is not None]
         assert names == present_values + [None] * (len(names) - len(present_values))
@@ -259,11 +259,11 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES)
-    bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    bad_batch = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
             build_target(metadata),
-            [*build_rows(2000).to_batches(), bad],
+            [*build_rows(2000).to_batches(), bad_batch],
             limits=WriteLimits(buffered_bytes=1000, open_files=3),
         )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -318,10 +318,10 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
     written_files.discard(storage)
     assert list_objects() == {}
-    bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    bad_batch = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
-            write_target, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+            write_target, [*input_rows.to_batches(), bad_batch], limits=WriteLimits(buffered_bytes=1000, open_files=3)
         )
     assert list_objects() == {}
 
@@ -362,10 +362,10 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     )
     write_target = build_target(metadata)
     write_batches(write_target, build_rows(3).to_batches())
-    unpickled = pickle.loads(pickle.dumps(write_target))
-    assert unpickled == write_target
+    unpickled_target = pickle.loads(pickle.dumps(write_target))
+    assert unpickled_target == write_target
     input_rows = build_rows(100)
-    check_files(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
+    check_files(metadata, write_batches(unpickled_target, input_rows.to_batches()), input_rows)
 
 
 def test_write_without_rows_makes_no_file(tmp_path: Path) -> None:
@@ -469,9 +469,9 @@ def test_rows_that_need_no_cast_are_checked_like_cast_rows() -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "a b", False, "string")))
     arrow = build_arrow_schema(schema)
     ids, texts = pa.array([1, 2]), pa.array(["x", None], pa.large_string())
-    conformed = conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a b"]), schema, arrow)
-    assert conformed.schema.equals(arrow, check_metadata=True)
-    assert conformed.to_pydict() == {"id": [1, 2], "a_x20b": ["x", None]}
+    conformed_rows = conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a b"]), schema, arrow)
+    assert conformed_rows.schema.equals(arrow, check_metadata=True)
+    assert conformed_rows.to_pydict() == {"id": [1, 2], "a_x20b": ["x", None]}
     with pytest.raises(Unwritable, match="column id is required"):
         conform(pa.RecordBatch.from_arrays([pa.array([1, None]), texts], names=["id", "a b"]), schema, arrow)
     with pytest.raises(Unwritable, match="no column a_x20b"):  # a_x20b is the name in files, not the column.

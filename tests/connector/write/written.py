@@ -49,7 +49,9 @@ def build_spec(*fields: tuple[str, int]) -> PartitionSpec:
 
 def build_order(*fields: tuple[str, int, str, str]) -> SortOrder:
     """Return a sort order with fields of (transform, source id, direction, null order)."""
-    return SortOrder(1, tuple(SortField(transform, how, nulls, source) for transform, source, how, nulls in fields))
+    return SortOrder(
+        1, tuple(SortField(transform, direction, nulls, source) for transform, source, direction, nulls in fields)
+    )
 
 
 def build_metadata(
@@ -127,24 +129,27 @@ def read_by_pyiceberg(
     return scan.to_table([FileScanTask(to_pyiceberg_file(file)) for file in files])  # The scan reads its tasks twice.
 
 
-def build_every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
-    """Return rows of `EVERY_TYPE` with the given values. Each nested value is derived from a number in `nested`."""
+def build_every_type(columns: Mapping[str, Sequence[Any]], nested_ids: Sequence[int]) -> pa.Table:
+    """Return rows of `EVERY_TYPE` with the given values. Each nested value is derived from a number in `nested_ids`."""
     arrays = {f"c{place} {kind}": typed.build_array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
-        [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][number % 3] for number in nested],
+        [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][number % 3] for number in nested_ids],
         pa.struct([("a", pa.int32()), ("b.c", pa.string())]),
     )
     arrays["deep"] = pa.array(
-        [[None, {"in": None}, {"in": {"d": float("nan")}}, {"in": {"d": -0.0}}][number % 4] for number in nested],
+        [[None, {"in": None}, {"in": {"d": float("nan")}}, {"in": {"d": -0.0}}][number % 4] for number in nested_ids],
         pa.struct([("in", pa.struct([("d", pa.float64())]))]),
     )
-    arrays["list"] = pa.array([[None, [], [1, None], [7] * 3][number % 4] for number in nested], pa.list_(pa.int64()))
+    arrays["list"] = pa.array(
+        [[None, [], [1, None], [7] * 3][number % 4] for number in nested_ids], pa.list_(pa.int64())
+    )
     arrays["map"] = pa.array(
-        [[None, [], [("k", None)], [("k", {"x": number}), ("l", {"x": None})]][number % 4] for number in nested],
+        [[None, [], [("k", None)], [("k", {"x": number}), ("l", {"x": None})]][number % 4] for number in nested_ids],
         pa.map_(pa.string(), pa.struct([("x", pa.date32())])),
     )
     arrays["lists"] = pa.array(
-        [[None, [], [None, []], [["a"], ["b", "c"]]][number % 4] for number in nested], pa.list_(pa.list_(pa.string()))
+        [[None, [], [None, []], [["a"], ["b", "c"]]][number % 4] for number in nested_ids],
+        pa.list_(pa.list_(pa.string())),
     )
     return pa.table(arrays)
 

@@ -46,9 +46,9 @@ class CubeRig:
 
     def compare(self, sql: str, user: str = "anna") -> Counter[str] | str:
         """Check that the proxy returns what Trino returns without it."""
-        direct = self.read(sql, self.trino.port, user)
-        assert self.read(sql, self.proxy.port, user) == direct, f"{user}: {sql}"
-        return direct
+        direct_answer = self.read(sql, self.trino.port, user)
+        assert self.read(sql, self.proxy.port, user) == direct_answer, f"{user}: {sql}"
+        return direct_answer
 
     def read_outcome(self, sql: str, user: str = "anna") -> str:
         """Return the outcome in the proxy's header."""
@@ -145,22 +145,22 @@ def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig
         for part in range(3)
     ]
     create_table_with_cube(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
-    by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
-    by_card = "SELECT card, count(*) FROM orders GROUP BY card"
-    assert "; cube=cube:2" in rig.read_outcome(by_country)
-    for sql in (by_country, by_card):
+    query_by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
+    query_by_card = "SELECT card, count(*) FROM orders GROUP BY card"
+    assert "; cube=cube:2" in rig.read_outcome(query_by_country)
+    for sql in (query_by_country, query_by_card):
         rig.compare(sql)
         rig.compare(sql, "rita")
-    assert rig.compare(by_country, "rita") == Counter(["['FR', 27]"])
-    assert rig.compare(by_card, "rita") == Counter(["['XXXX', 9]"])
-    rig.compare(by_country, "dan")
-    assert "Access Denied" in rig.compare(by_card, "dan")
-    assert "Access Denied" in rig.compare(by_country, "sue")
-    assert "cube" not in rig.read_outcome(by_country, "sue")
+    assert rig.compare(query_by_country, "rita") == Counter(["['FR', 27]"])
+    assert rig.compare(query_by_card, "rita") == Counter(["['XXXX', 9]"])
+    rig.compare(query_by_country, "dan")
+    assert "Access Denied" in rig.compare(query_by_card, "dan")
+    assert "Access Denied" in rig.compare(query_by_country, "sue")
+    assert "cube" not in rig.read_outcome(query_by_country, "sue")
     texts = query_rows(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
-    with_groups = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
+    grouped_queries = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
     # Groups do not appear in the list of statements of users who may not read the groups.
-    assert with_groups == {("anna", True), ("anna", False), ("dan", False)}
+    assert grouped_queries == {("anna", True), ("anna", False), ("dan", False)}
 
 
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
@@ -180,23 +180,25 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
         columns = pin_attributes(client, [f"cubed.{attribute}" for attribute in attributes])
     create_table_with_cube(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
     join = "FROM sales s, areas a, kinds k WHERE s.area_id = a.id AND k.kind_id = s.kind_id"
-    by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
+    query_by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
     by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"
-    by_card = f"SELECT card, count(*) {join} GROUP BY card"
-    for sql in (by_country, by_label, by_card):
+    query_by_card = f"SELECT card, count(*) {join} GROUP BY card"
+    for sql in (query_by_country, by_label, query_by_card):
         for user in ("anna", "rita", "dan", "sue"):
             rig.compare(sql, user)
         assert "; cube=cube:2" in rig.read_outcome(sql), sql
         assert "cubed.sales=1/3" in rig.read_outcome(sql)
         assert "cube=" not in rig.read_outcome(sql, "rita")
-    assert "; cube=cube:2" in rig.read_outcome(by_country, "dan")
-    assert "Access Denied" in rig.compare(by_card, "dan")
-    assert "Access Denied" in rig.compare(by_country, "sue")
+    assert "; cube=cube:2" in rig.read_outcome(query_by_country, "dan")
+    assert "Access Denied" in rig.compare(query_by_card, "dan")
+    assert "Access Denied" in rig.compare(query_by_country, "sue")
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         new_kind = pa.table({"kind_id": pa.array([3], pa.int64()), "label": ["c"]})
         catalog.load_table("cubed.kinds").append(new_kind)
-    rig.compare(by_country)
-    assert "; cube=" not in rig.read_outcome(by_country), "the cube contains the attributes of an earlier snapshot"
+    rig.compare(query_by_country)
+    assert "; cube=" not in rig.read_outcome(query_by_country), (
+        "the cube contains the attributes of an earlier snapshot"
+    )
 
 
 def test_facts_are_pruned_by_an_index_on_an_attribute(rig: CubeRig) -> None:

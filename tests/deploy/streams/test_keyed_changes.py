@@ -37,9 +37,9 @@ def test_engines_read_the_model_after_updates_deletes_and_corrections_by_batch_w
         keyed.create_keyed_table(catalog, version)
         expected = keyed.to_expected_rows(keyed.send_changes(server.base_url, CHANGES, seed=first_seed()))
         assert np.array_equal(keyed.read_by_pyiceberg(catalog), expected), "PyIceberg"
-        fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
+        fresh_catalog = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
         statement = "SELECT id, value FROM {}." + keyed.TABLE
-        assert np.array_equal(keyed.to_values(spark.sql(statement.format(fresh)).toArrow()), expected), "Spark"
+        assert np.array_equal(keyed.to_values(spark.sql(statement.format(fresh_catalog)).toArrow()), expected), "Spark"
         headers = {"iceberg.rest-catalog.http-headers": "X-Seamark-Fresh:true"}
         with trino_server(tmp_path / "trino", uri=server.base_url, catalog=headers) as trino:
             ids, values = zip(*trino.rows(statement.format("seamark")), strict=True)

@@ -60,11 +60,11 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
     counts = Counter[str]()
     with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
         catalog = new_catalog(spark, server.base_url)
-        served: Any = type("Served", (), {"url": server.base_url})
+        served_catalog: Any = type("Served", (), {"url": server.base_url})
         for seed in range(first_seed(), first_seed() + examples(20, 2)):
             rng = random.Random(seed)
             aggregates = RandomAggregates(rng)
-            world = CubeWorld(served, client, rng, f"db.spark{seed}")
+            world = CubeWorld(served_catalog, client, rng, f"db.spark{seed}")
             world.create_table()
             world.append()
             world.append()
@@ -89,10 +89,10 @@ def test_random_star_joins_return_the_same_rows_from_attributes(spark: SparkSess
     counts = Counter[str]()
     with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
         catalog = new_catalog(spark, server.base_url)
-        served: Any = type("Served", (), {"url": server.base_url})
+        served_catalog: Any = type("Served", (), {"url": server.base_url})
         for seed in range(first_seed(), first_seed() + examples(20, 2)):
             name = f"stars{seed}"
-            star = StarSchema(served, client, random.Random(seed), name)
+            star = StarSchema(served_catalog, client, random.Random(seed), name)
             star.append_facts(60)
             star.pin_attributes()
             star.append_facts(40)

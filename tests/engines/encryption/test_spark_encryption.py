@@ -90,10 +90,10 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0
-    read_answers, replaced = (
+    read_answers, replaced_answers = (
         [answer for answer in answers if answer[0].startswith(kind)] for kind in ("ours", "replaced")
     )
     assert sorted(answer[0] for answer in read_answers) == sorted(path.stem for path in files)
     for name, *values in read_answers:
         assert values == EXPECTED, name
-    assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(SCHEMES)]
+    assert replaced_answers == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(SCHEMES)]

@@ -15,7 +15,9 @@ from seamark.connector.spark.query.queries import RewrittenQuery, rewrite_query
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
+MERGE_ON_READ_PROPERTIES = ", ".join(
+    f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge")
+)
 SALES = (
     "id, IF(id % 17 = 0, NULL, CAST(id DIV 12 AS int)) AS item, IF(id % 13 = 0, NULL, id % 9) AS store, "
     "date_add(DATE'2026-01-01', CAST(id DIV 4 AS int)) AS day, "
@@ -65,8 +67,8 @@ class StarRig:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
             assert self.run_with_plans(text, args) == expected, text
-        (only,) = rewrites
-        return only
+        (only_rewrite,) = rewrites
+        return only_rewrite
 
 
 def collect_rows(frame: Any) -> list[str]:
@@ -82,15 +84,15 @@ def create_star(rig: StarRig) -> None:
         "CREATE TABLE {db}.sales (id bigint, item int, store bigint, day date, at timestamp, nt timestamp_ntz, "
         "price decimal(9,2), weight double, note string, ok boolean, info struct<code int, tag string>) USING iceberg "
         f"TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none', 'write.spark.fanout.enabled'='true', "
-        f"{MERGE_ON_READ})"
+        f"{MERGE_ON_READ_PROPERTIES})"
     )
     for first in range(0, 240, 60):
         if first == 60:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD bucket(2, store)")
         if first == 120:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD months(day)")
-        rows_of = f"SELECT {SALES} FROM range({first}, {first + 60})"
-        rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_of})")
+        rows_sql = f"SELECT {SALES} FROM range({first}, {first + 60})"
+        rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_sql})")
     rig.run("DELETE FROM {db}.sales WHERE id % 23 = 5")
     rig.run("UPDATE {db}.sales SET note = 'red', item = 3 WHERE id IN (8, 44, 131)")
     rig.run(

@@ -138,7 +138,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
     """Spark and Seamark replace each other's deletion vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
-    name, shared = f"{lake.catalog}.db.t", 0
+    name, shared_count = f"{lake.catalog}.db.t", 0
     for _ in range(rounds):
         with open_catalog(lake.server.url) as catalog:
             create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
@@ -158,9 +158,9 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
                 for id_ in removed_model:
                     del model[id_]
                 vectors = Vectors(catalog.load_table("db.t"))
-                shared += sum(count > 1 for count in vectors.live.values())
-                assert not vectors.marked & vectors.live.keys()
-                assert vectors.all - vectors.live.keys() <= vectors.marked
+                shared_count += sum(count > 1 for count in vectors.live_paths.values())
+                assert not vectors.marked_paths & vectors.live_paths.keys()
+                assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths
             append(lake.client, "db.t", build_rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")
@@ -173,7 +173,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
             expected = Counter((id_, id_ % 3, text) for id_, text in model.items())
             assert count_scanned_rows(lake.client) == lake.read_rows() == expected
             catalog.drop_table("db.t")
-    assert shared, "no Puffin file had two live vectors"
+    assert shared_count, "no Puffin file had two live vectors"
 
 
 def _change_rows(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:

@@ -31,8 +31,8 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         connect(spark, "free", server.base_url)
         spark.sql("CREATE NAMESPACE free.db")
         for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
-            partitioning = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
-            spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {partitioning}")
+            partition_clause = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
+            spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {partition_clause}")
             for start in (0, ROWS // 2):  # Each bucket has two files, which Spark must read as one group.
                 ids = range(start, start + ROWS // 2)
                 append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * id_ for id_ in ids]}))
@@ -62,8 +62,8 @@ def run_and_count_exchanges(frame: DataFrame) -> tuple[list[tuple[int, ...]], in
     rows = sorted(tuple(row) for row in frame.collect())
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "Scan" in plan
-    final = plan.split("== Initial Plan ==")[0]
-    return rows, len(re.findall(r"\bExchange\b", final))
+    final_plan = plan.split("== Initial Plan ==")[0]
+    return rows, len(re.findall(r"\bExchange\b", final_plan))
 
 
 def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:

@@ -169,17 +169,19 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
     sql("ALTER TABLE {db}.d RENAME TO db.e")
     sql("DROP TABLE {db}.e")
     _, body = client.call("GET", "/api/v1/dropped")
-    dropped = next(row for row in body["dropped"] if row["name"] == "e")
-    status, _ = client.call("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})
+    dropped_entry = next(row for row in body["dropped"] if row["name"] == "e")
+    status, _ = client.call("POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})
     assert status == 200
     assert sql("SELECT count(*) FROM {db}.e") == [(5,)]
     sql("DROP TABLE {db}.e PURGE")
     with pytest.raises(Exception, match="cannot be found"):
         sql("SELECT * FROM {db}.e")
     _, body = client.call("GET", "/api/v1/dropped")
-    dropped = next(row for row in body["dropped"] if row["name"] == "e")
-    assert dropped["purge"], "with rest-catalog-purge, Spark asks the catalog to purge and deletes no files itself"
-    assert client.call("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})[0] == 200
+    dropped_entry = next(row for row in body["dropped"] if row["name"] == "e")
+    assert dropped_entry["purge"], (
+        "with rest-catalog-purge, Spark asks the catalog to purge and deletes no files itself"
+    )
+    assert client.call("POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})[0] == 200
     assert sql("SELECT count(*) FROM {db}.e") == [(5,)]
     client.close()
 

@@ -113,15 +113,15 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
         paths.append(write_file(frame.orderBy("id"), tmp_path / str(part), **options))
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
-    copied = spark.read.parquet(str(out))
-    actual, scanned_rows = collect_with_scanned_rows(copied.where("id = 30123"))
+    copied_rows = spark.read.parquet(str(out))
+    actual, scanned_rows = collect_with_scanned_rows(copied_rows.where("id = 30123"))
     assert [row.id for row in actual] == [30123]
     assert 0 < scanned_rows <= 500
-    stored_keys = {row.k for row in copied.select("k").collect()}
+    stored_keys = {row.k for row in copied_rows.select("k").collect()}
     absent_key = next(k for k in range(50_000, 100_003) if k not in stored_keys)
-    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {absent_key}"))
+    actual, scanned_rows = collect_with_scanned_rows(copied_rows.where(f"k = {absent_key}"))
     assert (actual, scanned_rows) == ([], 0)
-    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
+    actual, scanned_rows = collect_with_scanned_rows(copied_rows.where(f"k = {next(iter(stored_keys))}"))
     assert len(actual) == 1
     assert 0 < scanned_rows <= 20_000
 
@@ -138,10 +138,10 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
             )
         configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)
         for path in tables.client.files("db.t", content="data")["file_path"].to_pylist():
-            local = str(path).removeprefix("file://")
-            with pq.ParquetFile(local) as file:
+            local_path = str(path).removeprefix("file://")
+            with pq.ParquetFile(local_path) as file:
                 table = file.read()
-            pq.write_table(table, local, encryption_properties=encrypted.build_encryption(configuration))
+            pq.write_table(table, local_path, encryption_properties=encrypted.build_encryption(configuration))
         catalog = tables.db.partition(".")[0]
         kms = "tests.connector.parquet.encrypted:PyArrowKms"
         monkeypatch.setitem(spark.sparkContext.environment, KMS_CLASS, kms)

@@ -78,10 +78,10 @@ def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list
     Spark evaluates all conditions in one query on all rows, each as a column.
     """
     condition_list = ", ".join(f"({where}) AS w{number}" for number, where in enumerate(conditions))
-    judging = f"SELECT id, {condition_list} FROM {rig.db}.t ORDER BY id"
+    select_statement = f"SELECT id, {condition_list} FROM {rig.db}.t ORDER BY id"
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
-        expected = rig.spark.sql(judging).collect()
+        expected = rig.spark.sql(select_statement).collect()
         reports, wrong_queries = [], []
         for number, text in enumerate(texts):
             rewrite = rewrite_query(rig.spark, text)
@@ -89,7 +89,7 @@ def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list
             ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
             if rewrite.statement is not None and collect_rows(rig.spark.sql(rewrite.statement)) != ids:
                 wrong_queries.append(f"{note}: {conditions[number]}\n{rewrite}")
-        if not wrong_queries or rig.spark.sql(judging).collect() == expected:
+        if not wrong_queries or rig.spark.sql(select_statement).collect() == expected:
             break  # Otherwise the date has changed between the two queries.
     assert wrong_queries == []
     return [(report.files, report.considered_files) for report in reports]

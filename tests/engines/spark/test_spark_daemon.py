@@ -105,17 +105,17 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 def test_reads_continue_after_the_death_of_a_python_process(
     principal: str, spark: SparkSession, server: Seamark
 ) -> None:
-    forked = principal != "the worker"
+    is_forked = principal != "the worker"
 
     def die(_: Any) -> Any:
         import os
         import signal
 
-        os.kill(os.getppid() if forked else os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid() if is_forked else os.getpid(), signal.SIGKILL)
         return 0
 
     assert read_ids(spark, server) == EXPECTED_IDS
-    if forked:
+    if is_forked:
         with suppress(PySparkException):  # The worker may live long enough to return an answer.
             run_in_worker(spark, die)
     else:
@@ -162,10 +162,10 @@ def test_session_with_a_custom_daemon_keeps_the_daemon_and_reads_the_same_rows(
     (tmp_path / "script.py").write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
-    completed = subprocess.run(argv, env=env, capture_output=True, text=True)
+    result = subprocess.run(argv, env=env, capture_output=True, text=True)
     line = next(
-        (line for line in completed.stdout.splitlines() if line.startswith("told:")),
-        completed.stdout + completed.stderr,
+        (line for line in result.stdout.splitlines() if line.startswith("told:")),
+        result.stdout + result.stderr,
     )
     own_texts, loaded_modules, actual = json.loads(line.removeprefix("told:"))
     assert own_texts == ("yes" if module == "own_daemon" else None)

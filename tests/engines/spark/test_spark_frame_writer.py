@@ -81,11 +81,11 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: FrameWriterTab
 @pytest.mark.slow
 def test_merge_schema_adds_columns_and_widens_types(rig: FrameWriterTables) -> None:
     rig.make_writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
-    wider = rig.frame(
+    wide_frame = rig.frame(
         (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
     )
-    assert "no column" in read_refusal(rig.make_writer(wider, "append").save, f"{rig.db}.evolved")
-    rig.make_writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
+    assert "no column" in read_refusal(rig.make_writer(wide_frame, "append").save, f"{rig.db}.evolved")
+    rig.make_writer(wide_frame, "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert rig.read_rows("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
     rig.make_writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert (3, "c", 3, None, None) in rig.read_rows("evolved")

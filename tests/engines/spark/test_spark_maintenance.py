@@ -81,30 +81,32 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
                     tables.run_sql(f"DELETE FROM {{db}}.{name} WHERE id = {number}")
                 if rng.random() < 0.2:
                     tables.run_sql(f"ALTER TABLE {{db}}.{name} CREATE BRANCH b{number}")
-            commits = [at for (at,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")]
-            older, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
+            commits = [
+                index for (index,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")
+            ]
+            old_ms, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
             contents = {
                 id_: tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
             }
-            kept_by_spark = {
-                id_ for id_, at in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
-                if at >= older
+            spark_ids = {
+                id_ for id_, index in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
+                if index >= old_ms
             }  # fmt: skip
-            older_ms = int(older.timestamp() * 1000)
+            older_ms = int(old_ms.timestamp() * 1000)
             totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
             live_snapshots = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             assert len(contents) - len(live_snapshots) == totals.snapshots
             removed_count += totals.snapshots
-            assert kept_by_spark <= live_snapshots
+            assert spark_ids <= live_snapshots
             tables.run_sql(
                 f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
-                f"older_than => TIMESTAMP '{older}')"
+                f"older_than => TIMESTAMP '{old_ms}')"
             )
-            left_by_spark = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
+            remaining_ids = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             heads = tables.run_sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
-            assert len(live_snapshots - left_by_spark) <= heads
-            for id_ in left_by_spark:
+            assert len(live_snapshots - remaining_ids) <= heads
+            for id_ in remaining_ids:
                 actual = tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 assert actual == contents[id_]
     assert removed_count > len(names)
@@ -128,13 +130,15 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
                 f"FROM range({first}, {first + 10_000})"
             )
         tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
-        live = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
-        rows, live_entries = tables.run_sql(live), _read_live_entries(tables)
+        query = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
+        rows, live_entries = tables.run_sql(query), _read_live_entries(tables)
         assert compute_statistics(tables.client, "db.t").columns == 5
         catalog = tables.db.partition(".")[0]
         ndv, sketches, partitions = _read_statistics(spark, tables)
-        exact = tables.run_sql("SELECT count(distinct id), count(distinct land), count(distinct n) FROM {db}.t")[0]
-        for column, count in zip((1, 2, 5), exact, strict=True):
+        exact_counts = tables.run_sql("SELECT count(distinct id), count(distinct land), count(distinct n) FROM {db}.t")[
+            0
+        ]
+        for column, count in zip((1, 2, 5), exact_counts, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
         # Spark's procedure makes the same sketches, because both hash the same bytes. So the union of both has the same
@@ -154,10 +158,10 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         report = rewrite_manifests(tables.client, "db.t", min_count=2)
         assert report["manifests-after"] < report["manifests-before"]
         assert _read_live_entries(tables) == live_entries
-        assert tables.run_sql(live) == rows
+        assert tables.run_sql(query) == rows
         tables.run_sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
         tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
-        assert len(tables.run_sql(live)) == len(rows) + 1 - 33
+        assert len(tables.run_sql(query)) == len(rows) + 1 - 33
 
 
 def _read_live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
@@ -188,11 +192,11 @@ def _read_statistics(
     jvm = spark._jvm
     assert jvm is not None
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
-    current = table.currentSnapshot().snapshotId()
+    current_id = table.currentSnapshot().snapshotId()
     (file,) = [
-        statistics_file for statistics_file in table.statisticsFiles() if statistics_file.snapshotId() == current
+        statistics_file for statistics_file in table.statisticsFiles() if statistics_file.snapshotId() == current_id
     ]
-    stated = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
+    stated_counts = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
     reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
     sketches = {}
     try:
@@ -212,9 +216,9 @@ def _read_statistics(
             row.positionDeleteRecordCount(),
             row.lastUpdatedSnapshotId(),
         )
-        for row in _iterate_java(table.newPartitionStatisticsScan().useSnapshot(current).scan())
+        for row in _iterate_java(table.newPartitionStatisticsScan().useSnapshot(current_id).scan())
     ]
-    return stated, sketches, partitions
+    return stated_counts, sketches, partitions
 
 
 def test_sql_runs_maintenance_statements_as_jobs_and_other_statements_in_spark(

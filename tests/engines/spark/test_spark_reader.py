@@ -50,7 +50,9 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import collect_rows
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
+MERGE_ON_READ_PROPERTIES = ", ".join(
+    f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge")
+)
 COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operation in ("delete", "update", "merge"))
 
 
@@ -89,7 +91,7 @@ def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
         "b binary, day date, ts timestamp, nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, "
         "li array<struct<x: int>>, m map<string, int>) USING iceberg PARTITIONED BY (bucket(3, id)) "
-        f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ})"
+        f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ_PROPERTIES})"
     )
     hours = "make_interval(0, 0, 0, 0, id % 50)"
     first = (
@@ -268,10 +270,10 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderS
 def test_filters_are_pushed_only_if_the_option_is_set(rig: ReaderSession, table: str) -> None:
     native = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
-    for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
+    for where, repeats in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
         actual = rig.load_with_seamark(table, columns="id,text,n", push_filters="true").where(where)
         assert collect_rows(actual) == collect_rows(native.where(where))
-        assert ("Filter " in format_plan(actual)) == asked_again
+        assert ("Filter " in format_plan(actual)) == repeats
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         rig.load_with_seamark(table, push_filters="true").where("n = 3").collect()
@@ -306,13 +308,13 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
 @pytest.mark.parametrize(
     ("version", "mode"),
     [
-        pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow),
-        (3, MERGE_ON_READ),
+        pytest.param(2, MERGE_ON_READ_PROPERTIES, marks=pytest.mark.slow),
+        (3, MERGE_ON_READ_PROPERTIES),
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
 def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSession, version: int, mode: str) -> None:
-    table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
+    table = f"c{version}{'m' if mode is MERGE_ON_READ_PROPERTIES else 'c'}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
         f"TBLPROPERTIES ('format-version'='{version}', {mode})"

@@ -48,7 +48,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def test_filter_leaves_files_out(rig: StarRig) -> None:
+def test_spark_reads_only_files_that_may_match_the_filter(rig: StarRig) -> None:
     rewrite = rig.check_same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
     assert rewrite.statement is not None
     assert 0 < rewrite.files < 4 < rewrite.considered_files
@@ -581,9 +581,12 @@ def test_handwritten_statements_return_sparks_own_rows(rig: StarRig) -> None:
             for part in hand_made.split_into_files(name):
                 table.append(part)
     actual_rows = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
-    of_trino = (transpile(statement, read="trino", write="spark")[0] for statement in hand_made.STATEMENTS)
+    trino_statements = (transpile(statement, read="trino", write="spark")[0] for statement in hand_made.STATEMENTS)
     counts: Counter[str] = Counter()
-    for text in (*hand_made.SPARK_STATEMENTS, *(re.sub(r"`?\bdb\b`?\.", "{db}.", statement) for statement in of_trino)):
+    for text in (
+        *hand_made.SPARK_STATEMENTS,
+        *(re.sub(r"`?\bdb\b`?\.", "{db}.", statement) for statement in trino_statements),
+    ):
         text = text.replace("{db}", rig.db).replace("{old}", str(actual_rows[2][0]))
         try:
             original_frame = rig.spark.sql(text)

@@ -80,8 +80,10 @@ class SparkStatementTables(SparkTables):
             return Counter(map(repr, result))
         # An inserted row may have any new id. For all other rows, the test compares the id and whether the last
         # statement changed the row.
-        newest = max((row[-1] for row in result), default=0)
-        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in result)
+        newest_sequence = max((row[-1] for row in result), default=0)
+        return Counter(
+            repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest_sequence)) for row in result
+        )
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +127,8 @@ class RandomSparkStatements:
 
     def _draw_equality(self) -> str:
         rng = self._rng
-        weighed = ["t.id = s.id"] * 5 + ["t.name = s.name"] * 3 + ["t.day = s.day AND t.k = s.k"] * 2
-        rare = [
+        weighted_equalities = ["t.id = s.id"] * 5 + ["t.name = s.name"] * 3 + ["t.day = s.day AND t.k = s.k"] * 2
+        rare_equalities = [
             "t.d = s.d",
             "t.id <=> s.id",
             "t.n = s.id",
@@ -134,7 +136,15 @@ class RandomSparkStatements:
             "t.at = s.at",
             "t.id = s.k",
         ]
-        return rng.choice([*weighed, *rare, "CAST(t.id AS string) = s.name", "t.n = s.n AND t.ok = s.ok", "t.k > s.k"])
+        return rng.choice(
+            [
+                *weighted_equalities,
+                *rare_equalities,
+                "CAST(t.id AS string) = s.name",
+                "t.n = s.n AND t.ok = s.ok",
+                "t.k > s.k",
+            ]
+        )
 
     def _draw_source(self) -> str:
         rng = self._rng
@@ -265,23 +275,23 @@ def run_statements(
         The numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
-    for whose in (OURS, THEIRS):
-        rig.create(f"{whose}_{name}", layout, version, mode)
+    for table_owner in (OURS, THEIRS):
+        rig.create(f"{table_owner}_{name}", layout, version, mode)
     statements, counts = RandomSparkStatements(random.Random(seed)), Counter[str]()
     for step, text in enumerate([*first, *(statements.draw_statement() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
-        for whose in (OURS, THEIRS):
-            statement = text.replace("{t}", f"{rig.db}.{whose}_{name}")
+        for table_owner in (OURS, THEIRS):
+            statement = text.replace("{t}", f"{rig.db}.{table_owner}_{name}")
             try:
-                if whose == THEIRS:
+                if table_owner == THEIRS:
                     rig.spark.sql(statement)
                 else:
                     with count_statements(counts):
                         counts[execute(rig.spark, statement).path] += 1
             except PySparkException as error:
-                errors[whose] = error.getCondition() or type(error).__name__
+                errors[table_owner] = error.getCondition() or type(error).__name__
         counts["failed"] += errors[OURS] is not None
         counts[f"explained {path}"] += 1
         assert errors[OURS] == errors[THEIRS] or set(errors.values()) == ROW_ERRORS, (note, errors)
@@ -292,10 +302,10 @@ def run_statements(
 @contextmanager
 def count_statements(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run by their keys, without a condition or join in Spark."""
-    real = _LocatedStatement._change_all
+    change_rows = _LocatedStatement._change_all
 
     def count_by_key(statement: _LocatedStatement, *arguments: Any) -> ChangedRows | None:
-        changes = real(statement, *arguments)
+        changes = change_rows(statement, *arguments)
         counts[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
@@ -338,9 +348,9 @@ def test_many_statements_have_the_result_of_icebergs_statements(
 @pytest.mark.slow
 def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
-    for whose in (OURS, THEIRS):
+    for table_owner in (OURS, THEIRS):
         rig.run_sql(
-            f"CREATE TABLE {{db}}.{whose}_over (id bigint, n int NOT NULL, day string) USING iceberg "
+            f"CREATE TABLE {{db}}.{table_owner}_over (id bigint, n int NOT NULL, day string) USING iceberg "
             "PARTITIONED BY (day) TBLPROPERTIES ('seamark.index.ids'='record(id)')"
         )
     steps = [
@@ -356,15 +366,15 @@ def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
     for mode, options in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
         report: dict[str, Any] = {}
-        for whose in (OURS, THEIRS):
-            statement = options.replace("{t}", f"{rig.db}.{whose}_over")
+        for table_owner in (OURS, THEIRS):
+            statement = options.replace("{t}", f"{rig.db}.{table_owner}_over")
             try:
-                if whose == OURS:
+                if table_owner == OURS:
                     paths.append(execute(rig.spark, statement).path)
                 else:
                     rig.spark.sql(statement)
             except PySparkException as error:
-                report[whose] = error.getCondition()
+                report[table_owner] = error.getCondition()
         assert report.get(OURS) == report.get(THEIRS), options
         assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), options
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
@@ -409,13 +419,13 @@ def test_statement_that_seamark_cannot_run_is_run_by_iceberg_with_a_reason(rig: 
 def test_statement_starts_again_after_a_conflict(rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
-    real, calls = write_changes, list[Any]()
+    write_rows, calls = write_changes, list[Any]()
 
     def overtake(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
             rig.spark.sql(text)
-        return real(*arguments)
+        return write_rows(*arguments)
 
     monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtake)
     report = execute(rig.spark, text).report
@@ -468,9 +478,9 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkSta
 
     table.
     """
-    for whose in (OURS, THEIRS):
-        rig.run_sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
-        rig.run_sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
+    for table_owner in (OURS, THEIRS):
+        rig.run_sql(f"CREATE TABLE {{db}}.{table_owner}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
+        rig.run_sql(f"INSERT INTO {{db}}.{table_owner}_cli SELECT id, concat('n', id), id FROM range(10)")
     rig.run_sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
     rig.run_sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
     statements = [
@@ -491,10 +501,10 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkSta
         rig.run_sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
         assert rig.read_rows(f"{OURS}_cli", 2) == rig.read_rows(f"{THEIRS}_cli", 2), statement
     assert len(rig.read_rows(f"{OURS}_cli", 2)) == 8
-    explained = CliRunner().invoke(
+    explanation = CliRunner().invoke(
         cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )
-    assert "Engine: spark" in explained.output
+    assert "Engine: spark" in explanation.output
     refusal = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
     assert refusal.exit_code == 2
     assert "may have a different meaning" in refusal.output

@@ -36,7 +36,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
     """Change the table at random, and return a description and the new model."""
     kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
-    how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
+    write_options = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
     some_numbers = rng.sample(range(60), 20)
     row: Row = (None, None, None)
     new_rows = {row_id: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for row_id in some_numbers}
@@ -46,15 +46,17 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
         return kind, model | inserted_rows
     if kind == "delete":
         removed_ids = rig.frame(new_rows).select("id")
-        rig.delete(removed_ids, table, **how)
-        return f"{kind} {how}", {row_id: row for row_id, row in model.items() if row_id not in new_rows}
+        rig.delete(removed_ids, table, **write_options)
+        return f"{kind} {write_options}", {row_id: row for row_id, row in model.items() if row_id not in new_rows}
     if kind == "upsert":
-        rig.upsert(rig.frame(new_rows), table, **how)
-        return f"{kind} {how}", model | new_rows
+        rig.upsert(rig.frame(new_rows), table, **write_options)
+        return f"{kind} {write_options}", model | new_rows
     if kind == "partial":
-        rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
-        merged_rows = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
-        return f"{kind} {how}", model | merged_rows
+        rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **write_options)
+        merged_rows = {
+            row_id: ((old_row := model.get(row_id, row))[0], new_rows[row_id][1], old_row[2]) for row_id in new_rows
+        }
+        return f"{kind} {write_options}", model | merged_rows
     # Each key has several rows. The row with the latest ts replaces the stored row, unless the stored row is later.
     frame, new_model = rig.frame(new_rows), dict(model)
     late_rows = {
@@ -62,12 +64,12 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
         for row_id, (_, _, ts) in new_rows.items()
         if ts is not None and row_id % 3 == 0
     }
-    rig.upsert(frame.union(rig.frame(late_rows)).union(frame), table, precombine="ts", **how)
+    rig.upsert(frame.union(rig.frame(late_rows)).union(frame), table, precombine="ts", **write_options)
     for row_id, new_row in (new_rows | late_rows).items():
         stored_row = model.get(row_id)
         if stored_row is None or stored_row[2] is None or (new_row[2] is not None and new_row[2] >= stored_row[2]):
             new_model[row_id] = new_row
-    return f"{kind} {how}", new_model
+    return f"{kind} {write_options}", new_model
 
 
 def run_upserts(rig: UpsertTables, table: str, seed: int, steps: int, note: str) -> None:
@@ -128,10 +130,10 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
 def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """Return a list to which each distribution of work to tasks adds its result frame."""
     frames: list[DataFrame] = []
-    real = upserting.run_tasks
+    run_tasks = upserting.run_tasks
 
     def spread_and_record(df: DataFrame, work: Any) -> DataFrame:
-        frames.append(real(df, work))
+        frames.append(run_tasks(df, work))
         return frames[-1]
 
     monkeypatch.setattr(upserting, "run_tasks", spread_and_record)
@@ -245,10 +247,10 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypat
         f"SELECT CAST(x AS {{kind}}) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)".replace("{kind}", "double")
     )
     rig.upsert(frame, "floats", keys=["k", "w"], **TASKS)
-    narrow = rig.spark.sql(
+    narrow_frame = rig.spark.sql(
         f"SELECT w, CAST(x AS float) AS k, 1 AS v FROM VALUES {values}, ('nan', 'a'), ('1.5', 'c') AS g(x, w)"
     )
-    report = rig.upsert(narrow, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
+    report = rig.upsert(narrow_frame, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
     assert (report.updated, report.inserted) == (4, 1)
     actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.run_sql("SELECT k, w, v FROM {db}.floats"))
     assert actual == [
@@ -262,7 +264,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypat
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("maximum", "how", "by_tasks"),
+    ("maximum", "write_options", "by_tasks"),
     [
         (0, {"row_mode": COPY_ON_WRITE}, True),
         pytest.param(0, {"row_mode": MERGE_ON_READ}, False, marks=pytest.mark.slow),
@@ -273,7 +275,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypat
     ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
 )
 def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
-    rig: UpsertTables, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, maximum: int, write_options: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"small_{len(rig.run_sql('SHOW TABLES IN {db}'))}"
     rig.create(table, BUCKETS)
@@ -286,7 +288,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     )
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
-    report = rig.upsert(frame, table, **how)
+    report = rig.upsert(frame, table, **write_options)
     assert jobs == ["tasks"] * by_tasks
     assert (report.updated, report.inserted, report.attempts) == (10, 4, 1)
     assert rig.read_model(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
@@ -358,7 +360,7 @@ def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: UpsertTab
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("row_mode", "how"),
+    ("row_mode", "write_options"),
     [
         pytest.param(mode, how, id=f"{mode}, by {'tasks' if how else 'the driver'}", marks=marks)
         for mode, how, marks in (
@@ -370,20 +372,20 @@ def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: UpsertTab
     ],
 )
 def test_rows_that_changed_since_they_were_read_are_not_changed(
-    rig: UpsertTables, row_mode: str, how: dict[str, Any]
+    rig: UpsertTables, row_mode: str, write_options: dict[str, Any]
 ) -> None:
-    table = f"counted_{row_mode.replace('-', '_')}_{len(how)}"
+    table = f"counted_{row_mode.replace('-', '_')}_{len(write_options)}"
     rig.create(table, BUCKETS)
     write(rig.frame(dict.fromkeys(range(20), ("c", 0, 0))), f"db.{table}", client=rig.client)
     ((snapshot,),) = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
     incremented_rows = rig.spark.sql(f"SELECT id, land, v + 1 AS v, ts FROM {rig.db}.{table} VERSION AS OF {snapshot}")
-    report = rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+    report = rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **write_options)
     assert report.updated == 20
     files = rig.list_files(table)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
-        rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+        rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **write_options)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
-        rig.delete(incremented_rows.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+        rig.delete(incremented_rows.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **write_options)
     assert rig.read_model(table) == dict.fromkeys(range(20), ("c", 1, 0))
     assert rig.list_files(table) == files
 
@@ -405,7 +407,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: UpsertT
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
-def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: UpsertTables, mode: str) -> None:
+def test_driver_refuses_unknown_or_unsuitable_columns_before_a_task_starts(rig: UpsertTables, mode: str) -> None:
     table = f"fits_{mode}"
     rig.create(table)
     accumulator = rig.spark.sparkContext.accumulator(0)

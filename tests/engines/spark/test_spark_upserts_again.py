@@ -72,8 +72,8 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     files_before = rig.list_files(table)
     run_before_commits(monkeypatch, write_concurrently)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
-    once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
-    report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
+    chance_frame = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
+    report = rig.upsert(chance_frame, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
     rows_before = rig.read_model(table)

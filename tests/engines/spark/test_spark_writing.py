@@ -86,11 +86,11 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: WritingTables, versio
     frame = rig.spark.range(300).selectExpr(*ALL_TYPE_COLUMNS)
     report = rig.write(frame, table)
     assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
-    as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(as_written)
+    read_frame = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(read_frame)
     where = "day = DATE'2026-01-02' AND n > 3 AND s LIKE 'sé1%'"
     assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(
-        as_written.where(where)
+        read_frame.where(where)
     )
 
 
@@ -149,7 +149,7 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Writin
     ).collect()
     bounds = sorted((low, high) for low, high, _ in actual_rows if low is not None)
     assert len(actual_rows) == report.files > 1
-    assert all(previous[1] <= following[0] for previous, following in pairwise(bounds)), bounds
+    assert all(previous_bound[1] <= next_bound[0] for previous_bound, next_bound in pairwise(bounds)), bounds
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.list_files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
@@ -287,19 +287,19 @@ def test_restarted_stream_commits_every_row_once(rig: WritingTables, tmp_path: P
     rig.run_sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"
     stream = FolderStream(rig, tmp_path / "given", checkpoint, "stream")
-    arrive, run = stream.arrive, stream.run
+    arrive, run_stream = stream.arrive, stream.run
     arrive(0, 100)
     arrive(100, 200)
-    run()
+    run_stream()
     files, snapshots = rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
     last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last_commit.with_name(f".{last_commit.name}.crc").unlink()
-    run()
+    run_stream()
     assert (rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
     arrive(200, 300)
-    run()
+    run_stream()
     assert rig.run_sql("SELECT count(*), count(DISTINCT id), sum(id) FROM {db}.stream").collect()[0] == (
         300,
         300,
@@ -334,7 +334,7 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
 
 
 @pytest.mark.slow
-def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTables, tmp_path: Path) -> None:
+def test_stream_writes_nothing_into_a_table_that_replaced_its_target(rig: WritingTables, tmp_path: Path) -> None:
     rig.run_sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
     stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
     stream.arrive(0, 10)

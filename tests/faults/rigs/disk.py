@@ -49,11 +49,11 @@ def mount_small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
     Skip the test if this user may not mount.
     """
     root.mkdir()
-    completed = subprocess.run(
+    result = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "seamark-test", str(root)], capture_output=True, text=True
     )
-    if completed.returncode:
-        pytest.skip(f"a full disk needs the right to mount a tmpfs: {completed.stderr.strip()}")
+    if result.returncode:
+        pytest.skip(f"a full disk needs the right to mount a tmpfs: {result.stderr.strip()}")
     try:
         yield SmallDisk(root)
     finally:

@@ -35,14 +35,14 @@ class Fuse:
 
     def __init__(self, home: Path) -> None:
         self._file = home / FUSE
-        self._passed = 0
+        self._passed_steps = 0
 
     def pass_step(self, step: str) -> None:
         if not self._file.exists():
             return
-        armed, nth = self._file.read_text().split()
-        self._passed += step == armed
-        if self._passed == int(nth):
+        armed_step, nth = self._file.read_text().split()
+        self._passed_steps += step == armed_step
+        if self._passed_steps == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

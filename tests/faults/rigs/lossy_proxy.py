@@ -111,8 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def run_lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
-    """Open a proxy on a free port of 127.0.0.1 for the server at `upstream`. It loses nothing until a test
-    sets `fate`.
+    """Open a proxy on a free port of 127.0.0.1 for the server at `upstream`.
+
+    It loses nothing until a test sets `fate`.
     """
     proxy = LossyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})

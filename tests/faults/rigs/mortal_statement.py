@@ -36,13 +36,11 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
     """Run a job that is killed at event `number`. Return its answer, or None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     environment = None if env is None else {**os.environ, **env}
-    completed = subprocess.run(
-        argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=environment
-    )
-    if completed.returncode == -signal.SIGKILL:
+    result = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=environment)
+    if result.returncode == -signal.SIGKILL:
         return None
-    assert completed.returncode == 0
-    return msgspec.json.decode(completed.stdout, type=StatementAnswer)
+    assert result.returncode == 0
+    return msgspec.json.decode(result.stdout, type=StatementAnswer)
 
 
 def main(number: int) -> None:

@@ -23,12 +23,12 @@ from tests.faults.rigs.linear import Event, find_violations
 class RecordedOutcomes:
     """The outcomes that the clients received.
 
-    `unexplained` has the answers that no fault explains.
+    `unexplained_answers` has the answers that no fault explains.
     """
 
     events: list[Event] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    unexplained: list[str] = field(default_factory=list)
+    unexplained_answers: list[str] = field(default_factory=list)
 
     def count_acknowledged(self) -> int:
         return self.outcomes["ok"]
@@ -40,7 +40,7 @@ class RecordedOutcomes:
             exists: Returns True if a location has a file.
             label: A description of the run, with its seed.
         """
-        assert self.unexplained == [], label
+        assert self.unexplained_answers == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
         assert find_violations(client.read_chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
         missing_paths = [location for location in client.list_metadata_files(name) if not exists(location)]
@@ -75,7 +75,7 @@ def append_until(
     attempt = 0
     while not stop.is_set():
         client = source.choice(clients)
-        began = time.monotonic()
+        began_s = time.monotonic()
         try:
             status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         except OutcomeUnknown:
@@ -85,14 +85,14 @@ def append_until(
             stop.wait(0.05)
             continue
         if status != 200:
-            notes.unexplained.append(f"load: {status} {body}")
+            notes.unexplained_answers.append(f"load: {status} {body}")
             return
         head, sequence = body["metadata"].get("current-snapshot-id"), body["metadata"]["last-sequence-number"]
         head = None if head == -1 else head
-        notes.events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        notes.events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
         snapshot_id = number * 1_000_000 + attempt
-        began = time.monotonic()
+        began_s = time.monotonic()
         try:
             status, body = source.choice(clients).append(snapshot_id, head, sequence + 1, name)
         except OutcomeUnknown:
@@ -101,13 +101,13 @@ def append_until(
             outcome = _classify_outcome(status, body)
         ended_s = time.monotonic()
         if outcome is None:
-            notes.unexplained.append(f"commit: {status} {body}")
+            notes.unexplained_answers.append(f"commit: {status} {body}")
             return
         notes.outcomes[outcome] += 1
         if (
             outcome != "refused"
         ):  # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
-            notes.events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
+            notes.events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
 
@@ -132,8 +132,8 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
 def wait_for_commits(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
     """Wait until `count` further commits are acknowledged. Return False if they were not within `timeout_s`."""
     goal, deadline = notes.count_acknowledged() + count, time.monotonic() + timeout_s
-    while notes.count_acknowledged() < goal and not notes.unexplained:
+    while notes.count_acknowledged() < goal and not notes.unexplained_answers:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
-    return not notes.unexplained
+    return not notes.unexplained_answers

@@ -164,13 +164,13 @@ def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row,
             values.append(None if value is None else "z")
             continue
         was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
-        transformed = compute_transform(field.transform, "int" if was_int else kind, value)
+        partition_value = compute_transform(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
-            assert transformed is None or isinstance(transformed, int)
+            assert partition_value is None or isinstance(partition_value, int)
             previous_value = compute_transform(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if transformed is not None and transformed < 0 and previous_value == transformed:
-                transformed += 1
-        values.append(transformed)
+            if partition_value is not None and partition_value < 0 and previous_value == partition_value:
+                partition_value += 1
+        values.append(partition_value)
     return tuple(values)
 
 

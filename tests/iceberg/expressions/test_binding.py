@@ -115,7 +115,7 @@ def test_binding_ignores_case_only_if_requested() -> None:
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
     old_schema = make_schema(build_field(1, "id", "long", True), build_field(2, "old", "int"), schema_id=0)
-    between = make_schema(
+    middle_schema = make_schema(
         build_field(1, "id", "long", True), build_field(2, "renamed", "int"), build_field(3, "b", "int"), schema_id=1
     )
     now = make_schema(
@@ -124,11 +124,11 @@ def test_name_from_an_older_schema_is_found_newest_first() -> None:
         build_field(4, "b", "string", True),
         schema_id=2,
     )
-    schemas = (old_schema, between, now)
+    schemas = (old_schema, middle_schema, now)
     assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
         Op.EQ, 2, "renamed", "long", 5
     )
-    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, between)) == make_bound(
+    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, middle_schema)) == make_bound(
         Op.EQ, 2, "old", "int", 5
     )
     # The column is required now, but files of the snapshot may be older than the column.
@@ -150,8 +150,8 @@ def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
 @pytest.mark.parametrize("negated", [False, True])
 def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
     def bind_null_check(name: str) -> Expression:
-        checked = {"type": "is-null", "term": name}
-        return bind_json({"type": "not", "child": checked} if negated else checked)
+        null_check = {"type": "is-null", "term": name}
+        return bind_json({"type": "not", "child": null_check} if negated else null_check)
 
     op = Op.NOT_NULL if negated else Op.IS_NULL
     assert bind_null_check("id") == bind_null_check("home") == bind_null_check("home.street") == Always(negated)
@@ -270,7 +270,7 @@ def test_binding_a_bound_expression_again_changes_nothing() -> None:
 # Two evaluators: of the filter as a client sends it, in exact arithmetic, and of the bound filter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SECOND = 1_000_000_000
+SECOND_NS = 1_000_000_000
 
 Exact = Any
 """None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times are in nanoseconds."""
@@ -282,13 +282,13 @@ def to_exact(number: float) -> Exact:
 
 def round_to_float(number: float) -> Exact:
     """Return the value that a double has in a float column, or the double itself if no finite float is near it."""
-    single = ctypes.c_float(number).value
-    return to_exact(single) if math.isfinite(single) else to_exact(number)
+    single_number = ctypes.c_float(number).value
+    return to_exact(single_number) if math.isfinite(single_number) else to_exact(number)
 
 
 def build_moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
     text = (EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND + nanos)
+    return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND_NS + nanos)
 
 
 small = st.integers(-3, 3)
@@ -334,11 +334,11 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         6,
         "date",
         st.one_of(
-            small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
-            small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND))),
+            small.map(lambda n: (n, Fraction(n * 86_400 * SECOND_NS))),
+            small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND_NS))),
             st.builds(build_moment, seconds, fractions, st.just("")),
         ),
-        small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
+        small.map(lambda n: (n, Fraction(n * 86_400 * SECOND_NS))),
     ),
     "ts": (
         7,
@@ -355,7 +355,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         st.one_of(
             small.map(lambda n: (n, Fraction(n * 1000))),
             st.builds(build_moment, seconds, fractions, st.just("")),
-            st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND))]),
+            st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND_NS))]),
         ),
         st.one_of(small, fractions).map(lambda n: (n, Fraction(n))),
     ),
@@ -373,8 +373,10 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     ),
     "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
 }
-REQUIRED = frozenset({"l", "d"})
-WIDE = make_schema(*(build_field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+REQUIRED_NAMES = frozenset({"l", "d"})
+WIDE = make_schema(
+    *(build_field(ident, name, kind, name in REQUIRED_NAMES) for name, (ident, kind, _, _) in COLUMNS.items())
+)
 
 Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
@@ -383,11 +385,11 @@ Sent = tuple[Any, ...]
 def draw_predicates(name: str) -> st.SearchStrategy[Sent]:
     _, kind, literals, _ = COLUMNS[name]
     unary = ["is-null", "not-null", *(["is-nan", "not-nan"] if kind in ("float", "double") else [])]
-    single = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
-    single += ["starts-with", "not-starts-with"] if kind == "string" else []
+    comparisons = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
+    comparisons += ["starts-with", "not-starts-with"] if kind == "string" else []
     return st.one_of(
         st.tuples(st.sampled_from(unary), st.just(name), st.just([])),
-        st.tuples(st.sampled_from(single), st.just(name), st.lists(literals, min_size=1, max_size=1)),
+        st.tuples(st.sampled_from(comparisons), st.just(name), st.lists(literals, min_size=1, max_size=1)),
         st.tuples(st.sampled_from(["in", "not-in"]), st.just(name), st.lists(literals, max_size=4)),
     )
 
@@ -398,7 +400,7 @@ filters = st.recursive(
     max_leaves=6,
 )
 cells = {
-    name: values if name in REQUIRED else st.one_of(st.just((None, None)), values)
+    name: values if name in REQUIRED_NAMES else st.one_of(st.just((None, None)), values)
     for name, (_, _, _, values) in COLUMNS.items()
 }
 rows = st.fixed_dictionaries(cells)

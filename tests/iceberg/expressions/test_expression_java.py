@@ -98,7 +98,7 @@ SCHEMA = build_schema(
     build_field(55, "maybe", {"type": "struct", "fields": [build_field(56, "a", "timestamptz", True)]}),
     build_field(57, "none", "unknown"),
 )
-OURS = convert_json_value(SCHEMA, Schema, "schema")
+SEAMARK_SCHEMA = convert_json_value(SCHEMA, Schema, "schema")
 
 AT_ONCE = 100
 """The number of lines sent before answers are read, small enough that neither pipe fills up."""
@@ -137,7 +137,9 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
 
 
 def bind_as_json(filter_json: Any) -> Any:
-    return encode_expression(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
+    return encode_expression(
+        bind(parse_expression(filter_json), SEAMARK_SCHEMA, (SEAMARK_SCHEMA,), case_sensitive=True)
+    )
 
 
 def normalize_answer(kind: str, answer: Any) -> Any:
@@ -173,9 +175,9 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     filters = [*cases, *negated]
     seamark_texts = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    second_java = java(seamark_texts)
+    second_java_texts = java(seamark_texts)
     for (kind, filter_json), seamark_text, first, second in zip(
-        filters, seamark_texts, answers, second_java, strict=True
+        filters, seamark_texts, answers, second_java_texts, strict=True
     ):
         assert seamark_text == normalize_answer(kind, first), filter_json
         assert seamark_text == normalize_answer(kind, second), filter_json
@@ -205,7 +207,7 @@ def test_java_rejects_the_same_literals(java: Java) -> None:
             bind_as_json(filter_json)
 
 
-def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
+def test_null_checks_and_term_names_equal_those_of_java(java: Java) -> None:
     term: Any
     filters: list[Any] = []
     for name in ("must", "st", "st.a", "st.b", "maybe", "maybe.a", "none", NAMES["string"]):

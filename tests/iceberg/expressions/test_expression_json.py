@@ -119,18 +119,18 @@ def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any
 
 def nest_expression(levels: int) -> Any:
     """Return alternating AND and OR with this depth."""
-    nested: Any = A_JSON
+    nested_json: Any = A_JSON
     for level in range(levels):
-        nested = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": nested}
-    return nested
+        nested_json = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": nested_json}
+    return nested_json
 
 
 def build_chain(links: int, side: str) -> Any:
-    nested: Any = A_JSON
+    nested_json: Any = A_JSON
     other = "left" if side == "right" else "right"
     for _ in range(links):
-        nested = {"type": "or", side: nested, other: B_JSON}
-    return nested
+        nested_json = {"type": "or", side: nested_json, other: B_JSON}
+    return nested_json
 
 
 def test_expression_nesting_is_limited() -> None:
@@ -143,9 +143,9 @@ def test_expression_nesting_is_limited() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_chain_of_thousands_of_conditions_is_flattened_in_order(side: str) -> None:
-    parsed = parse_expression(build_chain(50_000, side))
-    assert isinstance(parsed, Or)
-    assert parsed.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
+    parsed_expression = parse_expression(build_chain(50_000, side))
+    assert isinstance(parsed_expression, Or)
+    assert parsed_expression.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
     with pytest.raises(BadRequest) as error:
         parse_expression({"type": "or", "left": build_chain(50_000, "right"), "right": {"type": "x"}})
     assert len(error.value.message) < 400
@@ -223,14 +223,14 @@ def sort_in_lists(value: Any) -> Any:
 @given(trees)
 def test_pyiceberg_expressions_are_unchanged_after_a_round_trip(tree: iceberg.BooleanExpression) -> None:
     sent_json = json.loads(tree.model_dump_json(by_alias=True))
-    reparsed = iceberg.BooleanExpression.model_validate(encode_expression(parse_expression(sent_json)))
+    reparsed_expression = iceberg.BooleanExpression.model_validate(encode_expression(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree, with the same predicates in the same order.
-    parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
-    assert sort_in_lists(encode_expression(parsed_again)) == sort_in_lists(
+    second_expression = parse_expression(json.loads(reparsed_expression.model_dump_json(by_alias=True)))
+    assert sort_in_lists(encode_expression(second_expression)) == sort_in_lists(
         encode_expression(parse_expression(sent_json))
     )
     if not isinstance(tree, iceberg.And | iceberg.Or | iceberg.Not):
-        assert reparsed == tree
+        assert reparsed_expression == tree
 
 
 PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}
@@ -245,29 +245,31 @@ PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}
 def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value]]) -> None:
     kind, values = case
     # No bound predicate has NaN or an infinity.
-    finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
-    for value in finite:
+    finite_values = [value for value in values if not isinstance(value, float) or isfinite(value)]
+    for value in finite_values:
         residual = encode_expression(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
-        parsed = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
+        parsed_residual = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
             # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
-            assert read_bound_value(parsed, KINDS[kind][0]) == (value if kind == "uuid" else to_pyiceberg(kind, value))
-    residual = encode_expression(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
-    parsed = iceberg.BooleanExpression.model_validate(residual)
-    if len(set(finite)) > 1:
-        assert isinstance(parsed, iceberg.NotIn)
-        assert len(parsed.literals) == len(set(finite))
+            assert read_bound_value(parsed_residual, KINDS[kind][0]) == (
+                value if kind == "uuid" else to_pyiceberg(kind, value)
+            )
+    residual = encode_expression(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite_values)))
+    parsed_residual = iceberg.BooleanExpression.model_validate(residual)
+    if len(set(finite_values)) > 1:
+        assert isinstance(parsed_residual, iceberg.NotIn)
+        assert len(parsed_residual.literals) == len(set(finite_values))
 
 
-def read_bound_value(read: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
-    assert isinstance(read, iceberg.LessThanOrEqual)
-    bound = read.bind(TheirSchema(NestedField(1, "c", kind)))
+def read_bound_value(expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
+    assert isinstance(expression, iceberg.LessThanOrEqual)
+    bound = expression.bind(TheirSchema(NestedField(1, "c", kind)))
     assert isinstance(bound, iceberg.BoundLessThanOrEqual)
     return bound.literal.value
 
 
 @pytest.mark.parametrize(
-    ("bound", "written"),
+    ("bound", "written_json"),
     [
         (Bound(Op.NOT_NULL, 1, "a.b", "long", "identity", "long", ()), {"type": "not-null", "term": "a.b"}),
         (
@@ -287,8 +289,8 @@ def read_bound_value(read: iceberg.BooleanExpression, kind: PrimitiveType) -> An
         (Not(A), {"type": "not", "child": A_JSON}),
     ],
 )
-def test_bound_predicates_are_written_with_typed_values(bound: Expression, written: Any) -> None:
-    assert encode_expression(bound) == written
+def test_bound_predicates_are_written_with_typed_values(bound: Expression, written_json: Any) -> None:
+    assert encode_expression(bound) == written_json
 
 
 @given(
@@ -308,7 +310,7 @@ def test_bound_predicates_are_written_with_typed_values(bound: Expression, writt
 )
 def test_any_json_is_read_as_an_expression_or_is_a_bad_request(given_json: Any) -> None:
     try:
-        parsed = parse_expression(given_json)
+        parsed_expression = parse_expression(given_json)
     except BadRequest:
         return
-    assert parse_expression(encode_expression(parsed)) == parsed
+    assert parse_expression(encode_expression(parsed_expression)) == parsed_expression

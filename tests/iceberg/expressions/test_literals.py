@@ -210,17 +210,17 @@ texts = st.builds(
 @given(st.sampled_from(sorted(LIMITS)), texts, st.integers(-6, 30))
 def test_decimal_string_is_compared_in_exact_arithmetic(kind: str, text: str, exponent: int) -> None:
     scale, low, high = LIMITS[kind]
-    exact = Fraction(text) * Fraction(10) ** (exponent + scale)
+    exact_value = Fraction(text) * Fraction(10) ** (exponent + scale)
     match parse_literal(kind, f"{text}e{exponent}"):
         case Above():
-            assert exact > high
+            assert exact_value > high
         case Below():
-            assert exact < low
+            assert exact_value < low
         case Between(lower, upper):
-            assert low <= lower < exact < upper <= high
+            assert low <= lower < exact_value < upper <= high
             assert upper == lower + 1
         case value:
-            assert value == exact
+            assert value == exact_value
 
 
 @given(

@@ -42,7 +42,7 @@ def test_long_decimal_matches_the_double_of_each_engine(
     for _ in range(abs(steps)):
         column = math.nextafter(column, math.copysign(math.inf, steps))
     sql = f"{'NOT ' * negated}(d {op} {literals})"
-    parsed = bind(parse_sql(sql, DOUBLES).expression, DOUBLES, (), case_sensitive=True)
+    parsed_predicate = bind(parse_sql(sql, DOUBLES).expression, DOUBLES, (), case_sensitive=True)
     engines = {float(unscaled) / float(10**scale), float(number)}
     comparisons = {
         "<": column.__lt__,
@@ -54,15 +54,15 @@ def test_long_decimal_matches_the_double_of_each_engine(
         "IN": lambda other: column in (other, 7.0) if listed else column == other,
         "IS DISTINCT FROM": column.__ne__,
     }.get(op, column.__eq__)
-    assert may_match(parsed, {1: column}) or not any(comparisons(engine) != negated for engine in engines)
-    exact = bind_exactly(sql, DOUBLES)
-    assert must_match(exact, {1: column}) == (comparisons(float(number)) != negated)
+    assert may_match(parsed_predicate, {1: column}) or not any(comparisons(engine) != negated for engine in engines)
+    exact_predicate = bind_exactly(sql, DOUBLES)
+    assert must_match(exact_predicate, {1: column}) == (comparisons(float(number)) != negated)
 
 
 def test_many_long_decimals_in_a_list_become_one_range() -> None:
     texts = [f"0.{number}" for number in range(10**16, 10**16 + 1001)]
-    parsed = parse_sql(f"d IN ({', '.join(texts)}, 7)", DOUBLES)
-    assert not parsed.unused
-    bound = bind(parsed.expression, DOUBLES, (), case_sensitive=True)
+    parsed_predicate = parse_sql(f"d IN ({', '.join(texts)}, 7)", DOUBLES)
+    assert not parsed_predicate.unused
+    bound = bind(parsed_predicate.expression, DOUBLES, (), case_sensitive=True)
     assert all(may_match(bound, {1: float(text)}) for text in (*texts, "7"))
     assert not may_match(bound, {1: 0.2})

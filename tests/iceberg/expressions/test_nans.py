@@ -26,7 +26,7 @@ GT, LT, OTHER = (
 )
 NAN = Bound(Op.IS_NAN, 1, "x", "double", "identity", "double", ())
 OTHER_NAN = Bound(Op.IS_NAN, 2, "y", "double", "identity", "double", ())
-LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
+LONG_PREDICATE = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
     [
         (GT, join_by_or(GT, NAN)),
         (LT, LT),
-        (LONG, LONG),
-        (join_by_and(GT, LONG), join_by_and(join_by_or(GT, NAN), LONG)),
+        (LONG_PREDICATE, LONG_PREDICATE),
+        (join_by_and(GT, LONG_PREDICATE), join_by_and(join_by_or(GT, NAN), LONG_PREDICATE)),
         (join_by_and(GT, LT), join_by_and(GT, LT)),
         (join_by_and(join_by_or(GT, NAN), LT), join_by_and(GT, LT)),
-        (join_by_and(join_by_or(GT, LONG), LT), join_by_and(join_by_or(GT, LONG), LT)),
+        (join_by_and(join_by_or(GT, LONG_PREDICATE), LT), join_by_and(join_by_or(GT, LONG_PREDICATE), LT)),
         (join_by_and(OTHER, LT), join_by_and(join_by_or(OTHER, OTHER_NAN), LT)),
         (join_by_or(GT, NAN), join_by_or(GT, NAN)),
-        (join_by_or(NAN, GT, LONG), join_by_or(GT, LONG, NAN)),
+        (join_by_or(NAN, GT, LONG_PREDICATE), join_by_or(GT, LONG_PREDICATE, NAN)),
         (join_by_or(GT, OTHER), join_by_or(GT, OTHER, NAN, OTHER_NAN)),
     ],
 )

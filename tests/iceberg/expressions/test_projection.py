@@ -70,8 +70,10 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
     partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected = project_inclusive(expression, partition_fields)
-    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(projected)
+    projected_predicate = project_inclusive(expression, partition_fields)
+    assert may_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(
+        projected_predicate
+    )
 
 
 @given(st.data())
@@ -84,10 +86,10 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         data.draw(draw_predicate(columns)),
     )
     partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected = project_strict(request, partition_fields)
-    assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
-    assert matches(request, row, order_like_java), format_expression(projected)
-    assert matches(request, row, order_like_python), format_expression(projected)
+    projected_predicate = project_strict(request, partition_fields)
+    assume(must_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))))
+    assert matches(request, row, order_like_java), format_expression(projected_predicate)
+    assert matches(request, row, order_like_python), format_expression(projected_predicate)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +237,12 @@ def test_transform_of_several_columns_decides_nothing() -> None:
 
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
-    always_true = build_predicate(Op.GT_EQ, "int", -(2**31))
-    assert format_expression(project_inclusive(always_true, build_spec("truncate[8]"))) == "p0 not-null"
-    assert not must_match(project_strict(always_true, build_spec("truncate[8]")), {1000: None})
+    true_predicate = build_predicate(Op.GT_EQ, "int", -(2**31))
+    assert format_expression(project_inclusive(true_predicate, build_spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(project_strict(true_predicate, build_spec("truncate[8]")), {1000: None})
 
 
-ORDERED = [
+ORDERED_TRANSFORMS = [
     (kind, transform)
     for kind, transforms in TRANSFORMS.items()
     for transform in transforms
@@ -257,7 +259,7 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     ranges = find_source_ranges(query)
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in list_leaves(ranges))
     expected = matches(query, row, order_like_python)
-    if (kind, query.transform) in ORDERED:
+    if (kind, query.transform) in ORDERED_TRANSFORMS:
         assert matches(ranges, row, order_like_python) == expected, format_expression(ranges)
     else:
         assert matches(ranges, row, order_like_python) or not expected, format_expression(ranges)
@@ -272,7 +274,7 @@ def list_leaves(expression: Expression) -> list[Bound]:
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
 def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
-    kind, transform = data.draw(st.sampled_from(ORDERED))
+    kind, transform = data.draw(st.sampled_from(ORDERED_TRANSFORMS))
     query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform == transform))
     lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
     first, last = compute_transform(transform, kind, lower), compute_transform(transform, kind, upper)
@@ -326,8 +328,8 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     many_days = find_source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
     assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
     assert find_source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
-    together = find_source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
-    assert format_expression(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
+    merged_ranges = find_source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
+    assert format_expression(merged_ranges) == f"(x gt-eq 0 and x lt {1000 * DAY})"
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,14 @@ TYPES: dict[str, tuple[IcebergType, Any]] = {
 
 COLUMNS = dict(enumerate(TYPES, start=1))
 
-DAY = 86_400_000_000
+DAY_US = 86_400_000_000
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "int": st.integers(-20, 20),
     "long": st.integers(-20, 20),
     "date": st.integers(1, 1000),
-    "timestamp": st.integers(DAY, 800 * DAY) | st.integers(1, 40).map(lambda day: day * DAY),
+    "timestamp": st.integers(DAY_US, 800 * DAY_US) | st.integers(1, 40).map(lambda day: day * DAY_US),
     "decimal(9, 2)": st.integers(-300, 300),
     "double": st.sampled_from([-2.5, 1.0, 3.5]),
     "string": st.text("abc", max_size=4),
@@ -135,8 +135,8 @@ def to_pyiceberg_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Reco
     values = []
     for field, value in zip(spec.fields, partition, strict=True):
         kind = COLUMNS[field.sources[0]]
-        scaled = kind.startswith("decimal") and "bucket" not in field.transform and value is not None
-        values.append(Decimal(value).scaleb(-2) if scaled and field.transform != "zorder" else value)
+        is_scaled = kind.startswith("decimal") and "bucket" not in field.transform and value is not None
+        values.append(Decimal(value).scaleb(-2) if is_scaled and field.transform != "zorder" else value)
     return Record(*values)
 
 
@@ -154,10 +154,10 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
     expression = data.draw(draw_expression(columns, terms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=True)
     assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
-    projected = inclusive_projection(SCHEMA, to_pyiceberg_spec(spec))(to_pyiceberg(expression))
+    projected_predicate = inclusive_projection(SCHEMA, to_pyiceberg_spec(spec))(to_pyiceberg(expression))
     struct = Schema(*to_pyiceberg_spec(spec).partition_type(SCHEMA).fields)
-    evaluate = expression_evaluator(struct, projected, case_sensitive=True)
-    assert evaluate(to_pyiceberg_record(spec, partition)), projected
+    evaluate = expression_evaluator(struct, projected_predicate, case_sensitive=True)
+    assert evaluate(to_pyiceberg_record(spec, partition)), projected_predicate
 
 
 @given(st.data())

@@ -20,7 +20,7 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from tests.iceberg.samples import (
-    NOW,
+    NOW_MS,
     Json,
     add_snapshot,
     apply_json,
@@ -37,35 +37,37 @@ UPDATE: TypeAdapter[Any] = TypeAdapter(TableUpdate)
 TYPES = ["int", "string", "decimal(9, 2)", "timestamptz", "uuid", "date"]
 
 
-def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    fields = [{"id": f.id, "name": f.name, "required": f.required, "type": f.type} for f in m.current_schema.fields]
-    new_id = m.last_column_id + 1
+def evolve_schema(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    fields = [
+        {"id": f.id, "name": f.name, "required": f.required, "type": f.type} for f in metadata.current_schema.fields
+    ]
+    new_id = metadata.last_column_id + 1
     fields.append(build_field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
-    document = {"type": "struct", "schema-id": max(s.id for s in m.schemas) + 1, "fields": fields}
+    document = {"type": "struct", "schema-id": max(s.id for s in metadata.schemas) + 1, "fields": fields}
     updates: list[Json] = [{"action": "add-schema", "schema": document}]
     if draw(st.booleans()):
         updates.append({"action": "set-current-schema", "schema-id": -1})
     return updates
 
 
-def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    spec_id = max(s.spec_id for s in m.partition_specs) + 1
-    if m.format_version == 1:
+def evolve_spec(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    spec_id = max(s.spec_id for s in metadata.partition_specs) + 1
+    if metadata.format_version == 1:
         # A version 1 spec keeps the fields of the previous spec.
-        old_fields = m.partition_specs[-1].fields
+        old_fields = metadata.partition_specs[-1].fields
         fields = [(f.source_id or 0, f.transform, f.name) for f in old_fields]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
         ids = tuple(range(1000, 1000 + len(fields)))
     else:
-        fields, ids = [(1, f"bucket[{spec_id + 1}]", f"p{spec_id}")], (m.last_partition_id + 1,)
+        fields, ids = [(1, f"bucket[{spec_id + 1}]", f"p{spec_id}")], (metadata.last_partition_id + 1,)
     results: list[Json] = [{"action": "add-spec", "spec": build_spec(*fields, ids=ids, spec_id=spec_id)}]
     if draw(st.booleans()):
         results.append({"action": "set-default-spec", "spec-id": -1})
     return results
 
 
-def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    order_id = max(o.order_id for o in m.sort_orders) + 1
+def evolve_order(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    order_id = max(o.order_id for o in metadata.sort_orders) + 1
     results: list[Json] = [
         {"action": "add-sort-order", "sort-order": build_order((1, f"truncate[{order_id}]"), order_id=order_id)}
     ]
@@ -74,24 +76,28 @@ def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     return results
 
 
-def append_snapshot(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    number = len(m.snapshots) + m.last_sequence_number + len(m.snapshot_log) + 1
+def append_snapshot(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    number = len(metadata.snapshots) + metadata.last_sequence_number + len(metadata.snapshot_log) + 1
     snapshot_id = 1000 + number
-    while snapshot_id in m.snapshots_by_id:
+    while snapshot_id in metadata.snapshots_by_id:
         snapshot_id += 1
-    sequence = m.last_sequence_number + 1 if m.format_version > 1 else 0
-    lineage = {"first-row-id": m.next_row_id, "added-rows": draw(st.integers(0, 9))} if m.format_version == 3 else {}
-    update = add_snapshot(snapshot_id, sequence, m.current_snapshot_id, **lineage)
-    update["snapshot"]["timestamp-ms"] = m.last_updated_ms + 1
+    sequence = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
+    lineage = (
+        {"first-row-id": metadata.next_row_id, "added-rows": draw(st.integers(0, 9))}
+        if metadata.format_version == 3
+        else {}
+    )
+    update = add_snapshot(snapshot_id, sequence, metadata.current_snapshot_id, **lineage)
+    update["snapshot"]["timestamp-ms"] = metadata.last_updated_ms + 1
     return [update, set_ref(snapshot_id, draw(st.sampled_from(["main", "dev"])))]
 
 
-def draw_snapshot_id(draw: st.DrawFn, m: TableMetadata) -> int:
-    return draw(st.sampled_from([s.snapshot_id for s in m.snapshots]))
+def draw_snapshot_id(draw: st.DrawFn, metadata: TableMetadata) -> int:
+    return draw(st.sampled_from([s.snapshot_id for s in metadata.snapshots]))
 
 
-def draw_statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    snapshot_id = draw_snapshot_id(draw, m)
+def draw_statistics(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    snapshot_id = draw_snapshot_id(draw, metadata)
     document = {
         "snapshot-id": snapshot_id,
         "statistics-path": f"s3://lake/{draw(st.integers(0, 99))}",
@@ -105,58 +111,63 @@ def draw_statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 
 @st.composite
-def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    """Return updates of a commit that are valid for `m` and that PyIceberg implements."""
+def draw_commit(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    """Return updates of a commit that are valid for `metadata` and that PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
-        lambda: evolve_schema(draw, m),
-        lambda: evolve_spec(draw, m),
-        lambda: evolve_order(draw, m),
-        lambda: append_snapshot(draw, m),
-        lambda: append_snapshot(draw, m),
+        lambda: evolve_schema(draw, metadata),
+        lambda: evolve_spec(draw, metadata),
+        lambda: evolve_order(draw, metadata),
+        lambda: append_snapshot(draw, metadata),
+        lambda: append_snapshot(draw, metadata),
         lambda: [{"action": "set-properties", "updates": {name: draw(st.text(max_size=5))}}],
         lambda: [{"action": "set-location", "location": f"s3://lake/{name}"}],
-        lambda: [{"action": "set-current-schema", "schema-id": draw(st.sampled_from([s.id for s in m.schemas]))}],
         lambda: [
-            {"action": "set-default-spec", "spec-id": draw(st.sampled_from([s.spec_id for s in m.partition_specs]))}
+            {"action": "set-current-schema", "schema-id": draw(st.sampled_from([s.id for s in metadata.schemas]))}
+        ],
+        lambda: [
+            {
+                "action": "set-default-spec",
+                "spec-id": draw(st.sampled_from([s.spec_id for s in metadata.partition_specs])),
+            }
         ],
     ]
-    if m.properties:
+    if metadata.properties:
         choices.append(
-            lambda: [{"action": "remove-properties", "removals": [draw(st.sampled_from(sorted(m.properties)))]}]
+            lambda: [{"action": "remove-properties", "removals": [draw(st.sampled_from(sorted(metadata.properties)))]}]
         )
-    if m.format_version == 1:
+    if metadata.format_version == 1:
         choices.append(lambda: [{"action": "upgrade-format-version", "format-version": 2}])
-    old_schemas = [s.id for s in m.schemas if s.id != m.current_schema_id]
+    old_schemas = [s.id for s in metadata.schemas if s.id != metadata.current_schema_id]
     if old_schemas:
         choices.append(lambda: [{"action": "remove-schemas", "schema-ids": [draw(st.sampled_from(old_schemas))]}])
-    old_specs = [s.spec_id for s in m.partition_specs if s.spec_id != m.default_spec_id]
-    if old_specs and m.format_version > 1:
+    old_specs = [s.spec_id for s in metadata.partition_specs if s.spec_id != metadata.default_spec_id]
+    if old_specs and metadata.format_version > 1:
         choices.append(lambda: [{"action": "remove-partition-specs", "spec-ids": [draw(st.sampled_from(old_specs))]}])
-    if m.snapshots:
+    if metadata.snapshots:
         choices += [
-            lambda: draw_statistics(draw, m),
-            lambda: [set_ref(draw_snapshot_id(draw, m), name, "tag", **{"max-ref-age-ms": 5})],
-            lambda: [set_ref(draw_snapshot_id(draw, m), "main")],
-            lambda: [{"action": "remove-snapshots", "snapshot-ids": [draw_snapshot_id(draw, m)]}],
-            lambda: [{"action": "remove-snapshot-ref", "ref-name": draw(st.sampled_from([*m.refs, "main"]))}],
+            lambda: draw_statistics(draw, metadata),
+            lambda: [set_ref(draw_snapshot_id(draw, metadata), name, "tag", **{"max-ref-age-ms": 5})],
+            lambda: [set_ref(draw_snapshot_id(draw, metadata), "main")],
+            lambda: [{"action": "remove-snapshots", "snapshot-ids": [draw_snapshot_id(draw, metadata)]}],
+            lambda: [{"action": "remove-snapshot-ref", "ref-name": draw(st.sampled_from([*metadata.refs, "main"]))}],
         ]
-    if m.statistics:
-        choices.append(lambda: [{"action": "remove-statistics", "snapshot-id": m.statistics[0].snapshot_id}])
+    if metadata.statistics:
+        choices.append(lambda: [{"action": "remove-statistics", "snapshot-id": metadata.statistics[0].snapshot_id}])
     updates: list[Json] = draw(st.sampled_from(choices))()
     return updates
 
 
-def to_comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
-    document = {name: getattr(m, name) for name in type(m).model_fields}
+def to_comparable(metadata: Theirs, *, expired: bool) -> dict[str, Any]:
+    document = {name: getattr(metadata, name) for name in type(metadata).model_fields}
     document.pop("last_updated_ms")
     # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.
     document.pop("schema_", None)
     document.pop("partition_spec", None)
-    document["snapshot_log"] = None if expired else [entry.snapshot_id for entry in m.snapshot_log]
+    document["snapshot_log"] = None if expired else [entry.snapshot_id for entry in metadata.snapshot_log]
     if expired:
         document["partition_statistics"] = None
-        document["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in m.snapshots]
+        document["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in metadata.snapshots]
     by_snapshot = {name: document[name] for name in ("statistics", "partition_statistics") if document[name]}
     document.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in by_snapshot.items()})
     return document
@@ -166,17 +177,17 @@ def to_comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.DataObject) -> None:
-    m = build_table(version)
+    metadata = build_table(version)
     for _ in range(data.draw(st.integers(1, 12))):
-        updates = data.draw(draw_commit(m))
-        metadata_before = TableMetadataUtil.parse_raw(encode_table(m).decode())
+        updates = data.draw(draw_commit(metadata))
+        metadata_before = TableMetadataUtil.parse_raw(encode_table(metadata).decode())
         expected_metadata = update_table_metadata(
             metadata_before, tuple(UPDATE.validate_python(update) for update in updates)
         )
-        m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
-        own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        expired = updates[0]["action"] == "remove-snapshots"
-        assert to_comparable(own_metadata, expired=expired) == to_comparable(expected_metadata, expired=expired), (
-            updates
-        )
-    assert m.last_updated_ms >= NOW
+        metadata = apply_json(metadata, updates, now_ms=metadata.last_updated_ms + 10)
+        own_metadata = TableMetadataUtil.parse_raw(encode_table(metadata).decode())
+        is_expiration = updates[0]["action"] == "remove-snapshots"
+        assert to_comparable(own_metadata, expired=is_expiration) == to_comparable(
+            expected_metadata, expired=is_expiration
+        ), updates
+    assert metadata.last_updated_ms >= NOW_MS

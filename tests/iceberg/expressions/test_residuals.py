@@ -88,11 +88,11 @@ def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> N
 
 def test_only_undecided_predicates_remain_in_a_residual() -> None:
     day, other = build_predicate(Op.LT, "timestamp", DAY_100[1]), Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,))
-    inside = build_predicate(Op.GT, "timestamp", DAY_100[0] + 5)
+    inner_predicate = build_predicate(Op.GT, "timestamp", DAY_100[0] + 5)
     assert compute_residual(And((day, other)), "day", 100) == other
     assert compute_residual(And((day, other)), "day", 101) == FALSE
-    assert compute_residual(Or((And((inside, other)), day)), "day", 101) == other
-    assert compute_residual(And((inside, other, day)), "day", 100) == And((inside, other))
+    assert compute_residual(Or((And((inner_predicate, other)), day)), "day", 101) == other
+    assert compute_residual(And((inner_predicate, other, day)), "day", 100) == And((inner_predicate, other))
 
 
 def test_residual_of_an_unpartitioned_table_is_the_filter() -> None:
@@ -161,7 +161,7 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     def build_equality(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
-    kept_field, renamed_field, replaced, dropped = (
+    kept_field, renamed_field, replaced_field, dropped_field = (
         build_equality(1, "x"),
         build_equality(2, "before"),
         build_equality(3, "old"),
@@ -169,7 +169,7 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     )
     both_conditions = And((kept_field, build_equality(4, "old")))
     assert make_bindable(both_conditions, schema) is both_conditions
-    for other in (renamed_field, replaced, dropped):
+    for other in (renamed_field, replaced_field, dropped_field):
         assert make_bindable(other, schema) == TRUE
         assert make_bindable(And((kept_field, other)), schema) == kept_field
         assert make_bindable(Or((kept_field, other)), schema) == TRUE
@@ -189,9 +189,9 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
         query_predicate = build_predicate(op, "double", *literals)
-        widened = match_both_zeros(And((query_predicate, build_predicate(Op.EQ, "int", 0))))
-        assert isinstance(widened, And)
-        first, second = widened.children
+        widened_predicate = match_both_zeros(And((query_predicate, build_predicate(Op.EQ, "int", 0))))
+        assert isinstance(widened_predicate, And)
+        first, second = widened_predicate.children
         assert isinstance(first, Bound)
         assert (first.op, repr(first.values)) == expected
         assert second == build_predicate(Op.EQ, "int", 0)

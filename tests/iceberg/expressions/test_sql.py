@@ -49,10 +49,10 @@ COLUMNS = {
     "Two Words": ("int", "INTEGER"),
 }
 FIELDS = tuple(Field(number, name, False, kind) for number, (name, (kind, _)) in enumerate(COLUMNS.items(), 1))
-NESTED = Field(
+NESTED_FIELD = Field(
     50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
 )
-SCHEMA = Schema(0, (*FIELDS, NESTED))
+SCHEMA = Schema(0, (*FIELDS, NESTED_FIELD))
 BOUND_TO = msgspec.convert(SCHEMA.build_json(), type=seamark_schema.Schema)
 NAMES = Names(SCHEMA, case_sensitive=False)
 UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
@@ -64,12 +64,12 @@ ROWS = 80
 class Sql:
     """One predicate as SQL of Seamark and as SQL of DuckDB.
 
-    `used` is False if an expression cannot represent the whole predicate.
+    `is_used` is False if an expression cannot represent the whole predicate.
     """
 
-    ours: str
+    seamark_text: str
     duck: str
-    used: bool = True
+    is_used: bool = True
 
 
 def draw_value(rng: random.Random, name: str) -> Any:
@@ -128,10 +128,12 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     for number in range(ROWS):
         values = {name: draw_value(rng, name) for name in COLUMNS}
         inner, deep_value = draw_value(rng, "in"), draw_value(rng, "y")
-        zoned = [f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()]
+        zoned_values = [
+            f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()
+        ]
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
-        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep_value])
+        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned_values, inner, deep_value])
         new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
         rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep_value})
     yield db, rows
@@ -154,7 +156,7 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
         case "f" | "d":
             if math.isnan(literal_value):
                 return make_same("1e2")
-            return Sql(repr(literal_value), repr(literal_value), used=name == "d" or literal_value != 0.7)
+            return Sql(repr(literal_value), repr(literal_value), is_used=name == "d" or literal_value != 0.7)
         case "day":
             choices = [
                 f"DATE '{literal_value}'",
@@ -235,9 +237,9 @@ def draw_predicate(rng: random.Random, depth: int = 0) -> Sql:
 
 def join_predicates(shape: str, *parts: Sql) -> Sql:
     return Sql(
-        shape.format(*(part.ours for part in parts)),
+        shape.format(*(part.seamark_text for part in parts)),
         shape.format(*(part.duck for part in parts)),
-        all(part.used for part in parts),
+        all(part.is_used for part in parts),
     )
 
 
@@ -267,15 +269,15 @@ def draw_leaf(rng: random.Random) -> Sql:
         return draw_like(rng)
     if shape < 0.9:
         day = draw_value(rng, "day") or EPOCH
-        called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
-        return make_same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
+        cast_text = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
+        return make_same(f"{cast_text} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
     if shape < 0.93:
-        called, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
-        return make_same(f"year({called}) {op} {rng.choice([1969, 1970, 2024])}")
-    return make_same(rng.choice(UNUSED), used=False)
+        cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
+        return make_same(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
+    return make_same(rng.choice(UNUSED_CONDITIONS), used=False)
 
 
-UNUSED = (
+UNUSED_CONDITIONS = (
     "id = a",
     "abs(a) = 1",
     "length(s) > 1",
@@ -311,32 +313,37 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
     Returns:
         The numbers of the kept rows, and the parts of the predicate that were not used.
     """
-    parsed = parse_sql(text, BOUND_TO)
-    bound = bind(parsed.expression, BOUND_TO, (), case_sensitive=True)
+    parsed_sql = parse_sql(text, BOUND_TO)
+    bound = bind(parsed_sql.expression, BOUND_TO, (), case_sensitive=True)
     bound_json = encode_expression(bound)
     json.dumps(bound_json, allow_nan=False)
-    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)}, parsed.unused
+    return {
+        number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)
+    }, parsed_sql.unused
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether the whole predicate was used."""
     sql = draw_predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-    kept_rows, unused = evaluate_sql(sql.ours, rows)
-    context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\nunused {unused}"
+    kept_rows, unused_parts = evaluate_sql(sql.seamark_text, rows)
+    context = (
+        f"seed {seed}: {sql.seamark_text}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\n"
+        f"unused {unused_parts}"
+    )
     assert actual_numbers <= kept_rows, context
-    assert bool(unused) <= (not sql.used), context
-    if sql.used and not unused:
+    assert bool(unused_parts) <= (not sql.is_used), context
+    if sql.is_used and not unused_parts:
         numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
         assert actual_numbers & set(numbers) == kept_rows & set(numbers), context
-    return sql.used
+    return sql.is_used
 
 
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
-    assert len(used) / 3 < sum(used) < len(used) * 14 / 15
+    used_counts = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
+    assert len(used_counts) / 3 < sum(used_counts) < len(used_counts) * 14 / 15
 
 
 @pytest.mark.slow
@@ -352,9 +359,9 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
 
 def parse_to_json(text: str) -> Any:
     """Return the expression of a fully used predicate as JSON."""
-    parsed = parse_sql(text, BOUND_TO)
-    assert parsed.unused == (), text
-    return encode_expression(bind(parsed.expression, BOUND_TO, (), case_sensitive=True))
+    parsed_sql = parse_sql(text, BOUND_TO)
+    assert parsed_sql.unused == (), text
+    return encode_expression(bind(parsed_sql.expression, BOUND_TO, (), case_sensitive=True))
 
 
 @pytest.mark.parametrize(
@@ -413,15 +420,15 @@ def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transfo
 )
 def test_predicates_that_engines_evaluate_differently_prune_nothing_and_are_reported(text: str) -> None:
     for condition in (text, f"NOT ({text})"):
-        parsed = parse_sql(condition, BOUND_TO)
-        assert encode_expression(parsed.expression) is True
-        assert len(parsed.unused) == 1
+        parsed_sql = parse_sql(condition, BOUND_TO)
+        assert encode_expression(parsed_sql.expression) is True
+        assert len(parsed_sql.unused) == 1
 
 
 def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
-    parsed = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
-    assert parsed.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
-    assert encode_expression(parsed.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
+    parsed_sql = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
+    assert parsed_sql.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
+    assert encode_expression(parsed_sql.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
 
 
 def test_comparison_with_a_value_that_no_float_equals_keeps_neighbouring_floats() -> None:
@@ -470,16 +477,16 @@ def test_numbers_with_too_many_digits_for_python_are_rejected_or_not_used(text: 
 
 
 def test_chain_of_thousands_of_predicates_is_read() -> None:
-    parsed = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
-    assert parsed.unused == ()
+    parsed_sql = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
+    assert parsed_sql.unused == ()
 
 
 def test_dropped_column_is_found_in_an_older_schema() -> None:
-    older = msgspec.convert(
+    old_schema = msgspec.convert(
         {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
         type=seamark_schema.Schema,
     )
-    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()
+    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, old_schema)).unused == ()
 
 
 @pytest.mark.parametrize(
@@ -506,7 +513,7 @@ def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "same_as"),
+    ("text", "equal_text"),
     [
         ("id IN (5, 1e0)", "id IN (5e0, 1e0)"),
         ("id BETWEEN -5 AND 1e10", "id >= -5e0 AND id <= 1e10"),
@@ -520,13 +527,15 @@ def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None
         ("s LIKE 'a!b%' ESCAPE '!'", None),
     ],
 )
-def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, same_as: str | None) -> None:
+def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, equal_text: str | None) -> None:
     sql = parse_sql(text, BOUND_TO)
-    if same_as is None:
+    if equal_text is None:
         assert len(sql.unused) == 1
         return
     assert sql.unused == ()
-    bound = [bind(parse_sql(item, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for item in (text, same_as)]
+    bound = [
+        bind(parse_sql(item, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for item in (text, equal_text)
+    ]
     assert bound[0] == bound[1]
 
 

@@ -1,5 +1,5 @@
-"""Tests that a text with too many possible readings for sqlglot is rejected after few steps, in every
-interface for SQL.
+"""Tests that a text with too many possible readings for sqlglot is rejected after few steps, in every interface for
+SQL.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ NESTED = f"SELECT {'ROW(' * 60}1{')' * 60} FROM c.s.t"
 """For this text sqlglot alone would take 2⁵² times as long as for eight levels."""
 
 
-OPENED = ("ROW(", "(", "f(", "ARRAY[", "MAP(", "CAST(", "a IN (", "CASE WHEN ", "INTERVAL ", "x -> ", "IF(", "NOT ")
-CLOSED = {"(": ")", "[": "]", " ": ""}
+OPENINGS = ("ROW(", "(", "f(", "ARRAY[", "MAP(", "CAST(", "a IN (", "CASE WHEN ", "INTERVAL ", "x -> ", "IF(", "NOT ")
+CLOSINGS = {"(": ")", "[": "]", " ": ""}
 
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb", "spark", None])
 def test_parsing_of_30_nested_levels_always_ends(dialect: str | None) -> None:
     sql_dialect = Dialect.get_or_raise(dialect)
-    for first, second in zip(OPENED, OPENED[3:] + OPENED[:3], strict=True):
-        inside = "1"
+    for first, second in zip(OPENINGS, OPENINGS[3:] + OPENINGS[:3], strict=True):
+        nested_text = "1"
         for parser_input in (first, second) * 15:
-            inside = f"{parser_input}{inside}{CLOSED[parser_input[-1]]}"
+            nested_text = f"{parser_input}{nested_text}{CLOSINGS[parser_input[-1]]}"
         with suppress(SqlglotError, RecursionError):
-            parse_statements(sql_dialect, f"SELECT {inside}")
+            parse_statements(sql_dialect, f"SELECT {nested_text}")
 
 
 def test_nested_rows_are_read() -> None:

@@ -33,22 +33,22 @@ SEQUENCE, SNAPSHOT = 9, 4_711
 class ManifestTable:
     """A table with one schema and one partition spec, and values for the partition fields."""
 
-    def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
+    def __init__(self, seed: int, version: int, *, avoided_names: tuple[str, ...] = ()) -> None:
         """Create a table from a seed.
 
         Args:
-            avoided: Types and names that the partition must not have, because some reader cannot read them.
+            avoided_names: Types and names that the partition must not have, because some reader cannot read them.
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {i: draw_kind(rng, version) for i in range(1, rng.randint(2, 9))}
         self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
         self.fields: list[tuple[int, int, str, str]] = []
-        names = rng.sample([name for name in NAMES if name not in avoided], 4)
+        names = rng.sample([name for name in NAMES if name not in avoided_names], 4)
         for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
             transform = draw_transform(rng, self.kinds[source], self.values[source], void=True)
-            if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided:
+            if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided_names:
                 self.fields.append((1000 + i, source, transform, names[i]))
         # No field has the name of a column, because only fields with identity transforms may have it.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
@@ -244,10 +244,10 @@ def to_comparable(value: Any) -> Any:
 
 
 def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
-    ours, theirs = left.file, right.file
+    our_file, their_file = left.file, right.file
     return (
-        to_comparable(ours.partition) == to_comparable(theirs.partition)
-        and replace_fields(ours, partition=()) == replace_fields(theirs, partition=())
+        to_comparable(our_file.partition) == to_comparable(their_file.partition)
+        and replace_fields(our_file, partition=()) == replace_fields(their_file, partition=())
         and [left.status, left.snapshot_id, left.sequence_number, left.file_sequence_number]
         == [right.status, right.snapshot_id, right.sequence_number, right.file_sequence_number]
     )

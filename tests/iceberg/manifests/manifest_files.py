@@ -345,8 +345,8 @@ def partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> 
                 yield value
     elif field.doubles is not None:
         assert field.valid is not None
-        for number, valid in zip(field.doubles.tolist(), field.valid.tolist(), strict=True):
-            yield struct.pack("<d", number) if valid else None
+        for number, is_valid in zip(field.doubles.tolist(), field.valid.tolist(), strict=True):
+            yield struct.pack("<d", number) if is_valid else None
     else:
         assert field.longs is not None
         for number in field.longs.tolist():

@@ -77,8 +77,8 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
     columns: list[dict[str, Any]] = [
         {"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in COLUMNS.items()
     ]
-    nested = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
-    columns.append({"id": 12, "name": "list", "required": False, "type": nested})
+    nested_type = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
+    columns.append({"id": 12, "name": "list", "required": False, "type": nested_type})
     inner_struct = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
     mapped_type = {
         "type": "map",
@@ -104,8 +104,13 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
             {
                 "spec-id": spec_id,
                 "fields": [
-                    {"source-id": source, "transform": how, "name": f"p{source}", "field-id": 1000 + 10 * spec_id + i}
-                    for i, (source, how) in enumerate(fields)
+                    {
+                        "source-id": source,
+                        "transform": transform,
+                        "name": f"p{source}",
+                        "field-id": 1000 + 10 * spec_id + i,
+                    }
+                    for i, (source, transform) in enumerate(fields)
                 ],
             }
             for spec_id, fields in FIELDS.items()
@@ -153,7 +158,7 @@ def test_valid_files_are_accepted(valid_file: dict[str, Any], version: int) -> N
     assert encode_content_file(content_file, TABLES[version]) == valid_file
 
 
-REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
+REFUSED_FILES: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"content": "rows"}, "content: 'rows' is not one of data, position-deletes, equality-deletes"),
     (DATA, 2, {"content": None}, r"content"),
     (DATA, 2, {"file-path": ""}, r"file-path"),
@@ -214,15 +219,15 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
         "lower-bounds: the bound of column 2 is ab",
     ),
     (DATA, 2, {"key-metadata": "0"}, "key-metadata: '0' is not hexadecimal"),
-    (DATA, 2, {"split-offsets": [4, 4]}, "split-offsets: the offsets must ascend"),
-    (DATA, 2, {"split-offsets": [1000]}, "split-offsets: the offsets must ascend and be within"),
+    (DATA, 2, {"split-offsets": [4, 4]}, "split-offsets: the offsets are not in ascending order"),
+    (DATA, 2, {"split-offsets": [1000]}, "split-offsets: the offset 1,000 is not within the file"),
     (DATA, 2, {"equality-ids": [1]}, "equality-ids: only equality deletes"),
     (DATA, 2, {"referenced-data-file": "x"}, "referenced-data-file: only position deletes"),
     (DATA, 3, {"content-offset": 0}, "content-offset: only deletion vectors"),
     (EQUALITY, 1, {}, "content: a table of format version 1 has no delete files"),
     (EQUALITY, 2, {"equality-ids": None}, "equality-ids: equality deletes need them"),
     (EQUALITY, 2, {"equality-ids": []}, "equality-ids: equality deletes need them"),
-    (EQUALITY, 2, {"equality-ids": [1, 1]}, "equality-ids: a column is present twice"),
+    (EQUALITY, 2, {"equality-ids": [1, 1]}, "equality-ids: column 1 is present twice"),
     (EQUALITY, 2, {"equality-ids": [77]}, "equality-ids: the table's schema has no column 77"),
     (EQUALITY, 2, {"equality-ids": [12]}, "equality-ids: column 12 .* is not of a primitive type"),
     (EQUALITY, 2, {"equality-ids": [13]}, "equality-ids: column 13 .* inside a list or map"),
@@ -239,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED)
+@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED_FILES)
 def test_invalid_file_is_rejected_by_file_and_field(
     valid_file: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:

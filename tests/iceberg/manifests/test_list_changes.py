@@ -70,7 +70,7 @@ def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_n
 
 def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
     rng = random.Random(1)
-    style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+    style = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
     made_manifests = [make_manifest(rng) for _ in range(50)]
 
     def decode(manifests: list[Manifest], known_decoded_list: DecodedList | None) -> DecodedList:

@@ -86,14 +86,14 @@ def draw_type(chance: random.Random, numbers: itertools.count[int], depth: int =
     kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
     if depth == 3 or kind == "primitive":
         return chance.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
-    below = [draw_type(chance, numbers, depth + 1) for _ in range(3)]
-    fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(below[: chance.randint(0, 3)])]
-    union: list[Any] = ["null", "long", "string", {"type": "array", "items": below[0]}]
+    child_types = [draw_type(chance, numbers, depth + 1) for _ in range(3)]
+    fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(child_types[: chance.randint(0, 3)])]
+    union: list[Any] = ["null", "long", "string", {"type": "array", "items": child_types[0]}]
     document: dict[str, Any] = {
         "fixed": {"type": "fixed", "name": name, "size": 3},
         "enum": {"type": "enum", "name": name, "symbols": ["A", "B", "C"]},
-        "array": {"type": "array", "items": below[0]},
-        "map": {"type": "map", "values": below[0]},
+        "array": {"type": "array", "items": child_types[0]},
+        "map": {"type": "map", "values": child_types[0]},
         "record": {"type": "record", "name": name, "fields": fields},
         "union": chance.sample(union, 4),
     }
@@ -113,10 +113,10 @@ def draw_schema(chance: random.Random, version: int, prefix: str) -> dict[str, A
     file_fields = next(field for field in schema["fields"] if field["name"] == f"{prefix}data_file")["type"]["fields"]
     for fields in (schema["fields"], file_fields):
         for _ in range(chance.randint(0, 2)):
-            unknown = {"name": f"unknown{next(numbers)}", "type": draw_type(chance, numbers)}
+            unknown_field = {"name": f"unknown{next(numbers)}", "type": draw_type(chance, numbers)}
             if chance.random() < 0.5:
-                unknown["field-id"] = 9000 + next(numbers)
-            fields.insert(chance.randint(0, len(fields)), unknown)
+                unknown_field["field-id"] = 9000 + next(numbers)
+            fields.insert(chance.randint(0, len(fields)), unknown_field)
     return schema
 
 
@@ -168,15 +168,15 @@ def is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
+def build_entry(schema: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return a plain row for a schema of `build_manifest_schema`, with nulls where allowed, and small values."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
-        if name in changed:
-            row[name] = changed[name]
+        if name in changes:
+            row[name] = changes[name]
         elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
-            row[name] = build_entry(records[0], **changed)
+            row[name] = build_entry(records[0], **changes)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
         else:
@@ -194,9 +194,11 @@ SCHEMA = files.build_manifest_schema(3, [("day", ["null", "int"])])
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
     rows = [build_entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
-    plain = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
-    assert len(plain) == 500
-    assert files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
+    plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
+    assert len(plain_entries) == 500
+    assert (
+        files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain_entries
+    )
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
@@ -237,19 +239,19 @@ def repeat_first(ids: list[int]) -> list[int]:
 
 
 @pytest.mark.few_cases(10)
-@pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
+@pytest.mark.parametrize("odd_row", [None, 0, 1, 99, 149])
 @pytest.mark.parametrize(
     "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]
 )
 def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
-    odd: int | None, unlike: Callable[[list[int]], list[int]]
+    odd_row: int | None, unlike: Callable[[list[int]], list[int]]
 ) -> None:
     """Rows that all name the same columns in the same order are decoded on a faster path."""
-    usual, rows = [4, 1, 7], []
+    usual_values, rows = [4, 1, 7], []
     for i in range(150):
-        ids = unlike(usual) if i == odd else usual
-        counts = [{"key": id_, "value": 10 * i + at} for at, id_ in enumerate(ids)]
-        bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
+        ids = unlike(usual_values) if i == odd_row else usual_values
+        counts = [{"key": id_, "value": 10 * i + index} for index, id_ in enumerate(ids)]
+        bounds = [{"key": id_, "value": b"%d" % (i + index)} for index, id_ in enumerate(ids)]
         rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")
     assert drop_later_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == drop_later_fields(
@@ -333,8 +335,8 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
 
 
 def test_named_type_may_be_reused() -> None:
-    fixed, symbol = {"type": "fixed", "name": "id", "size": 2}, {"type": "enum", "name": "e", "symbols": ["X"]}
-    schema = files.build_manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
+    fixed_type, symbol = {"type": "fixed", "name": "id", "size": 2}, {"type": "enum", "name": "e", "symbols": ["X"]}
+    schema = files.build_manifest_schema(2, [("a", fixed_type), ("b", ["null", fixed_type])])
     schema["namespace"] = "org.example"
     schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
     row = files.encode(schema, build_entry(schema, a=b"12", b=b"34", more="X", again="X"))
@@ -354,7 +356,7 @@ def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
     decoded_manifest = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
     lower = decoded_manifest.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
-    assert sum(len(at) for at, _, _ in lower.values()) == 4000
+    assert sum(len(index) for index, _, _ in lower.values()) == 4000
     assert files.to_plain_entries(decoded_manifest)[999]["lower_bounds"] == {
         (999 * 7 + k) % 1000: b"v999" for k in range(4)
     }

@@ -36,8 +36,8 @@ ROWS = [
 
 
 def make_manifest(codec: str = "null") -> bytes:
-    encoded = [files.encode(SCHEMA, row) for row in ROWS]
-    return files.build_container(SCHEMA, [encoded[:6], encoded[6:]], codec=codec)
+    encoded_rows = [files.encode(SCHEMA, row) for row in ROWS]
+    return files.build_container(SCHEMA, [encoded_rows[:6], encoded_rows[6:]], codec=codec)
 
 
 def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
@@ -178,16 +178,16 @@ FORTY_GIB = files.encode_varint(40 << 30)
     ],
 )
 def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_manifest(data, "s3://b/t/m0.avro")
-    assert raised.value.message.startswith("s3://b/t/m0.avro: ")
+    assert raised_error.value.message.startswith("s3://b/t/m0.avro: ")
 
 
 def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> None:
     schema = files.build_manifest_schema(2, [])
     row = files.encode(schema, build_entry(schema, column_sizes=[{"key": 1, "value": 1}]))
-    filled = b"\x02\x02\x02\x02\x00"  # Branch 1, a block of one entry with its key and value, and the end.
-    assert row.count(filled) == 1
+    filled_list = b"\x02\x02\x02\x02\x00"  # Branch 1, a block of one entry with its key and value, and the end.
+    assert row.count(filled_list) == 1
     for instead, message in [
         (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
         (b"\x02" + files.encode_varint(-(2**63)), "column_sizes: a length or count is more"),
@@ -196,7 +196,7 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
         (b"\x02\x02" + files.encode_varint(2**31), "column_sizes: a number does not fit the 32 bits"),
     ]:
         with pytest.raises(Corrupt, match=message):
-            decode_manifest(build_block_file(schema=schema, data=row.replace(filled, instead)), "m")
+            decode_manifest(build_block_file(schema=schema, data=row.replace(filled_list, instead)), "m")
 
 
 def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
 
 
 def test_any_number_of_zero_width_elements_is_cheap() -> None:
-    empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
-    schema = add_unknown_fields({"type": "array", "items": empty}, {"type": "array", "items": "null"})
+    empty_record = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
+    schema = add_unknown_fields({"type": "array", "items": empty_record}, {"type": "array", "items": "null"})
     row = (
         files.encode_varint(2**62)
         + b"\x00"
@@ -258,9 +258,9 @@ def nest_type(kind: Any, levels: int) -> Any:
     ],
 )
 def test_impossible_schema_is_rejected_with_the_field(schema: Any, message: str) -> None:
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_manifest(files.build_container(schema, []), "the-file")
-    assert raised.value.message.startswith("the-file: ")
+    assert raised_error.value.message.startswith("the-file: ")
 
 
 def test_schema_nested_too_deeply_is_rejected() -> None:
@@ -270,12 +270,12 @@ def test_schema_nested_too_deeply_is_rejected() -> None:
 
 
 def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
-    doubling: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
+    doubling_types: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
     for i in range(1, 40):
         fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
-        doubling.append({"type": "record", "name": f"r{i}", "fields": fields})
+        doubling_types.append({"type": "record", "name": f"r{i}", "fields": fields})
     with pytest.raises(Corrupt, match="more than 20000 types"):
-        decode_manifest(files.build_container(add_unknown_fields(*doubling), []), "the-file")
+        decode_manifest(files.build_container(add_unknown_fields(*doubling_types), []), "the-file")
 
 
 def test_duplicate_field_is_rejected() -> None:
@@ -322,7 +322,7 @@ def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     assert peak < 8 << 20
 
 
-def test_size_limit_counts_all_blocks_together() -> None:
+def test_size_limit_applies_to_the_sum_of_all_blocks() -> None:
     data = make_manifest("deflate")
     size = len(decode_manifest(data, "m").heap)
     assert decode_manifest(data, "m", inflated_limit_bytes=size).rows == 12
@@ -348,30 +348,30 @@ def test_statistics_of_too_many_columns_are_rejected() -> None:
 
 @pytest.mark.slow
 def test_decoding_leaks_no_memory() -> None:
-    good, cut = make_manifest("deflate"), make_manifest("null")[:-40]
+    good_manifest, cut_manifest = make_manifest("deflate"), make_manifest("null")[:-40]
     bad_row = build_block_file(data=ENCODED_ROW[:-1])
 
     def decode_all() -> None:
-        assert decode_manifest(good, "m").rows == 12
-        for data in (cut, bad_row):
+        assert decode_manifest(good_manifest, "m").rows == 12
+        for data in (cut_manifest, bad_row):
             assert not is_decoded(data)
 
     for _ in range(100):
         decode_all()
-    grown = []
+    grown_bytes = []
     for _ in range(3):
         gc.collect()
         bytes_before = psutil.Process().memory_info().rss
         for _ in range(400):
             decode_all()
         gc.collect()
-        grown.append(psutil.Process().memory_info().rss - bytes_before)
-    assert min(grown) < 1 << 20, (
-        grown
+        grown_bytes.append(psutil.Process().memory_info().rss - bytes_before)
+    assert min(grown_bytes) < 1 << 20, (
+        grown_bytes
     )  # A leak grows in each round, but other threads of the process may allocate memory in some rounds.
 
 
-def test_threads_decode_concurrently() -> None:
+def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:
     """Several threads run the same program at the same time, and their columns must not mix."""
     manifests = [
         build_manifest(SCHEMA, *(build_entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate")
@@ -379,7 +379,7 @@ def test_threads_decode_concurrently() -> None:
     ]
     with ThreadPoolExecutor(4) as pool:
         for round_ in pool.map(lambda k: (k, decode_manifest(manifests[k], "m")), list(range(8)) * 10):
-            k, decoded = round_
-            assert decoded.longs["record_count"].tolist() == list(range(300))
-            assert decoded.partition[0].longs is not None
-            assert set(decoded.partition[0].longs.tolist()) == {k}
+            k, decoded_rows = round_
+            assert decoded_rows.longs["record_count"].tolist() == list(range(300))
+            assert decoded_rows.partition[0].longs is not None
+            assert set(decoded_rows.partition[0].longs.tolist()) == {k}

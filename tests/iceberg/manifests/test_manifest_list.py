@@ -158,10 +158,10 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
     manifest_list = decode_manifest_list(path.read_bytes(), str(path))
     expected = list(pyiceberg_manifest.read_manifest_list(io_.new_input(f"file://{path}")))
     assert len(manifest_list) == 7
-    for ours, expected_manifest in zip(manifest_list, expected, strict=True):
+    for our_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
-                assert ours.partitions == (
+                assert our_manifest.partitions == (
                     None
                     if expected_manifest.partitions is None
                     else tuple(
@@ -170,7 +170,7 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
                     )
                 )
             elif name != "first_row_id":  # PyIceberg does not support row lineage.
-                assert getattr(ours, name) == getattr(expected_manifest, name)
+                assert getattr(our_manifest, name) == getattr(expected_manifest, name)
 
 
 def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
@@ -246,17 +246,17 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
     manifest_list = decode_manifest_list(data, "snap.avro")
     expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
     assert len(manifest_list) == len(expected) == 300
-    for ours, expected_manifest in zip(manifest_list, expected, strict=True):
+    for our_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
                 partitions = expected_manifest["partitions"]
                 expected_partitions = (
                     None if partitions is None else tuple(FieldSummary(*s.values()) for s in partitions)
                 )
-                assert ours.partitions == expected_partitions
+                assert our_manifest.partitions == expected_partitions
             else:
                 default_value = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
-                assert getattr(ours, name) == expected_manifest.get(name, default_value)
+                assert getattr(our_manifest, name) == expected_manifest.get(name, default_value)
 
 
 def test_manifest_list_without_manifests_is_empty() -> None:

@@ -47,7 +47,7 @@ PARTITION_TYPES = {
 @settings(max_examples=examples(60))
 @given(seed=SEEDS, version=VERSIONS)
 def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    case = ManifestTable(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)
+    case = ManifestTable(seed, version, avoided_names=cases.UNREADABLE_BY_PYICEBERG)
     if case.properties == {"write.avro.compression-codec": "snappy"}:
         case.metadata.properties.clear()  # For compressed manifests, fastavro would need one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
@@ -64,15 +64,15 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     io = PyArrowFileIO()
     listed_manifests = list(read_manifest_list(io.new_input(str(folder / "list.avro"))))
     assert len(listed_manifests) == len(manifests)
-    for manifest, ours, given_entries in zip(listed_manifests, manifests, entries, strict=True):
-        assert (manifest.content, manifest.sequence_number) == (ours.content, ours.sequence_number)
-        assert manifest.min_sequence_number == ours.min_sequence_number
+    for manifest, our_manifest, given_entries in zip(listed_manifests, manifests, entries, strict=True):
+        assert (manifest.content, manifest.sequence_number) == (our_manifest.content, our_manifest.sequence_number)
+        assert manifest.min_sequence_number == our_manifest.min_sequence_number
         for name in ("added_rows_count", "existing_rows_count", "deleted_files_count", "added_snapshot_id"):
-            assert getattr(manifest, name) == getattr(ours, name), name
+            assert getattr(manifest, name) == getattr(our_manifest, name), name
         assert [(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound) for s in manifest.partitions or ()] == [
-            (s.contains_null, s.contains_nan, s.lower, s.upper) for s in ours.partitions or ()
+            (s.contains_null, s.contains_nan, s.lower, s.upper) for s in our_manifest.partitions or ()
         ]
-        expected = inherit_values(given_entries, version, ours.content, SNAPSHOT, SEQUENCE, None)
+        expected = inherit_values(given_entries, version, our_manifest.content, SNAPSHOT, SEQUENCE, None)
         manifest_entry = manifest.fetch_manifest_entry(io)
         assert len(manifest_entry) == len(expected)
         for theirs_entry, entry in zip(manifest_entry, expected, strict=True):
@@ -103,14 +103,14 @@ def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: Manif
 
 def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     """Return the manifests of each table's current snapshot and their live files, as Iceberg Java reads them."""
-    beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
+    extra_jars = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
-    jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
+    jars += [jar for name in extra_jars for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
     argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
-    completed = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
-    assert completed.returncode == 0, completed.stderr.decode()[-3000:]
-    return [json.loads(line) for line in completed.stdout.splitlines()]
+    result = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
+    assert result.returncode == 0, result.stderr.decode()[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
@@ -120,14 +120,16 @@ def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile
         The expected manifests and entries, and the URI of the metadata file.
     """
     folder.mkdir()
-    described, entries = [], []
+    described_files, entries = [], []
     for content in list_content_types(case.version):
         entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
-        described.append(new_entries.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
-    manifests, next_row_id = assign_first_row_ids(described, 10_000) if case.version > 2 else (described, 0)
+        described_files.append(
+            new_entries.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        )
+    manifests, next_row_id = assign_first_row_ids(described_files, 10_000) if case.version > 2 else (described_files, 0)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": None, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=case.version, **options))
     snapshot: dict[str, Any] = {"snapshot-id": SNAPSHOT, "timestamp-ms": 1_700_000_000_000, "schema-id": 0}
@@ -154,7 +156,7 @@ def to_java_entry(case: ManifestTable, entry: ManifestEntry) -> dict[str, Any]:
     ]
     for name in cases.STATISTICS:
         if (by_column := getattr(file, name)) is not None:
-            form = (lambda held: held.hex()) if name.endswith("bounds") else (lambda held: held)
+            form = (lambda value: value.hex()) if name.endswith("bounds") else (lambda value: value)
             result[name] = {str(column): form(value) for column, value in by_column.items()}
     result["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
     for name in ("split_offsets", "equality_ids"):
@@ -170,7 +172,7 @@ def to_java_entry(case: ManifestTable, entry: ManifestEntry) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
-    tables = [ManifestTable(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
+    tables = [ManifestTable(seed, seed % 3 + 1, avoided_names=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
     snapshots = [write_snapshot(case, tmp_path / str(case.seed)) for case in tables]
     answers = read_with_java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)

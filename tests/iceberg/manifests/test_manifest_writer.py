@@ -88,13 +88,13 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     for content in list_content_types(version):
         entries = case.draw_entries(content)
         new_entries = encode_entries(case, entries, min(content, 1))
-        described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
-        (manifest,) = write_and_read_list(case, [described])
+        manifest_entry = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        (manifest,) = write_and_read_list(case, [manifest_entry])
         actual_entries = read_entries(new_entries.data, manifest, case.metadata)
         expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
         assert len(actual_entries) == len(expected), case
-        for ours, theirs in zip(actual_entries, expected, strict=True):
-            assert are_same(ours, theirs), f"{case}\n{ours}\n{theirs}"
+        for our_row, their_row in zip(actual_entries, expected, strict=True):
+            assert are_same(our_row, their_row), f"{case}\n{our_row}\n{their_row}"
 
 
 @settings(max_examples=examples(100))
@@ -148,7 +148,9 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     content = case.rng.choice([0, *list_content_types(version)[1:]])
     entries = [case.draw_entry(content) for _ in range(case.rng.choice([1, 5]))]
     style = Style.draw_style(case.rng)
-    fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
+    fields = tuple(
+        PartitionField(field_id, name, source, transform) for field_id, source, transform, name in case.fields
+    )
     data = build_manifest_bytes(
         [
             Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, to_planner_file(case, e.file))
@@ -166,21 +168,27 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     actual_entries = read_entries(data, manifest, case.metadata)
     expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, None)
     assert len(actual_entries) == len(expected)
-    for ours, other in zip(actual_entries, expected, strict=True):
-        left_out = (
+    for our_row, other_row in zip(actual_entries, expected, strict=True):
+        omitted_fields = (
             "column_sizes",
             "key_metadata",
             "sort_order_id",
             "first_row_id",
         )  # The entry has the numbers of its writer, or no numbers.
-        plain = dict.fromkeys((*left_out, *(FIELDS_OMITTED_BY_SPARSE_WRITERS if style.sparse and content == 0 else ())))
+        plain_values = dict.fromkeys(
+            (*omitted_fields, *(FIELDS_OMITTED_BY_SPARSE_WRITERS if style.sparse and content == 0 else ()))
+        )
         manifest_entries = [
             ManifestEntry(
-                e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replace_fields(e.file, **plain)
+                e.status,
+                e.snapshot_id,
+                e.sequence_number,
+                e.file_sequence_number,
+                replace_fields(e.file, **plain_values),
             )
-            for e in (ours, other)
+            for e in (our_row, other_row)
         ]
-        assert are_same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
+        assert are_same(*manifest_entries), f"{case} {style}\n{our_row}\n{other_row}"
 
 
 FIELDS_OMITTED_BY_SPARSE_WRITERS = ("equality_ids", "referenced_data_file")
@@ -191,7 +199,9 @@ def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
     metrics = {
-        column: SimpleNamespace(**{name: by.get(column) for name, by in zip(names, by_column, strict=True)})
+        column: SimpleNamespace(
+            **{name: values_by_column.get(column) for name, values_by_column in zip(names, by_column, strict=True)}
+        )
         for column in case.kinds
     }
     return SimpleNamespace(
@@ -204,7 +214,7 @@ def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
         metrics=metrics,
         split_offsets=None if file.split_offsets is None else list(file.split_offsets),
         equality_ids=None if file.equality_ids is None else list(file.equality_ids),
-        referenced=file.referenced_data_file,
+        referenced_path=file.referenced_data_file,
         content_offset=file.content_offset,
         content_size=file.content_size_in_bytes,
     )
@@ -244,11 +254,11 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         spec_id=0,
         content=0,
     )
-    (described,) = write_and_read_list(
+    (listed_manifest,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
     for old_entry, new_entry in zip(
-        wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True
+        wide_entries, read_entries(second_manifest.data, listed_manifest, widened_case), strict=True
     ):
         assert are_same(msgspec.structs.replace(old_entry, status=EXISTING), new_entry), case
 
@@ -393,9 +403,9 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
         build_manifest_file("d", 0, None, (0, 3)),
         build_manifest_file("e", 0, None, (1, 0)),
     ]
-    assigned, following = assign_first_row_ids(given_manifests, 1_000)
-    assert [item.first_row_id for item in assigned] == [7, 1_000, None, 1_125, 1_128]
-    assert following == 1_129
+    numbered_manifests, next_row_id = assign_first_row_ids(given_manifests, 1_000)
+    assert [item.first_row_id for item in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
+    assert next_row_id == 1_129
     with pytest.raises(Corrupt, match=r"^m: .* has no row counts"):
         assign_first_row_ids([ManifestFile("m", 1, 0, 0, 1, 1)], 0)
 
@@ -414,27 +424,29 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
         build_added_entry(build_data_file(record_count=1)),
     ]
     new_entries = encode_entries(case, entries)
-    described = new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
-    (manifest,), following = assign_first_row_ids([described], 1_000)
-    assert following == 1_081
+    manifest_entry = new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    (manifest,), next_row_id = assign_first_row_ids([manifest_entry], 1_000)
+    assert next_row_id == 1_081
     assert [e.file.first_row_id for e in read_entries(new_entries.data, manifest, case.metadata)] == [
         1_000,
         70,
         1_050,
         1_055,
     ]
-    assert {e.file.first_row_id for e in read_entries(new_entries.data, described, case.metadata)} == {None}
+    assert {e.file.first_row_id for e in read_entries(new_entries.data, manifest_entry, case.metadata)} == {None}
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
-    described = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    manifest_entry = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: the data manifest has no first row id"):
-        write_manifest_list([described], format_version=3, **options)
+        write_manifest_list([manifest_entry], format_version=3, **options)
     with pytest.raises(ValueError, match="has no delete manifests"):
-        write_manifest_list([msgspec.structs.replace(described, content=1)], format_version=1, **options)
+        write_manifest_list([msgspec.structs.replace(manifest_entry, content=1)], format_version=1, **options)
     with pytest.raises(Corrupt, match=r"^m: .* has no added_files_count"):
-        write_manifest_list([msgspec.structs.replace(described, added_files_count=None)], format_version=2, **options)
+        write_manifest_list(
+            [msgspec.structs.replace(manifest_entry, added_files_count=None)], format_version=2, **options
+        )
 
 
 LOW, HIGH = b"\x00" * 16, b"\xff" * 16
@@ -511,11 +523,11 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{expected_change}"):
             read_entries(data, msgspec.structs.replace(manifest, **changed_fields), case.metadata)
-    other = build_case(2, [(2, "identity", "n")])
+    other_case = build_case(2, [(2, "identity", "n")])
     with pytest.raises(
         Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
     ):
-        read_entries(entries.data, manifest, other.metadata)
+        read_entries(entries.data, manifest, other_case.metadata)
 
 
 @settings(max_examples=examples(300))

@@ -16,23 +16,23 @@ import pyspark
 
 Mappings = dict[int, set[str]]
 """The other texts that `lower` and `upper` return for each code point."""
-_JAVA = Path(__file__).with_name("CaseMappings.java")
+_JAVA_SOURCE = Path(__file__).with_name("CaseMappings.java")
 
 
-def read_java_mappings(java: str) -> tuple[Mappings, set[int]]:
+def read_java_mappings(java_path: str) -> tuple[Mappings, set[int]]:
     """Return the mappings of a JDK and of Spark's ICU, and the code points that are missing in ICU's Unicode."""
     (icu,) = Path(pyspark.__file__).parent.glob("jars/icu4j-*.jar")
-    argv = [java, "-cp", str(icu), str(_JAVA)]
+    argv = [java_path, "-cp", str(icu), str(_JAVA_SOURCE)]
     lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
     mappings: Mappings = {}
-    unassigned = set()
+    unassigned_points = set()
     for line in lines:
         point, _, texts = line.partition("\t")
         if texts == "unassigned":
-            unassigned.add(int(point, 16))
+            unassigned_points.add(int(point, 16))
         else:
             mappings[int(point, 16)] = {_decode_points(item) for item in texts.split(",")}
-    return mappings, unassigned
+    return mappings, unassigned_points
 
 
 def read_python_mappings() -> Mappings:

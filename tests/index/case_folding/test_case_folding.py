@@ -54,9 +54,9 @@ def test_columns_are_folded_like_their_values() -> None:
         plain_array = pa.array(texts, pa.string())
         array = plain_array.dictionary_encode() if pa.types.is_dictionary(kind) else plain_array.cast(kind)
         chunks = pa.chunked_array([array[:100], array[100:100], array[100:]])
-        folded = fold_column(chunks)
-        folded.validate(full=True)
-        assert folded.to_pylist() == expected, kind
+        folded_column = fold_column(chunks)
+        folded_column.validate(full=True)
+        assert folded_column.to_pylist() == expected, kind
         for first in range(0, 300, 37):
             piece = fold_column(pa.chunked_array([array[first : first + 90]]))
             piece.validate(full=True)

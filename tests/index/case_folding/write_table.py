@@ -37,18 +37,18 @@ class Equations:
     """The solution of all equations that were added."""
 
     def __init__(self) -> None:
-        self._class_of: dict[int, int] = {}
+        self._class_numbers: dict[int, int] = {}
         self._parts: dict[int, tuple[int, ...]] = {}
-        self._left_out = set(range(0x300, 0x370)) - {_IOTA_BELOW}
+        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
     def fold(self, points: Iterable[int]) -> list[int]:
         results: list[int] = []
         for point in points:
-            while point in self._class_of:
-                point = self._class_of[point]
+            while point in self._class_numbers:
+                point = self._class_numbers[point]
             if point in self._parts:
                 results += self.fold(self._parts[point])
-            elif point not in self._left_out:
+            elif point not in self._omitted_points:
                 results.append(point)
         return results
 
@@ -74,7 +74,7 @@ class Equations:
     def _join(self, combination: int, other: int) -> None:
         if combination != other:
             first, second = sorted((combination, other), key=_compute_rank)
-            self._class_of[second] = first
+            self._class_numbers[second] = first
 
 
 def _compute_rank(point: int) -> tuple[bool, bool, int]:
@@ -86,27 +86,27 @@ def _compute_rank(point: int) -> tuple[bool, bool, int]:
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 
 
-def solve_equations(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
+def solve_equations(mappings: Iterable[dict[int, set[str]]], unassigned_points: set[int]) -> dict[int, str]:
     """Return the folded text of each code point that differs from its own folded text."""
     equations = Equations()
     for engine in mappings:
         for point, texts in sorted(engine.items()):
             for text in sorted(texts, key=len):
-                if point not in unassigned and not unassigned & set(map(ord, text)):
+                if point not in unassigned_points and not unassigned_points & set(map(ord, text)):
                     equations.add([point], list(map(ord, text)))
-    folded = {point: "".join(map(chr, equations.fold([point]))) for point in range(0x110000)}
-    return {point: text for point, text in folded.items() if text != chr(point)}
+    folded_texts = {point: "".join(map(chr, equations.fold([point]))) for point in range(0x110000)}
+    return {point: text for point, text in folded_texts.items() if text != chr(point)}
 
 
-def format_table_source(folded: dict[int, str], unassigned: set[int]) -> str:
-    single = sorted((point, ord(text) - point) for point, text in folded.items() if len(text) == 1)
-    runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _find_runs(single))
+def format_table_source(folded_texts: dict[int, str], unassigned_points: set[int]) -> str:
+    single_points = sorted((point, ord(text) - point) for point, text in folded_texts.items() if len(text) == 1)
+    runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _find_runs(single_points))
     other_points = " ".join(
         f"{point:x}={'+'.join(f'{ord(item):x}' for item in text)}"
-        for point, text in sorted(folded.items())
+        for point, text in sorted(folded_texts.items())
         if len(text) != 1
     )
-    ranges = " ".join(f"{first:x}-{last:x}" for first, last in _find_ranges(sorted(unassigned)))
+    ranges = " ".join(f"{first:x}-{last:x}" for first, last in _find_ranges(sorted(unassigned_points)))
     return _HEAD + "\n".join(
         [
             _format_constant(
@@ -148,10 +148,10 @@ def _find_ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield listed_points[0], listed_points[-1]
 
 
-def main(java: str) -> None:
-    of_java, unassigned = read_java_mappings(java)
-    folded = solve_equations([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
-    _TABLE.write_text(format_table_source(folded, unassigned))
+def main(java_path: str) -> None:
+    java_mappings, unassigned_points = read_java_mappings(java_path)
+    folded_texts = solve_equations([java_mappings, read_python_mappings(), read_duckdb_mappings()], unassigned_points)
+    _TABLE.write_text(format_table_source(folded_texts, unassigned_points))
 
 
 if __name__ == "__main__":

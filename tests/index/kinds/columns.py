@@ -59,8 +59,8 @@ def _build_decimal_builder(digits: int, scale: int) -> Callable[[Sequence[Any]],
     def build_array(values: Sequence[Any]) -> pa.Array:
         width = 16
         heap = b"".join((value or 0).to_bytes(width, "little", signed=True) for value in values)
-        valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
-        return pa.Array.from_buffers(pa.decimal128(digits, scale), len(values), [valid, pa.py_buffer(heap)])
+        validity = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
+        return pa.Array.from_buffers(pa.decimal128(digits, scale), len(values), [validity, pa.py_buffer(heap)])
 
     return build_array
 
@@ -152,9 +152,9 @@ class Predicate:
             return self.nans
         rank = compute_order(value)
         for low, high, low_open, high_open in self.ranges:
-            above = low is None or compute_order(low) < rank or (compute_order(low) == rank and not low_open)
-            below = high is None or rank < compute_order(high) or (compute_order(high) == rank and not high_open)
-            if above and below:
+            is_above = low is None or compute_order(low) < rank or (compute_order(low) == rank and not low_open)
+            is_below = high is None or rank < compute_order(high) or (compute_order(high) == rank and not high_open)
+            if is_above and is_below:
                 return True
         return False
 

@@ -79,9 +79,11 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     def make_keys_query(self, keys: KeySet) -> SignatureQuestion:
         return SignatureQuestion(hash_keys(keys.keys, 0))
 
-    def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(
+        self, index: Signatures, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
+    ) -> Iterator[str]:
         hashes = hash_keys(columns[0], 0)
-        for row in sampled:
+        for row in sampled_rows:
             if not SignatureQuestion(hashes[row : row + 1]).mark_files(index)[number]:
                 yield f"the signature does not know the value of row {row}"
 

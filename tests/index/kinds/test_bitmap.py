@@ -135,10 +135,10 @@ def test_files_with_matching_rows_are_found_for_any_number_of_files(files: int, 
 
 def test_shared_keys_are_stored_once_and_other_keys_with_their_file() -> None:
     rng = np.random.default_rng(1)
-    shared = [build_from_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
+    shared_keys = [build_from_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
     builds = [build_from_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
-    for name, entries in (("shared", shared), ("alone", builds)):
+    for name, entries in (("shared", shared_keys), ("alone", builds)):
         sections = sum(entry.size_bytes for entry in entries)
         sizes[name] = (sum(map(len, bitmap.encode_bitmaps(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
@@ -192,10 +192,10 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
 )
 def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     index = open_bitmap([build_from_longs(values)])
-    distinct = np.unique(values)
-    assert index.open_section(0).cardinality == len(distinct)
-    for position in np.random.default_rng(7).integers(0, len(distinct), 20):
-        value = int(distinct[position])
+    distinct_values = np.unique(values)
+    assert index.open_section(0).cardinality == len(distinct_values)
+    for position in np.random.default_rng(7).integers(0, len(distinct_values), 20):
+        value = int(distinct_values[position])
         assert find_rows(index, 0, build_ranges(value), len(values)) == np.flatnonzero(values == value).tolist()
         assert find_rows(index, 0, make_between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
@@ -204,7 +204,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG_TEXT + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
     index = open_bitmap([bitmap.build_bitmap(convert_to_keys(pa.array(values), "string"))])
-    for text, rows, exact in (
+    for text, rows, is_exact in (
         ("short", [0], True),
         (stem, [1], True),
         (LONG_TEXT + "b", [4], True),
@@ -214,9 +214,9 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
         (stem + "33", [], False),
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
-        assert index.is_exact_for(ranges) is exact or len(text) == 1025
+        assert index.is_exact_for(ranges) is is_exact or len(text) == 1025
         actual_rows = find_rows(index, 0, ranges, len(values))
-        assert set(rows) - set(actual_rows) == set() if not exact else actual_rows == rows
+        assert set(rows) - set(actual_rows) == set() if not is_exact else actual_rows == rows
 
 
 def test_prefix_predicates_are_ranges() -> None:
@@ -256,10 +256,10 @@ def test_file_mask_of_another_length_is_rejected() -> None:
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
     index = open_bitmap([build_from_longs([5, 6, 7]), build_from_longs([7, 8, 9, 9])])
     start, length = index.find_section_range(1)
-    hidden = bytearray(index.memory)
+    changed_index = bytearray(index.memory)
     first, first_length = index.find_section_range(0)
-    hidden[first : first + first_length] = bytes(first_length)
-    assert find_rows(Bitmap(memoryview(hidden)), 1, build_ranges(9), 4) == [2, 3]
+    changed_index[first : first + first_length] = bytes(first_length)
+    assert find_rows(Bitmap(memoryview(changed_index)), 1, build_ranges(9), 4) == [2, 3]
     assert start + length == len(index.memory)
 
 

@@ -82,13 +82,13 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 @pytest.mark.few_cases(1)
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
-    right = list_answers(blob, kind)
+    expected_answers = list_answers(blob, kind)
     count = 0
     for offset in range(len(blob)):
         damaged_bytes = bytearray(blob)
         damaged_bytes[offset] ^= 1 << (offset * 7 % 8)
         try:
-            assert list_answers(damaged_bytes, kind) == right, f"byte {offset} of {len(blob)}"
+            assert list_answers(damaged_bytes, kind) == expected_answers, f"byte {offset} of {len(blob)}"
         except ValueError:
             count += 1
     assert count > 0.9 * len(blob)
@@ -97,17 +97,17 @@ def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
 @pytest.mark.few_cases(1)
 def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, str]) -> None:
     blob, _ = case
-    missed = 0
+    missed_count = 0
     for offset in range(len(blob)):
         damaged_bytes = bytearray(blob)
         damaged_bytes[offset] ^= 0x10
         try:
             Bitmap(memoryview(damaged_bytes)).verify()
-            missed += 1
+            missed_count += 1
         except ValueError:
             pass
-    padded = sum(Bitmap(memoryview(blob)).open_section(file).cardinality + 4 for file in range(2)) * 8
-    assert missed < padded
+    padded_bytes = sum(Bitmap(memoryview(blob)).open_section(file).cardinality + 4 for file in range(2)) * 8
+    assert missed_count < padded_bytes
 
 
 @pytest.mark.few_cases(3)
@@ -123,7 +123,7 @@ def test_truncated_blob_is_rejected(case: tuple[bytes, str]) -> None:
 @pytest.mark.few_cases(3)
 def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
-    right = list_answers(blob, kind)
+    expected_answers = list_answers(blob, kind)
     for seed in range(30):
         rng = random.Random(seed)
         damaged_bytes = bytearray(blob)
@@ -131,15 +131,18 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
         length = rng.randrange(1, 200)
         damaged_bytes[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
         with contextlib.suppress(ValueError):
-            assert list_answers(damaged_bytes[: len(blob)], kind) == right, f"seed {seed}"
+            assert list_answers(damaged_bytes[: len(blob)], kind) == expected_answers, f"seed {seed}"
 
 
 def test_swapped_sections_are_rejected() -> None:
-    entries = [bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
-    longer = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
-    assert len(longer.section) == len(entries[0].section)
-    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer])
-    index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
+    entries = [
+        bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3 + extra_rows], pa.int64()), "long"))
+        for extra_rows in (0, 7)
+    ]
+    longer_bitmap = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
+    assert len(longer_bitmap.section) == len(entries[0].section)
+    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer_bitmap])
+    index = Bitmap(memoryview(b"".join((head, directory, files, longer_bitmap.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
         index.find_rows(0, build_ranges("long")[0])
 
@@ -253,12 +256,12 @@ def test_small_section_is_not_decoded_to_gigabytes() -> None:
 
 def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array(np.arange(70_000) // 30, pa.int64())
-    packed = bitmap.build_bitmap(convert_to_keys(values, "long"))
+    packed_bitmap = bitmap.build_bitmap(convert_to_keys(values, "long"))
     monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)
     with pytest.raises(ValueError, match="the limit is 10,000"):
-        Section(memoryview(packed.section)).decode_slices()
-    flat = bitmap.build_bitmap(convert_to_keys(values, "long"))
-    blobs = [b"".join(bitmap.encode_bitmaps([item])) for item in (packed, flat)]
+        Section(memoryview(packed_bitmap.section)).decode_slices()
+    flat_bitmap = bitmap.build_bitmap(convert_to_keys(values, "long"))
+    blobs = [b"".join(bitmap.encode_bitmaps([item])) for item in (packed_bitmap, flat_bitmap)]
     assert list_answers(blobs[1], "long")
     monkeypatch.undo()
     assert list_answers(blobs[0], "long") == list_answers(blobs[1], "long")

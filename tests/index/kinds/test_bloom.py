@@ -107,9 +107,9 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
             answers = bloom.probe(hash_value(value))
             assert answers[number] == 1
             assert np.array_equal(answers, probe_remotely(blob, hash_value(value)))
-    together = np.concatenate([hash_value(int(values[0])) for values in files])
-    assert bloom.probe(together).all()
-    assert np.array_equal(bloom.probe(together), probe_remotely(blob, together))
+    all_hashes = np.concatenate([hash_value(int(values[0])) for values in files])
+    assert bloom.probe(all_hashes).all()
+    assert np.array_equal(bloom.probe(all_hashes), probe_remotely(blob, all_hashes))
 
 
 @pytest.mark.few_cases(3)
@@ -197,8 +197,8 @@ def read_bits(blob: bytes) -> list[set[int]]:
 def compute_bits(values: Any, bits: int, k: int) -> set[int]:
     results = set()
     for value in values.tolist():
-        hashed = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
-        high, step = hashed >> 32, hashed & 0xFFFFFFFF | 1
+        hashed_value = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
+        high, step = hashed_value >> 32, hashed_value & 0xFFFFFFFF | 1
         results |= {((high + i * step) % 2**32) * bits >> 32 for i in range(k)}
     return results
 
@@ -262,8 +262,10 @@ def test_merges_of_merges_miss_no_key() -> None:
     level = [Bloom(encode_blob([build_filter(build_long_keys(values))])) for values in files]
     while len(level) > 1:
         level = [
-            Bloom(b"".join(merge_filters([(item, np.ones(item.files, dtype=bool)) for item in level[at : at + 4]])))
-            for at in range(0, len(level), 4)
+            Bloom(
+                b"".join(merge_filters([(item, np.ones(item.files, dtype=bool)) for item in level[start : start + 4]]))
+            )
+            for start in range(0, len(level), 4)
         ]
     for number, values in enumerate(files):
         assert level[0].probe(hash_value(int(values[-1])))[number] == 1
@@ -271,10 +273,10 @@ def test_merges_of_merges_miss_no_key() -> None:
 
 def test_empty_blob_covers_no_file() -> None:
     bloom, keep = Bloom(encode_blob([build_filter(build_long_keys([1]))])), np.zeros(1, dtype=bool)
-    empty = b"".join(merge_filters([(bloom, keep)]))
-    assert Bloom(empty).probe(hash_value(1)).tolist() == []
-    assert probe_remotely(empty, hash_value(1)).tolist() == []
-    assert b"".join(merge_filters([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == encode_blob(
+    empty_blob = b"".join(merge_filters([(bloom, keep)]))
+    assert Bloom(empty_blob).probe(hash_value(1)).tolist() == []
+    assert probe_remotely(empty_blob, hash_value(1)).tolist() == []
+    assert b"".join(merge_filters([(Bloom(empty_blob), keep[:0]), (bloom, ~keep)])) == encode_blob(
         [build_filter(build_long_keys([1]))]
     )
 
@@ -284,8 +286,8 @@ def test_list_of_keys_finds_the_files_of_each_key() -> None:
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     hashes = np.concatenate([hash_value(int(files[number][0])) for number in (3, 77, 150)])
-    single = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
-    assert np.array_equal(bloom.probe(hashes), np.maximum.reduce(single))
+    single_probes = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
+    assert np.array_equal(bloom.probe(hashes), np.maximum.reduce(single_probes))
     assert not bloom.probe(hashes[:0]).any()
     assert not probe_remotely(blob, hashes[:0]).any()
 

@@ -147,7 +147,7 @@ def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
     assert entry["m1"][2] is None
 
 
-def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
+def test_file_with_a_value_beyond_the_type_of_the_engine_is_refused() -> None:
     ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
     with pytest.raises(ValueError, match="overflow"):
         build_entry(define_cube(["country"], ["sum(qty + 1)"]), ints)
@@ -260,13 +260,18 @@ def test_unpacked_groups_equal_the_packed_groups() -> None:
                 "d2": pa.array(longs, pa.int64()),
                 "d3": pa.array([rng.choice([True, None]) for _ in range(rows)], pa.bool_()),
                 "m0": pa.array(longs, pa.int64()),
-                "m1": pa.array([rng.choice([Decimal(long), None][:limit]) for long in longs], pa.decimal128(38, 0)),
-                "m2": pa.array([Decimal(long * limit) / 100 for long in longs], pa.decimal128(38, 2)),
+                "m1": pa.array(
+                    [rng.choice([Decimal(longest_number), None][:limit]) for longest_number in longs],
+                    pa.decimal128(38, 0),
+                ),
+                "m2": pa.array(
+                    [Decimal(longest_number * limit) / 100 for longest_number in longs], pa.decimal128(38, 2)
+                ),
             }
             groups = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)).slice(rows // 7)
-            (stored,) = open_entries(groups).read([0])
+            (stored_groups,) = open_entries(groups).read([0])
             # Equality of floats does not distinguish the signs of zeros.
-            assert stored.equals(groups) or str(stored.to_pydict()) == str(groups.to_pydict())
+            assert stored_groups.equals(groups) or str(stored_groups.to_pydict()) == str(groups.to_pydict())
 
 
 def test_entry_without_compression_is_refused() -> None:
@@ -284,9 +289,9 @@ def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> 
     entry = build_entry(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
     body = CUBE.encode([entry, entry])[1]
     assert isinstance(body, memoryview)
-    packed = pa.ipc.open_file(body).get_batch(0)
+    packed_batch = pa.ipc.open_file(body).get_batch(0)
     sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
-    assert sizes == [sum(buffer.size for column in packed.columns for buffer in column.buffers() if buffer)] * 2
+    assert sizes == [sum(buffer.size for column in packed_batch.columns for buffer in column.buffers() if buffer)] * 2
 
 
 def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +301,7 @@ def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch
         build_entry(definition, draw_rows(1, 100))
 
 
-def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
+def test_only_a_sum_beyond_its_type_is_reported_as_an_overflow() -> None:
     groups = pa.table({"d0": ["a", "a"], "m0": pa.array([2**62] * 2)})
     with pytest.raises(SumOverflow, match="out of bounds"):
         combine_groups(groups, {"m0": "count"})
@@ -307,14 +312,14 @@ def test_audit_names_the_column_that_differs() -> None:
     rows = draw_rows(2, 60)
     index = open_entries(build_entry(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build_entry(definition, rows))) == []
-    earlier = open_entries(
+    earlier_entry = open_entries(
         build_entry(definition, rows).take(pa.array(range(build_entry(definition, rows).num_rows)[::-1]))
     )
-    assert list(CUBE.compare_aggregates(earlier, 0, build_entry(definition, rows))) == [], (
+    assert list(CUBE.compare_aggregates(earlier_entry, 0, build_entry(definition, rows))) == [], (
         "the order of groups must not matter"
     )
-    other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
-    differences = list(CUBE.compare_aggregates(index, 0, build_entry(definition, other)))
+    changed_rows = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
+    differences = list(CUBE.compare_aggregates(index, 0, build_entry(definition, changed_rows)))
     assert differences == ["the column m1 of the cube differs from the rows"]
 
 
@@ -386,9 +391,9 @@ def test_combined_groups_equal_the_groups_of_all_rows() -> None:
     groups = pa.Table.from_batches([build_entry(definition, rows) for rows in parts]).drop_columns(["d1"])
     functions = {"m0": "count", "m1": "sum", "m2": "count", "m3": "min", "m4": "max", "m5": "sum"}
     expected = pa.Table.from_batches([build_entry(coarse, pa.concat_tables(parts))])
-    combined = combine_groups(groups, functions)
-    assert combined.schema == expected.schema
-    assert sorted(map(repr, combined.to_pylist())) == sorted(map(repr, expected.to_pylist()))
+    combined_groups = combine_groups(groups, functions)
+    assert combined_groups.schema == expected.schema
+    assert sorted(map(repr, combined_groups.to_pylist())) == sorted(map(repr, expected.to_pylist()))
 
 
 def test_file_without_rows_has_an_entry_without_groups() -> None:
@@ -425,8 +430,8 @@ def test_values_of_every_type_are_grouped(kind: str) -> None:
     entry = CUBE.build_aggregates(definition.terms, definition.measures, {1: column}, definition.parameters)
     groups = pa.Table.from_batches([entry, entry])
     functions = {"m0": "count", "m1": "count", **({"m2": "min", "m3": "max"} if is_compared else {})}
-    combined = combine_groups(groups, functions)
-    assert combined.schema == entry.schema == build_entry_schema(definition.terms, definition.measures)
-    assert [row["m0"] for row in combined.to_pylist()] == [2, 2]
+    combined_groups = combine_groups(groups, functions)
+    assert combined_groups.schema == entry.schema == build_entry_schema(definition.terms, definition.measures)
+    assert [row["m0"] for row in combined_groups.to_pylist()] == [2, 2]
     nulls = {1: pa.chunked_array([pa.nulls(2)])}
     assert CUBE.build_aggregates(definition.terms, definition.measures, nulls, definition.parameters).num_rows == 1

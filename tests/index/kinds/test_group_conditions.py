@@ -69,7 +69,7 @@ def draw_condition(rng: random.Random) -> str:
 
 
 def test_groups_with_a_needed_row_meet_the_condition() -> None:
-    left_out = 0
+    omitted_count = 0
     for seed in range(first_seed(), first_seed() + examples(1000, 40)):
         rng = random.Random(seed)
         rows, text = draw_rows(rng), draw_condition(rng)
@@ -80,24 +80,26 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         expression = parse_expression(encode_expression(condition))
         assert bind(expression, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
 
-        def group_selected(selected: pa.Table, terms: Any = terms) -> pa.Table:
-            values = {field.id: selected[field.name] for field in COLUMNS.fields}
+        def group_selected(selected_rows: pa.Table, terms: Any = terms) -> pa.Table:
+            values = {field.id: selected_rows[field.name] for field in COLUMNS.fields}
             measures = (parse_measure("count(*)", COLUMNS),)
             return pa.Table.from_batches([group_rows(terms, measures, values)])
 
         columns = {field.id: rows[field.name].combine_chunks() for field in COLUMNS.fields}
-        needed = rows.filter(pa.array(evaluate_filter(where, columns, rows.num_rows)))
+        needed_rows = rows.filter(pa.array(evaluate_filter(where, columns, rows.num_rows)))
         keys = [f"d{number}" for number in range(len(terms))]
         groups = group_selected(rows)
-        selected = EncodedGroups(groups).select(condition, groups.column_names)
-        many = EncodedGroups(pa.concat_tables([groups] * 256)).select(condition, groups.column_names)
-        assert many.num_rows == 256 * selected.num_rows, "dictionary-encoded columns must give the same result"
-        assert str(many.slice(0, selected.num_rows).to_pylist()) == str(selected.to_pylist())
-        left_out += selected.num_rows < groups.num_rows
-        missing = {str(row) for row in group_selected(needed).select(keys).to_pylist()}
-        missing -= {str(row) for row in selected.select(keys).to_pylist()}
-        assert not missing, (seed, text, [term.text for term in terms])
-    assert left_out > 10
+        selected_groups = EncodedGroups(groups).select(condition, groups.column_names)
+        repeated_groups = EncodedGroups(pa.concat_tables([groups] * 256)).select(condition, groups.column_names)
+        assert repeated_groups.num_rows == 256 * selected_groups.num_rows, (
+            "dictionary-encoded columns must give the same result"
+        )
+        assert str(repeated_groups.slice(0, selected_groups.num_rows).to_pylist()) == str(selected_groups.to_pylist())
+        omitted_count += selected_groups.num_rows < groups.num_rows
+        missing_groups = {str(row) for row in group_selected(needed_rows).select(keys).to_pylist()}
+        missing_groups -= {str(row) for row in selected_groups.select(keys).to_pylist()}
+        assert not missing_groups, (seed, text, [term.text for term in terms])
+    assert omitted_count > 10
 
 
 def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
@@ -114,10 +116,10 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
 
 
 def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformed = []
+    transformed_values = []
 
     def record_literals(values: pa.Array, kind: str) -> Any:
-        transformed.append(kind)
+        transformed_values.append(kind)
         return to_literals(values, kind)
 
     monkeypatch.setattr(arrow_filters, "to_literals", record_literals)
@@ -128,4 +130,4 @@ def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.Monke
     predicates = collect_predicates(where)
     assert {predicate.transform for predicate in predicates} == {"year"}
     assert evaluate_filter(Or(tuple(predicates) * 2), {2: days}, 3).tolist() == [True, False, True]
-    assert transformed == ["date"]
+    assert transformed_values == ["date"]

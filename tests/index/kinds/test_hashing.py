@@ -97,10 +97,13 @@ def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
 def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], columns: list[int], seed: int) -> None:
     kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
     parts = [
-        convert_to_keys(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns
+        convert_to_keys(pa.array([row[index] for row in rows], types[index], from_pandas=False), kinds[index])
+        for index in columns
     ]
     expected = [
-        xxhash.xxh64_intdigest(encode_row([kinds[at] for at in columns], tuple(row[at] for at in columns)), seed)
+        xxhash.xxh64_intdigest(
+            encode_row([kinds[index] for index in columns], tuple(row[index] for index in columns)), seed
+        )
         for row in rows
     ]
     assert hash_rows(parts, seed).tolist() == expected
@@ -114,9 +117,9 @@ def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list
 
 
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
-    keys, other = convert_to_keys(pa.array([1, 2]), "long"), convert_to_keys(pa.array([1]), "long")
+    keys, other_keys = convert_to_keys(pa.array([1, 2]), "long"), convert_to_keys(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
-        hash_rows([keys, other], 0)
+        hash_rows([keys, other_keys], 0)
 
 
 def test_keys_with_offsets_outside_their_bytes_are_rejected() -> None:
@@ -138,7 +141,7 @@ def test_file_identity_depends_on_path_size_and_records(files: list[tuple[str, i
         tuple(xxhash.xxh64_intdigest(path.encode() + struct.pack("<QQ", size, records), seed) for seed in (0, 1))
         for path, size, records in files
     ]
-    paths, sizes, records = ([file[at] for file in files] for at in range(3))
+    paths, sizes, records = ([file[index] for file in files] for index in range(3))
     ids = compute_file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
     assert ids.shape == (len(files), 2)
     assert [tuple(row) for row in ids.tolist()] == expected

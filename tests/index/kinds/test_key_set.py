@@ -59,7 +59,9 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
         bits = convert_to_keys(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
         if bits is not None:
             row_mask = unpack_bits(index.find_rows_with_keys(number, keys, bits), len(values)).tolist()
-            assert row_mask == [value in expected and there for value, there in zip(values, among, strict=True)]
+            assert row_mask == [
+                value in expected and is_present for value, is_present in zip(values, among, strict=True)
+            ]
 
 
 @pytest.mark.few_cases(40)
@@ -67,7 +69,7 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
 def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     rng = random.Random(seed)
     rows = rng.choice([1, 63, 64, 65, 300, 3000])
-    columns, matching = [], [True] * rows
+    columns, matching_rows = [], [True] * rows
     for _ in range(rng.choice([1, 2, 4])):
         span = rng.choice([70, 300, 2000])
         values = draw_values(rng, False, span, rows)
@@ -84,16 +86,16 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         if column is None:  # Columns with few values have a bitmap for each value.
             continue
         columns.append(column)
-        matching = [is_match and value in expected for is_match, value in zip(matching, values, strict=True)]
+        matching_rows = [is_match and value in expected for is_match, value in zip(matching_rows, values, strict=True)]
     if not columns:
         return
-    assert any_row(columns, rows, None) == any(matching)
+    assert any_row(columns, rows, None) == any(matching_rows)
     among = np.zeros(-(-rows // 64), dtype=np.uint64)
     assert not any_row(columns, rows, among)
     for row in rng.sample(range(rows), min(rows, 20)):
         among[:] = 0
         among[row // 64] = np.uint64(1 << row % 64)
-        assert any_row(columns, rows, among) == matching[row]
+        assert any_row(columns, rows, among) == matching_rows[row]
 
 
 def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
@@ -122,12 +124,12 @@ def test_keys_converted_to_another_type_represent_the_same_values() -> None:
     ints = longs.convert_to_kind("int")
     assert [ints.get_key(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
     assert ints.convert_to_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
-    short = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
-    wide_set = short.convert_to_kind("decimal(30, 2)")
+    short_set = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
+    wide_set = short_set.convert_to_kind("decimal(30, 2)")
     assert wide_set.digest == build_key_set([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
-    assert wide_set.convert_to_kind("decimal(9, 2)").digest == short.digest
-    beyond = build_key_set([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).convert_to_kind("decimal(9, 2)")
-    assert len(beyond) == 1
+    assert wide_set.convert_to_kind("decimal(9, 2)").digest == short_set.digest
+    large_set = build_key_set([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).convert_to_kind("decimal(9, 2)")
+    assert len(large_set) == 1
     assert (
         wide_set.convert_to_kind("decimal(20, 2)").digest
         == build_key_set([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest

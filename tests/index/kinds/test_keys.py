@@ -30,21 +30,21 @@ from seamark.formats.index.keys.keys import (
 )
 from tests.seeds import examples
 
-LONG = st.integers(-(2**63), 2**63 - 1)
+LONGS = st.integers(-(2**63), 2**63 - 1)
 INT = st.integers(-(2**31), 2**31 - 1)
 
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "boolean": (pa.bool_(), st.booleans()),
     "int": (pa.int32(), INT),
-    "long": (pa.int64(), LONG),
+    "long": (pa.int64(), LONGS),
     "float": (pa.float32(), st.floats(width=32)),
     "double": (pa.float64(), st.floats()),
     "date": (pa.date32(), INT),
     "time": (pa.time64("us"), st.integers(0, 86_399_999_999)),
-    "timestamp": (pa.timestamp("us"), LONG),
-    "timestamptz": (pa.timestamp("us", "UTC"), LONG),
-    "timestamp_ns": (pa.timestamp("ns"), LONG),
-    "timestamptz_ns": (pa.timestamp("ns", "UTC"), LONG),
+    "timestamp": (pa.timestamp("us"), LONGS),
+    "timestamptz": (pa.timestamp("us", "UTC"), LONGS),
+    "timestamp_ns": (pa.timestamp("ns"), LONGS),
+    "timestamptz_ns": (pa.timestamp("ns", "UTC"), LONGS),
     "decimal(9, 2)": (pa.decimal128(9, 2), st.integers(-(10**9) + 1, 10**9 - 1)),
     "decimal(18, 0)": (pa.decimal128(18, 0), st.integers(-(10**18) + 1, 10**18 - 1)),
     "decimal(38, 10)": (pa.decimal128(38, 10), st.integers(-(10**38) + 1, 10**38 - 1)),
@@ -89,15 +89,15 @@ def check_keys(keys: Keys, kind: str, values: list[Any]) -> None:
     """Check the keys of these values, and the attributes of `Keys` about nulls and NaNs."""
     rows = len(values)
     assert (keys.kind, keys.rows) == (kind, rows)
-    valid = [True] * rows if keys.valid is None else unpack_bits(keys.valid, rows).tolist()
+    validity = [True] * rows if keys.valid is None else unpack_bits(keys.valid, rows).tolist()
     nan = [False] * rows if keys.nan is None else unpack_bits(keys.nan, rows).tolist()
-    assert valid == [value is not None for value in values]
+    assert validity == [value is not None for value in values]
     assert nan == [is_nan(value) for value in values]
     for bits in (keys.valid, keys.nan):
         if bits is not None:
             assert len(bits) == math.ceil(rows / 64)
             assert not int.from_bytes(bits.tobytes(), "little") >> rows
-    assert (keys.valid is None) == all(valid)
+    assert (keys.valid is None) == all(validity)
     assert (keys.nan is None) == (not any(nan))
     present_mask = keys.present
     assert ([True] * rows if present_mask is None else present_mask.tolist()) == [
@@ -108,7 +108,7 @@ def check_keys(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.codes.dtype == np.uint64
         assert keys.starts is None
         codes: list[Any] = keys.codes.tolist()
-        empty: Key = 0
+        empty_key: Key = 0
     else:
         assert keys.codes is None
         assert keys.starts is not None
@@ -116,30 +116,30 @@ def check_keys(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.starts.tolist()[0] == 0
         assert keys.starts.tolist()[-1] == len(keys.heap)
         codes = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
-        empty = b""
+        empty_key = b""
     assert codes == [
-        empty if value is None or is_nan(value) else compute_documented_key(kind, value) for value in values
+        empty_key if value is None or is_nan(value) else compute_documented_key(kind, value) for value in values
     ]
 
 
 def list_layouts(array: pa.Array) -> dict[str, Any]:
     """Return the same rows in several Arrow layouts, by name."""
-    doubled = pa.concat_arrays([array, array])
+    doubled_array = pa.concat_arrays([array, array])
     half = len(array) // 2
     results = {
         "plain": array,
-        "sliced": doubled.slice(len(array)),
+        "sliced": doubled_array.slice(len(array)),
         "chunks": pa.chunked_array([array.slice(0, half), array.slice(0, 0), array.slice(half)]),
         "dictionary": array.dictionary_encode(),
-        "dictionary, sliced": doubled.dictionary_encode().slice(len(array)),
+        "dictionary, sliced": doubled_array.dictionary_encode().slice(len(array)),
     }
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        results["view"] = doubled.cast(pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()).slice(
-            len(array)
-        )
+        results["view"] = doubled_array.cast(
+            pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()
+        ).slice(len(array))
         results["large"] = array.cast(pa.large_binary())
     if pa.types.is_decimal(array.type):
-        results["wide"] = doubled.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
+        results["wide"] = doubled_array.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
     return results
 
 
@@ -182,8 +182,8 @@ def test_bytes_under_a_null_are_ignored() -> None:
     check_keys(convert_to_keys(array, "string"), "string", ["aa", None, "cc"])
     numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(np.arange(5, 8))])
     check_keys(convert_to_keys(numbers, "long"), "long", [5, None, 7])
-    fixed = pa.Array.from_buffers(pa.binary(2), 3, [pa.py_buffer(b"\x05"), heap])
-    check_keys(convert_to_keys(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
+    fixed_array = pa.Array.from_buffers(pa.binary(2), 3, [pa.py_buffer(b"\x05"), heap])
+    check_keys(convert_to_keys(fixed_array, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
 
 
 @pytest.mark.parametrize("kind", [*COLUMNS, "unknown"])

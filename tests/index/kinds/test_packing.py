@@ -143,9 +143,9 @@ def test_doubles_that_are_floats_take_four_bytes() -> None:
     _, packed_span = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
     assert packed_span is not None
     assert packed_span.width == 4
-    _, exact = pack_bounds("double", [0.1, 1.25], absent_low=True)
-    assert exact is not None
-    assert exact.width == 8
+    _, wide_span = pack_bounds("double", [0.1, 1.25], absent_low=True)
+    assert wide_span is not None
+    assert wide_span.width == 8
 
 
 def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
@@ -343,18 +343,20 @@ def test_columns_of_a_manifest_are_unchanged_after_packing(data: st.DataObject) 
             column = PackedColumn(memory, Packed(*fields), rows)
             keys = [column.read_key(row) for row in range(rows)]
             assert [None if key is None else decode_value(form, kind, key) for key in keys] == side
-        real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
-        for fields, packed_count in zip(packed_counts, real, strict=True):
+        real_counts = [[None if count is not None and count < 0 else count for count in item] for item in counts]
+        for fields, packed_count in zip(packed_counts, real_counts, strict=True):
             if fields is None:
                 assert all(count is None for count in packed_count)
                 continue
             assert read_longs(memory, fields, rows) == packed_count
-        values, nulls, nans, _ = real
+        values, nulls, nans, _ = real_counts
         if values == records and rows:
             assert packed_counts[0] == packer.packed(record_count)
         pairs = [(nulls, values), (nans, values), (nulls, [0] * rows), (nans, [0] * rows)]
-        sure = [sum(left is not None and left == other for left, other in zip(*pair, strict=True)) for pair in pairs]
-        assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
+        equal_counts = [
+            sum(left is not None and left == other for left, other in zip(*pair, strict=True)) for pair in pairs
+        ]
+        assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in equal_counts]
 
 
 def read_longs(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:

@@ -34,7 +34,7 @@ from seamark.formats.index.kinds.record import (
 )
 from tests.seeds import mark_fast
 
-PAGE = 4096
+PAGE_BYTES = 4096
 Rows = list[tuple[Any, ...]]
 DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "boolean": (pa.bool_(), lambda draw: draw.random() < 0.5),
@@ -72,10 +72,10 @@ class KeyFiles:
             return [tuple(map(draw_value, self.kinds)) for _ in range(n)]
 
         self.files = [draw_rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
-        self.others = draw_rows(50)
+        self.absent_keys = draw_rows(50)
 
     def convert_rows(self, rows: Rows) -> list[Keys]:
-        columns = [[row[at] for row in rows] for at in range(len(self.kinds))]
+        columns = [[row[index] for row in rows] for index in range(len(self.kinds))]
         return [
             convert_to_keys(pa.array(column, DRAWS[kind][0]), kind)
             for kind, column in zip(self.kinds, columns, strict=True)
@@ -92,7 +92,7 @@ class KeyFiles:
         for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
                 positions_by_key[tuple(map(to_comparable, row))].append((key_number, position))
-        all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
+        all_keys = [*itertools.chain.from_iterable(self.files), *self.absent_keys]
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
@@ -154,10 +154,10 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     assert encode_blob(merged_record) == b"".join(
         encode_record_entries([build_records(lake.convert_rows(lake.files[number])) for number in kept_numbers])
     )
-    keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
+    second_kept = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
-        open_record(merge_records([(merged_record, keep_again)])),
-        [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
+        open_record(merge_records([(merged_record, second_kept)])),
+        [number for number, is_kept in zip(kept_numbers, second_kept, strict=True) if is_kept],
     )
 
 
@@ -165,9 +165,9 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 def test_hash_of_a_single_key_equals_the_hash_of_its_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = KeyFiles(draw, 1)
-    columns = lake.convert_rows(lake.others)
+    columns = lake.convert_rows(lake.absent_keys)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
-    for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
+    for row_number, (row, expected) in enumerate(zip(lake.absent_keys, row_hashes, strict=True)):
         parts = [read_part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
         assert row_hash(parts) == expected
 
@@ -229,10 +229,12 @@ def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
 def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = draw_uniform_hashes(100_000)
     record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
-    reads = [record.fences.list_page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
-    assert {len(read) for read in reads} == {1}
-    assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
-    assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
+    reads = [
+        record.fences.list_page_ranges(hi[start : start + 1], lo[start : start + 1]) for start in range(0, len(hi), 50)
+    ]
+    assert {len(page_reads) for page_reads in reads} == {1}
+    assert {page_reads[0][1] for page_reads in reads} == {PAGE_BYTES, 2 * PAGE_BYTES}
+    assert sum(page_reads[0][1] for page_reads in reads) < 1.02 * PAGE_BYTES * len(reads)
     absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
     assert {len(record.fences.list_page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
     all_ranges = record.fences.list_page_ranges(hi, lo)
@@ -371,7 +373,7 @@ def test_damage_at_any_byte_is_detected() -> None:
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = draw_uniform_hashes(1000)
     blob = bytearray(b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))])))
-    blob[2 * PAGE + 100] ^= 1
+    blob[2 * PAGE_BYTES + 100] ^= 1
     record = RecordBlob(memoryview(blob))
     is_before_damage = hi < record.fences.first[2]
     assert len(record.lookup(hi[is_before_damage], lo[is_before_damage])[0]) == np.count_nonzero(is_before_damage)
@@ -381,7 +383,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
             record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge_records([(record, np.ones(1, bool))]))
-    spans = [bytes(blob[at : at + size]) for at, size in record.fences.list_page_ranges(hi, lo)]
+    spans = [bytes(blob[start : start + size]) for start, size in record.fences.list_page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
         record.fences.look_up_in_pages(hi, lo, spans)
 
@@ -389,10 +391,10 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
 def change_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
     changed_blob = bytearray(blob)
-    page_bytes = changed_blob[page * PAGE : (page + 1) * PAGE]
+    page_bytes = changed_blob[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
     change(page_bytes)
     struct.pack_into("<Q", page_bytes, 0, compute_checksum(bytes(page_bytes[8:]), page))
-    changed_blob[page * PAGE : (page + 1) * PAGE] = page_bytes
+    changed_blob[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = page_bytes
     return memoryview(changed_blob)
 
 
@@ -426,9 +428,9 @@ def test_entry_of_a_missing_file_is_rejected() -> None:
 def test_pages_in_wrong_positions_are_rejected() -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
-    swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
+    swapped_blob = memoryview(blob[PAGE_BYTES : 2 * PAGE_BYTES] + blob[:PAGE_BYTES] + blob[2 * PAGE_BYTES :])
     with pytest.raises(ValueError, match="does not match its checksum"):
-        RecordBlob(swapped).verify()
+        RecordBlob(swapped_blob).verify()
 
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
@@ -449,12 +451,12 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
         assert page_number == (170 if number < 8 else 1500 - 8 * 170)
         assert not any(page[16 + 24 * page_number :])
-        inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(page_number)]
-        assert inside[0][0] == fences[number]
-        results += inside
+        page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]
+        assert page_entries[0][0] == fences[number]
+        results += page_entries
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
     assert results == sorted(
-        (*pair, file, at) for file, file_pairs in enumerate(pairs) for at, pair in enumerate(file_pairs)
+        (*pair, file, index) for file, file_pairs in enumerate(pairs) for index, pair in enumerate(file_pairs)
     )
 
 

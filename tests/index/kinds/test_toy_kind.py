@@ -83,9 +83,9 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
     assert plan.files < FILES / 2
     assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name
     assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "a signature must not prune by ranges"
-    used = client.index("db.t", INDEX).json["used"]
-    assert used["files-in"] == FILES
-    assert used["files-removed"] == FILES - plan.files
+    use_counts = client.index("db.t", INDEX).json["used"]
+    assert use_counts["files-in"] == FILES
+    assert use_counts["files-removed"] == FILES - plan.files
 
 
 @pytest.mark.few_cases(1)
@@ -116,14 +116,14 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = list_live_paths(client)
     index_file = open_index_file(path.read_bytes(), path.as_uri())
-    turned = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
+    turned_blob = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
     header = index_file.header
     parts = list(
         assemble_index_file(
             header.definition,
             header.kind,
             index_file.files,
-            turned,
+            turned_blob,
             table_uuid=header.table_uuid,
             field_ids=header.field_ids,
             level=header.level,
@@ -173,7 +173,7 @@ options = {one.name: one for one in create.params}
 print("signature" in options["kind"].type.choices, options["width"].help)
 print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])
 """
-    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
-    assert "True Of signature: the bits of a signature. Default: 256." in completed.stdout
-    assert "['bloom', 'bitmap', 'record', 'cube', 'signature', 'bucket', None]" in completed.stdout
-    assert "For signature: the bits of a signature." in completed.stdout.splitlines()[1]
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert "True Of signature: the bits of a signature. Default: 256." in result.stdout
+    assert "['bloom', 'bitmap', 'record', 'cube', 'signature', 'bucket', None]" in result.stdout
+    assert "For signature: the bits of a signature." in result.stdout.splitlines()[1]

@@ -37,8 +37,8 @@ def run_table_life(server: ServerThread, warehouse: str, client_properties: dict
 
     with closing(IndexClient(server.url)) as client:
         seamark.append(client, "db.t", pa.table({"id": [ROWS + 7], "part": ["seamark"]}))
-        planned = seamark.scan(client, "db.t", where=f"id > {ROWS}")
-        assert planned.to_arrow()["part"].to_pylist() == ["seamark"]
+        planned_scan = seamark.scan(client, "db.t", where=f"id > {ROWS}")
+        assert planned_scan.to_arrow()["part"].to_pylist() == ["seamark"]
         assert client.explain("db.t", f"id > {ROWS}").files == 1
         assert catalog.load_table("db.t").scan().to_arrow().num_rows == ROWS + 11
         assert server.run(_list_objects(server.components.objects, warehouse))

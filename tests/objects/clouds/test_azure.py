@@ -61,13 +61,13 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
         server.stop()
 
 
-async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
+async def test_errors_from_azure_name_what_to_correct(azurite: Azurite) -> None:
     container = azurite.create_container()
     host = container.partition("@")[2]
-    missing, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"
-    async with open_objects(build_settings(azurite, missing), SystemClock()) as objects:
+    missing_location, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"
+    async with open_objects(build_settings(azurite, missing_location), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The container of .*nowhere.* does not exist; create it"):
-            await objects.create(f"{missing}/a", b"x")
+            await objects.create(f"{missing_location}/a", b"x")
         with pytest.raises(StorageError, match="does not exist; create it"):
             await objects.ping()
     wrong_key = base64.b64encode(b"another key").decode()
@@ -95,15 +95,15 @@ async def test_key_of_one_account_is_not_used_for_another(azurite: Azurite) -> N
 
 
 def test_spellings_of_one_azure_location_are_equal() -> None:
-    normalized = parse_location("abfss://data@account.dfs.core.windows.net/lake/t")
+    normalized_location = parse_location("abfss://data@account.dfs.core.windows.net/lake/t")
     for text in (
         "abfs://data@account.dfs.core.windows.net/lake/t",
         "wasbs://data@account.blob.core.windows.net/lake/t/",
         "WASB://data@ACCOUNT.Blob.Core.Windows.NET/lake/t",
     ):
-        assert parse_location(text) == normalized
-        assert normalize_location(text).rstrip("/") == str(normalized)
-    assert "wasbs://data@account.blob.core.windows.net/lake/t" in list_spellings(str(normalized))
+        assert parse_location(text) == normalized_location
+        assert normalize_location(text).rstrip("/") == str(normalized_location)
+    assert "wasbs://data@account.blob.core.windows.net/lake/t" in list_spellings(str(normalized_location))
     assert parse_location("abfss://data@account.dfs.core.windows.net/A") != parse_location(
         "abfss://data@account.dfs.core.windows.net/a"
     )

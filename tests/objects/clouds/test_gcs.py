@@ -58,12 +58,14 @@ def test_table_on_google_cloud_storage_is_written_planned_and_purged(
         server.stop()
 
 
-async def test_errors_from_google_cloud_storage_say_what_to_correct(google_storage: GoogleStorage) -> None:
-    missing = "gs://no-such-bucket/lake"
-    async with open_objects(build_settings(google_storage, missing), SystemClock()) as objects:
+async def test_errors_from_google_cloud_storage_name_what_to_correct(google_storage: GoogleStorage) -> None:
+    missing_location = "gs://no-such-bucket/lake"
+    async with open_objects(build_settings(google_storage, missing_location), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The bucket of .*no-such-bucket.* does not exist; create it"):
-            await objects.create(f"{missing}/a", b"x")
-    unreachable = build_settings(google_storage, missing, gcs_endpoint=f"http://127.0.0.1:{choose_free_port()}")
+            await objects.create(f"{missing_location}/a", b"x")
+    unreachable = build_settings(
+        google_storage, missing_location, gcs_endpoint=f"http://127.0.0.1:{choose_free_port()}"
+    )
     async with open_objects(unreachable, SystemClock()) as objects:
         with pytest.raises(RetryLater, match=r"Google Cloud Storage did not answer .*try again later"):
             await objects.ping()

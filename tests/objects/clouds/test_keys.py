@@ -47,20 +47,22 @@ def test_sas_of_azure_opens_only_the_folder_of_the_table() -> None:
     key = base64.b64encode(b"the key of the account").decode()
     settings = Settings(azure_account_key=key)
     for writable, permissions in ((False, "rl"), (True, "racwdl")):
-        issued = SasIssuer(clock).issue(settings, TABLE, writable=writable)
-        sas = issued.properties["adls.sas-token.account.dfs.core.windows.net"]
-        assert issued.properties["adls.sas-token"] == sas
-        assert issued.properties["adls.sas-token-expires-at-ms.account.dfs.core.windows.net"] == str(issued.expires_ms)
+        issued_sas = SasIssuer(clock).issue(settings, TABLE, writable=writable)
+        sas = issued_sas.properties["adls.sas-token.account.dfs.core.windows.net"]
+        assert issued_sas.properties["adls.sas-token"] == sas
+        assert issued_sas.properties["adls.sas-token-expires-at-ms.account.dfs.core.windows.net"] == str(
+            issued_sas.expires_ms
+        )
         fields = parse_sas(sas)
         assert (fields["sr"], fields["sdd"], fields["sp"], fields["spr"]) == ("d", "3", permissions, "https")
-        assert clock.now_ms() + 1800_000 <= issued.expires_ms <= clock.now_ms() + 3600_000
+        assert clock.now_ms() + 1800_000 <= issued_sas.expires_ms <= clock.now_ms() + 3600_000
         # The page "Create a service SAS" of Azure's documentation states the order of these fields.
-        signed = [
+        signed_fields = [
             *(fields["sp"], fields["st"], fields["se"], "/blob/account/data/lake/db/t-1", "", "", fields["spr"]),
             *(fields["sv"], "d", "", "", "", "", "", "", ""),
         ]
-        assert fields["sig"] == sign_fields(key, signed)
-        assert key not in sas + repr(issued)
+        assert fields["sig"] == sign_fields(key, signed_fields)
+        assert key not in sas + repr(issued_sas)
 
 
 def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
@@ -159,10 +161,12 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
 def test_access_stamps_of_answers_with_and_without_keys_differ(settings: Settings) -> None:
-    with_keys = compute_access_stamp(settings, None)
-    assert with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
-    assert with_keys != compute_access_stamp(settings, "remote-signing")
-    assert with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
+    stamp_with_keys = compute_access_stamp(settings, None)
+    assert stamp_with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
+    assert stamp_with_keys != compute_access_stamp(settings, "remote-signing")
+    assert (
+        stamp_with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,9 +185,9 @@ def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: p
     with _run_google() as google:
         settings = google.make_settings(monkeypatch)
         for writable, role in ((False, "objectViewer"), (True, "objectUser")):
-            issued = restrict_token(settings, GOOGLE_TABLE, writable=writable)
-            assert issued.properties["gcs.oauth2.token"] == "restricted"
-            assert int(issued.properties["gcs.oauth2.token-expires-at"]) == issued.expires_ms
+            restricted_token = restrict_token(settings, GOOGLE_TABLE, writable=writable)
+            assert restricted_token.properties["gcs.oauth2.token"] == "restricted"
+            assert int(restricted_token.properties["gcs.oauth2.token-expires-at"]) == restricted_token.expires_ms
             exchange = google.requests[-1]
             assert exchange["subject_token"] == "the server's token"
             assert exchange["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -236,9 +240,9 @@ def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StorageError, match="no usable credentials of Google"):
         restrict_token(Settings(gcs_service_account_key='{"type": "service_account"}'), GOOGLE_TABLE, writable=False)
     settings = Settings(gcs_service_account_key='{"private_key": "a secret')
-    with pytest.raises(ConfigError, match="gcs_service_account_key is not a JSON object") as malformed:
+    with pytest.raises(ConfigError, match="gcs_service_account_key is not a JSON object") as config_error:
         check_key(settings)
-    assert "a secret" not in str(malformed.value)
+    assert "a secret" not in str(config_error.value)
 
 
 class _Login:

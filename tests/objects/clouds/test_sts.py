@@ -116,7 +116,7 @@ def test_wildcards_in_a_location_open_no_other_folder() -> None:
         make_policy(ROLE, parse_location("s3://lake/" + "d" * 1000), writable=True)
 
 
-def test_refusals_of_sts_say_what_to_correct(sts: Sts) -> None:
+def test_refusals_of_sts_name_what_to_correct(sts: Sts) -> None:
     settings = sts.make_settings()
     for code, error, message in (
         ("AccessDenied", StorageError, "s3_sts_external_id is the external id of this policy"),

@@ -33,8 +33,8 @@ def create_table(tables: str, name: str, **options: Any) -> dict[str, Any]:
     answer = requests.post(tables, json={"name": name, "schema": SCHEMA, **options}, timeout=30)
     answer.raise_for_status()
     assert ACCOUNT_KEY not in answer.text
-    loaded: dict[str, Any] = answer.json()
-    return loaded
+    loaded_table: dict[str, Any] = answer.json()
+    return loaded_table
 
 
 def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> None:
@@ -53,30 +53,33 @@ def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path:
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
         assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
-        loaded = requests.get(f"{tables}/first", timeout=30)
-        without_keys = {"X-Iceberg-Access-Delegation": "remote-signing", "If-None-Match": loaded.headers["ETag"]}
-        answer = requests.get(f"{tables}/first", headers=without_keys, timeout=30)
+        loaded_answer = requests.get(f"{tables}/first", timeout=30)
+        headers_without_keys = {
+            "X-Iceberg-Access-Delegation": "remote-signing",
+            "If-None-Match": loaded_answer.headers["ETag"],
+        }
+        answer = requests.get(f"{tables}/first", headers=headers_without_keys, timeout=30)
         assert (answer.status_code, "storage-credentials" in answer.json()) == (200, False)
-        refreshed = requests.get(f"{tables}/first/credentials", timeout=30).json()
-        assert refreshed["storage-credentials"][0]["prefix"] == f"{location}/"
-        assert f"adls.sas-token.{HOST}" in refreshed["storage-credentials"][0]["config"]
+        refreshed_keys = requests.get(f"{tables}/first/credentials", timeout=30).json()
+        assert refreshed_keys["storage-credentials"][0]["prefix"] == f"{location}/"
+        assert f"adls.sas-token.{HOST}" in refreshed_keys["storage-credentials"][0]["config"]
 
-        staged = create_table(tables, "staged", **{"stage-create": True})
-        assert "adls.sas-token" in staged["config"]
+        staged_table = create_table(tables, "staged", **{"stage-create": True})
+        assert "adls.sas-token" in staged_table["config"]
         # Until the staged table is created, another table could be created below this location.
-        chosen = create_table(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
-        assert "sas" not in json.dumps(chosen)
+        placed_table = create_table(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
+        assert "sas" not in json.dumps(placed_table)
 
         folder = f"{warehouse}/ns/registered"
         metadata = {**first_table["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
         write_file(azurite, f"{folder}/metadata/own.metadata.json", metadata)
         body = {"name": "registered", "metadata-location": f"{folder}/metadata/own.metadata.json"}
-        registered = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
-        assert registered.status_code == 200, registered.text
+        registered_answer = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
+        assert registered_answer.status_code == 200, registered_answer.text
 
     # If the server has not written the metadata file, a writer of the table can replace it and name a foreign folder.
-    forged = {**metadata, "location": second_table["metadata"]["location"]}
-    write_file(azurite, f"{folder}/metadata/own.metadata.json", forged)
+    forged_metadata = {**metadata, "location": second_table["metadata"]["location"]}
+    write_file(azurite, f"{folder}/metadata/own.metadata.json", forged_metadata)
     with run_sas_server(azurite, tmp_path, warehouse) as tables:
         for path in ("registered", "registered/credentials"):
             refusal = requests.get(f"{tables}/{path}", timeout=30)

@@ -57,8 +57,8 @@ class CubeIndexFiles:
     def __init__(self) -> None:
         self.version = 0
         self.files: list[Any] = []
-        self._opened: dict[str, Any] = {}
-        self.reported: set[str] = set()
+        self._open_files: dict[str, Any] = {}
+        self.reported_files: set[str] = set()
 
     def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
         """Register an index file with the entries of data files."""
@@ -72,7 +72,7 @@ class CubeIndexFiles:
         if damaged:
             batches = [batch.rename_columns(["d0", "m0", "other"]) for batch in batches]
         index = CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(batches)))))
-        self._opened[location] = SimpleNamespace(
+        self._open_files[location] = SimpleNamespace(
             location=location, files=SimpleNamespace(ids=hash_file_ids(numbers)), index=index
         )
         self.files.append(SimpleNamespace(location=location))
@@ -83,14 +83,14 @@ class CubeIndexFiles:
         self.version += 1
 
     async def open(self, file: Any) -> Any:
-        return self._opened[file.location]
+        return self._open_files[file.location]
 
     def schedule_verification(self, files: Sequence[Any], _: str) -> None:
-        self.reported |= {file.location for file in files}
+        self.reported_files |= {file.location for file in files}
 
     async def load_files(self, _: object) -> Any:
-        live = tuple(self.files)
-        return SimpleNamespace(version=self.version, list_live_files=lambda _: live)
+        live_files = tuple(self.files)
+        return SimpleNamespace(version=self.version, list_live_files=lambda _: live_files)
 
 
 @asynccontextmanager
@@ -154,17 +154,17 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
     def read_digests(numbers: list[int]) -> set[str]:
         tree = FileTree(ids[numbers], sources[numbers])
         check_tree(tree, tree.root)
-        pending, keys = [tree.root], set[str]()
-        while pending:
-            group = pending.pop()
+        pending_nodes, keys = [tree.root], set[str]()
+        while pending_nodes:
+            group = pending_nodes.pop()
             keys.add(tree.digest(group))
-            pending += tree.list_subgroups(group)
+            pending_nodes += tree.list_subgroups(group)
         return keys
 
     whole_digests = read_digests(numbers)
     assert 60 < len(whole_digests) < 200
-    without_one = read_digests([number for number in numbers if number != 1500])
-    assert len(without_one - whole_digests) <= 3, "only one group of each level may have a different digest"
+    digests_without_file = read_digests([number for number in numbers if number != 1500])
+    assert len(digests_without_file - whole_digests) <= 3, "only one group of each level may have a different digest"
     assert len(read_digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
     moved_tree = FileTree(ids, sources + 1)
     assert moved_tree.digest(moved_tree.root) not in whole_digests, (
@@ -203,15 +203,15 @@ async def _run_case(seed: int, folder: Path) -> None:
                                 data[rng.randrange(len(data))] ^= 1
                                 path.write_bytes(data)
                 for snapshot in rng.sample(snapshots, min(3, len(snapshots))):
-                    covered = {number for numbers in numbers_by_segment.values() for number in numbers}
+                    covered_numbers = {number for numbers in numbers_by_segment.values() for number in numbers}
                     part = snapshot[rng.randint(0, len(snapshot) // 2) :] if rng.random() < 0.3 else snapshot
                     merged_groups = await segments.read(
                         ENTRY, DEFINITION, hash_file_ids(part), stores_all=rng.random() < 0.7
                     )
-                    assert merged_groups.covered.tolist() == [number in covered for number in part], seed
-                    expected = compute_expected_sums(number for number in part if number in covered)
+                    assert merged_groups.covered.tolist() == [number in covered_numbers for number in part], seed
+                    expected = compute_expected_sums(number for number in part if number in covered_numbers)
                     assert sum_groups(merged_groups.table) == expected, seed
-                    assert await read_parts(segments, part) == (sorted(covered & set(part)), expected), seed
+                    assert await read_parts(segments, part) == (sorted(covered_numbers & set(part)), expected), seed
 
 
 @pytest.mark.slow
@@ -257,11 +257,11 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
     async with open_segments(lake, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(40)))
         assert merged_segments.covered.tolist() == [False] * 20 + [True] * 20
-        assert lake.reported == {"damaged"}
+        assert lake.reported_files == {"damaged"}
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(20, 40))
-        lake.reported.clear()
+        lake.reported_files.clear()
         assert await read_parts(segments, range(40)) == (list(range(20, 40)), compute_expected_sums(range(20, 40)))
-        assert lake.reported == {"damaged"}
+        assert lake.reported_files == {"damaged"}
 
 
 async def test_groups_above_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

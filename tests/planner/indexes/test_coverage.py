@@ -39,7 +39,7 @@ def build_ids(files: Sequence[ContentFile]) -> Words:
 
 async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
-        searched, count = 0, examples(40, 4)
+        searched_count, count = 0, examples(40, 4)
         for seed in range(count):
             lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
@@ -47,16 +47,18 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 files, text = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
                 assert ids.count == len(files), text
-                picked = rng.sample(range(len(files)), len(files) // 2)
+                picked_numbers = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
-                query_ids = build_ids([files[row] for row in picked] + strangers)
+                query_ids = build_ids([files[row] for row in picked_numbers] + strangers)
                 rows = ids.find(query_ids)
-                assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], text
-                assert (rows[len(picked) :] == -1).all(), text
-                paths = {files[row].path for row in picked}
+                assert [files[row].path for row in rows[: len(picked_numbers)]] == [
+                    files[row].path for row in picked_numbers
+                ], text
+                assert (rows[len(picked_numbers) :] == -1).all(), text
+                paths = {files[row].path for row in picked_numbers}
                 assert ids.mark_files_in(query_ids).tolist() == [file.path in paths for file in files], text
-                searched += len(files)
-        assert searched > 10 * count
+                searched_count += len(files)
+        assert searched_count > 10 * count
 
 
 async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, planner: Planner) -> None:
@@ -72,15 +74,15 @@ async def test_file_without_a_record_count_has_no_identity(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(tmp_path / "t")
-    uncounted = replace(table.make_file(1, 0), record_count=-1)
+    uncounted_file = replace(table.make_file(1, 0), record_count=-1)
     monkeypatch.setattr(
-        table, "make_file", lambda number, day: uncounted if number == 1 else Table.make_file(table, number, day)
+        table, "make_file", lambda number, day: uncounted_file if number == 1 else Table.make_file(table, number, day)
     )
     table.commit(1, [table.write_manifest("a", [1, 2])])
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
-    wrapped = compute_file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
-    assert not ids.mark_files_in(wrapped).any()
+    wrapped_ids = compute_file_ids([uncounted_file.path], [uncounted_file.size], np.array([2**64 - 1], dtype=np.uint64))
+    assert not ids.mark_files_in(wrapped_ids).any()
 
 
 async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
@@ -93,13 +95,13 @@ async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
 def test_identities_with_the_same_first_half_are_distinguished() -> None:
     rng = random.Random(5)
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
-    ordered = np.array(pairs, dtype=np.uint64)
+    sorted_pairs = np.array(pairs, dtype=np.uint64)
     queries = [(high, low) for high in range(4) for low in range(50)]
-    found_ids = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
+    found_ids = coverage.find_ids(sorted_pairs, np.array(queries, dtype=np.uint64)).tolist()
     assert found_ids == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 
-async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
+async def test_snapshots_share_file_identities_of_common_manifests_until_their_release(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []

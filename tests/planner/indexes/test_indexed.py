@@ -140,21 +140,23 @@ def project_filter(filter: Any, **properties: str) -> IndexProjection | None:
         ).encode(),
         "file:///t/metadata/v1.json",
     )
-    defined = read_definitions(metadata)
-    assert not defined.problems
+    definitions = read_definitions(metadata)
+    assert not definitions.problems
     bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter, functions=True)))
-    return project_onto_indexes(bound_scan.bound, defined.enabled)
+    return project_onto_indexes(bound_scan.bound, definitions.enabled)
 
 
-def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
+def list_predicates(projected_filter: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return (index, operation, values) of each predicate on a term."""
-    assert projected is not None
+    assert projected_filter is not None
     results = [
-        (projected.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
-        for predicate in collect_predicates(projected.expression)
+        (projected_filter.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
+        for predicate in collect_predicates(projected_filter.expression)
     ]
     composite = [
-        (definition.name, item.op.value, item.values) for definition, listing in projected.composite for item in listing
+        (definition.name, item.op.value, item.values)
+        for definition, listing in projected_filter.composite
+        for item in listing
     ]
     return sorted(results + composite)
 
@@ -178,9 +180,9 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
         ("l", "eq", (UNKNOWN_CASE,)),
         ("l", "starts-with", ("ab",)),
     ]
-    truncated = {"type": "transform", "transform": "truncate[2]", "term": "name"}
+    truncated_filter = {"type": "transform", "transform": "truncate[2]", "term": "name"}
     for unsaid in (
-        {"type": "eq", "term": truncated, "value": "Ab"},
+        {"type": "eq", "term": truncated_filter, "value": "Ab"},
         {"type": "lt", "term": "name", "value": "B"},
         {"type": "not-eq", "term": "name", "value": "B"},
         {"type": "is-null", "term": "name"},
@@ -188,11 +190,11 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
         assert project_filter(unsaid, **lower) is None, unsaid
 
 
-@pytest.mark.parametrize("indexed", ["lower", "upper"])
+@pytest.mark.parametrize("indexed_function", ["lower", "upper"])
 @pytest.mark.parametrize("function", ["lower", "upper"])
-def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed: str) -> None:
+def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed_function: str) -> None:
     term = {"type": "transform", "transform": function, "term": "name"}
-    index = {"l": f"bitmap({indexed}(name))"}
+    index = {"l": f"bitmap({indexed_function}(name))"}
     listing = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
     assert list_predicates(project_filter(listing, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
     prefix = {"type": "starts-with", "term": term, "value": "AB"}
@@ -223,11 +225,11 @@ def test_composite_key_index_receives_folded_values() -> None:
         )
     )
     assert predicates == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
-    projected = project_filter(
+    projected_filter = project_filter(
         build_and_filter(build_eq_filter(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))"
     )
-    assert projected is not None
-    ((_, equalities),) = projected.composite
+    assert projected_filter is not None
+    ((_, equalities),) = projected_filter.composite
     assert [equality.values for equality in equalities] == [(7,), ("ab",)]
 
 
@@ -269,8 +271,8 @@ def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
         project_filter(build_or_filter(build_eq_filter(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)")
         is None
     )
-    projected = project_filter(build_or_filter(build_eq_filter(7), build_eq_filter(8)), b="bloom(id)")
-    assert [op for _, op, _ in list_predicates(projected)] == ["eq", "eq"]
+    projected_filter = project_filter(build_or_filter(build_eq_filter(7), build_eq_filter(8)), b="bloom(id)")
+    assert [op for _, op, _ in list_predicates(projected_filter)] == ["eq", "eq"]
 
 
 # Coverage
@@ -294,10 +296,10 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
         (path.as_uri(), [4, 1]),
         (second_index.as_uri(), [1]),
     ]
-    part_of, file_of = coverage.by_position
-    assert (part_of[4], file_of[4]) == (0, 0)
-    assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
-    assert part_of[0] == -1
+    parts_by_position, files_by_position = coverage.by_position
+    assert (parts_by_position[4], files_by_position[4]) == (0, 0)
+    assert (parts_by_position[1], files_by_position[1]) in ((0, 1), (1, 0))
+    assert parts_by_position[0] == -1
     elsewhere = await planning.planner.view(other_table.metadata, ScanRequest())
     assert Coverage(FileIds(elsewhere), files).parts == ()
     assert Coverage(ids, []).uncovered.tolist() == [1] * 6
@@ -321,12 +323,12 @@ async def test_plan_keeps_files_without_index_entries(rig: IndexedPlans) -> None
 async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
     planning = await rig.open_planning()
-    never = build_and_filter(build_eq_filter(12), build_eq_filter(14))
+    false_filter = build_and_filter(build_eq_filter(12), build_eq_filter(14))
     for name in ("l", "r"):
         await table.index(name, FILES)
-        assert await rig.plan_files(planning, never) == [1]
+        assert await rig.plan_files(planning, false_filter) == [1]
     await table.index("b", FILES)
-    scan = await rig.scan(planning, never)
+    scan = await rig.scan(planning, false_filter)
     assert list_file_numbers(scan) == []
     assert [stage.name for stage in scan.stages][-4:] == ["bloom", "bitmap", "record", "bitmap_rows"]
 
@@ -421,11 +423,11 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Index
     planning, storage = await open_planner_with_remote_indexes(rig, path)
     first = await rig.scan(planning, ODD_ID_FILTER)
     assert (list_file_numbers(first), first.complete) == ([], True)
-    opening = len(storage.ranges)
+    opening_reads = len(storage.ranges)
     assert set(storage.ranges) == {path.name}
     second = await rig.scan(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34)))
     assert (list_file_numbers(second), second.complete) == ([3], True)
-    assert 1 <= len(storage.ranges) - opening <= 2 * 7
+    assert 1 <= len(storage.ranges) - opening_reads <= 2 * 7
     assert await rig.scan(planning, ODD_ID_FILTER) is first
     storage.let_go()
     (file,) = await table.list_files()
@@ -442,10 +444,10 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, ki
     path = await table.index("i", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
-    opening = len(storage.ranges)
-    assert opening <= 7
+    opening_reads = len(storage.ranges)
+    assert opening_reads <= 7
     assert await rig.plan_files(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34))) == [3]
-    assert len(storage.ranges) - opening <= 4
+    assert len(storage.ranges) - opening_reads <= 4
     scan = await rig.scan(planning, build_eq_filter(14))
     assert (list_file_numbers(scan), scan.complete) == ([1], True)
     storage.let_go()
@@ -515,9 +517,11 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Ind
 
 
 @pytest.mark.few_cases(4)
-@pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
+@pytest.mark.parametrize("damage_kind", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: IndexedPlans, kind: str, how: str) -> None:
+async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(
+    rig: IndexedPlans, kind: str, damage_kind: str
+) -> None:
     table = await rig.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
@@ -528,10 +532,10 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Inde
         "the files table": header.files_offset + 80,
         "the footer": header.offset + header.length + 20,
     }
-    if how == "missing":
+    if damage_kind == "missing":
         path.unlink()
     else:
-        data[spot[how]] ^= 1
+        data[spot[damage_kind]] ^= 1
         path.write_bytes(data)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.5)
     scan = await rig.scan(planning, ODD_ID_FILTER)
@@ -569,13 +573,13 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     assert planning.planner.read_stats().added_bytes - bytes_after < bytes_after - bytes_before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
     size_bytes = first.view.derived.size_bytes
-    looked_up = await covers.open_bitmaps(first.view, definition, entry)
+    opened_index = await covers.open_bitmaps(first.view, definition, entry)
     assert first.view.derived.size_bytes == size_bytes, "lookups and plans must share the coverage"
-    assert (await covers.open_bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
+    assert (await covers.open_bitmaps(first.view, definition, entry)).coverage is opened_index.coverage
     await table.index("b", [0])
     assert (
         await covers.open_bitmaps(first.view, definition, await table.build_entry())
-    ).coverage is not looked_up.coverage
+    ).coverage is not opened_index.coverage
 
 
 async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: IndexedPlans) -> None:
@@ -629,9 +633,9 @@ async def test_diverged_copies_of_a_table_keep_separate_index_definitions(rig: I
     other_metadata = decode_table(json.dumps(document).encode(), "file:///other")
     assert isinstance(other_metadata, TableMetadata)
     entry = await table.build_entry()
-    swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
+    swapped_request = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
-        scan = await planning.planner.bind_and_plan(other_metadata, swapped, entry)
+        scan = await planning.planner.bind_and_plan(other_metadata, swapped_request, entry)
         assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
         own_tasks = await rig.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
         assert {use.name for use in own_tasks.indexes} == {"b"}

@@ -43,17 +43,17 @@ class Promotion(NamedTuple):
     """A type promotion with its values.
 
     Attributes:
-        old: Values as they were written.
-        new: Values of the new type, with which the old values are compared.
-        read: Converts an old value to the value that a reader sees.
+        old_values: Values as they were written.
+        new_values: Values of the new type, with which the old values are compared.
+        read_value: Converts an old value to the value that a reader sees.
     """
 
-    before: str
-    after: str
-    old: list[Any]
-    new: list[Any]
+    old_kind: str
+    new_kind: str
+    old_values: list[Any]
+    new_values: list[Any]
     transforms: tuple[str, ...] = ()
-    read: Callable[[Any], Any] = lambda value: value
+    read_value: Callable[[Any], Any] = lambda value: value
 
 
 PROMOTIONS = [
@@ -89,7 +89,7 @@ PROMOTIONS = [
     ),
 ]
 CASES = [
-    pytest.param(promotion, kind, transform, id=f"{promotion.before}-{promotion.after}-{kind}-{transform}")
+    pytest.param(promotion, kind, transform, id=f"{promotion.old_kind}-{promotion.new_kind}-{kind}-{transform}")
     for promotion in PROMOTIONS
     for kind in ("bloom", "bitmap", "record")
     for transform in ("identity", *promotion.transforms)
@@ -164,31 +164,31 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore
 ) -> None:
     term = "c" if transform == "identity" else f"{transform}(c)"
-    old_columns, new_columns = [build_column(3, "c", promotion.before)], [build_column(3, "c", promotion.after)]
+    old_columns, new_columns = [build_column(3, "c", promotion.old_kind)], [build_column(3, "c", promotion.new_kind)]
     table = await create_evolved_table(tmp_path, store, old_columns, new_columns, f"{kind}({term})")
     table.arrays = {
-        0: {3: build_array(promotion.before, promotion.old)},
-        1: {3: build_array(promotion.after, promotion.new)},
+        0: {3: build_array(promotion.old_kind, promotion.old_values)},
+        1: {3: build_array(promotion.new_kind, promotion.new_values)},
     }
     await table.index(read_definition_under_schema_0(table), [0])
     await table.index("i", [1])
-    both_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
-    exact = kind == "bitmap" and transform == "identity"
-    await _judge_promotion(promotion, table, tmp_path, exact=exact and both_covered)
+    is_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
+    is_exact = kind == "bitmap" and transform == "identity"
+    await _judge_promotion(promotion, table, tmp_path, exact=is_exact and is_covered)
     # The older file is indexed by a reader of the newer schema.
     await table.index("i", [0])
-    await _judge_promotion(promotion, table, tmp_path, exact=exact)
+    await _judge_promotion(promotion, table, tmp_path, exact=is_exact)
 
 
 async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
-    rows = {0: [promotion.read(value) for value in promotion.old], 1: promotion.new}
+    rows = {0: [promotion.read_value(value) for value in promotion.old_values], 1: promotion.new_values}
     literals = sorted({*rows[0], *rows[1]})
     comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
     async with open_planning(folder, table.registry) as planning:
         entry = await table.build_entry()
         for op, comparison in comparisons.items():
             for literal in literals:
-                rendered_literal = render(infer_result_kind("identity", promotion.after), literal, "spec")
+                rendered_literal = render(infer_result_kind("identity", promotion.new_kind), literal, "spec")
                 filter = {"type": op, "term": "c", "value": rendered_literal}
                 request = ScanRequest(filter=parse_expression(filter))
                 numbers = set(list_file_numbers(await planning.planner.bind_and_plan(table.metadata, request, entry)))
@@ -222,8 +222,8 @@ async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path:
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
     schemas = table.metadata.schemas
-    older = IndexDefinition("i", "bitmap", (resolve_term_by_id("identity", 3, schemas[0]),))
-    await table.index(older, [0])
+    old_definition = IndexDefinition("i", "bitmap", (resolve_term_by_id("identity", 3, schemas[0]),))
+    await table.index(old_definition, [0])
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
         assert list_file_numbers(

@@ -54,7 +54,7 @@ from tests.planner.lakes.indexing import (
     open_planning,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_AT_ONCE, JudgedTask, judge, plan_with_java, plan_with_seamark
+from tests.planner.lakes.judge import LAKES_PER_BATCH, JudgedTask, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -82,7 +82,7 @@ Plans for other clients may contain its rows by chance.
 """
 
 
-async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_planner: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
@@ -90,8 +90,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         registry = Registry(store, clock)
-        for start in range(0, len(seeds), LAKES_AT_ONCE):
-            chunk = seeds[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_PER_BATCH):
+            chunk = seeds[start : start + LAKES_PER_BATCH]
             random_cases: list[ScanCase] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
@@ -104,13 +104,13 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
                     _replace_with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case
                     for case in lake_cases
                 ]
-            judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
+            java_task = asyncio.create_task(asyncio.to_thread(plan_with_java, java_planner, random_cases))
             async with open_planning(folder, registry) as planning:
-                plain, indexed = await _plan_cases(planning, random_cases, lakes, counts)
+                plain_plans, indexed_plans = await _plan_cases(planning, random_cases, lakes, counts)
             range_plans = await _plan_by_ranges(folder, registry, random_cases, lakes)
             damaged_plans = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
-            for case, plain_plan, plan, range_plan, damaged_plan, (filtered, unfiltered) in zip(
-                random_cases, plain, indexed, range_plans, damaged_plans, await judging, strict=True
+            for case, plain_plan, plan, range_plan, damaged_plan, (filtered_plan, unfiltered_plan) in zip(
+                random_cases, plain_plans, indexed_plans, range_plans, damaged_plans, await java_task, strict=True
             ):
                 assert set(plan) <= set(range_plan) <= set(plain_plan), (
                     f"the plan by ranges must keep at least the files of the plan by whole index files\n{case}"
@@ -121,7 +121,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
                 assert set(plan) <= set(damaged_plan) <= set(plain_plan), (
                     f"a plan with damaged indexes must keep at least the files of the plan with intact indexes\n{case}"
                 )
-                counts += judge(case, plan, filtered, unfiltered)
+                counts += judge(case, plan, filtered_plan, unfiltered_plan)
                 counts["kept without indexes"] += len(plain_plan)
                 counts["kept with damaged indexes"] += len(damaged_plan)
                 counts["kept from afar"] += len(range_plan)
@@ -130,10 +130,10 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: ScanCase) -> ScanCase:
+def _replace_with_indexed_values(rng: random.Random, indexed_lake: IndexedLake, case: ScanCase) -> ScanCase:
     """Return the case with a filter on values that the indexes contain."""
-    schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
-    tree = draw_indexed_filter(rng, indexed, schema)
+    schema = indexed_lake.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed_lake.lake.schema
+    tree = draw_indexed_filter(rng, indexed_lake, schema)
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
@@ -144,10 +144,10 @@ async def _plan_cases(
     planning: Planning, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
     """Return the plans of each case without indexes, and the plans with indexes."""
-    plain, indexed = [], []
+    plain_plans, indexed_plans = [], []
     for case in cases:
-        plain.append(await plan_with_seamark(planning.planner, case))
-        indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()))
+        plain_plans.append(await plan_with_seamark(planning.planner, case))
+        indexed_plans.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()))
     for lake in lakes.values():
         for definition in lake.definitions:
             usage = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
@@ -155,7 +155,7 @@ async def _plan_cases(
                 counts[f"asked {definition.kind}"] += usage.plans
                 counts[f"removed by {definition.kind}"] += usage.files_removed
     assert (planning.indexes.failures, planning.indexes.quarantined) == (0, 0)
-    return plain, indexed
+    return plain_plans, indexed_plans
 
 
 async def _plan_by_ranges(
@@ -234,7 +234,7 @@ def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
             {"kind": "bitmap", "columns": [f"`{column.name.replace('`', '``')}`"], "field-ids": [column.id]}
         )
         for column in lake.schema.leaves().values()
-        if column.default is None or all(column.id in file.written for file in files)
+        if column.default is None or all(column.id in file.written_columns for file in files)
     }
 
 
@@ -243,27 +243,29 @@ def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list
 
     A condition is a predicate, or a disjunction of predicates with both zeros.
     """
-    covered = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
+    covered_columns = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
     while count:
-        conditions = [_draw_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
+        conditions = [_draw_condition(rng, lake, covered_columns) for _ in range(rng.choice([1, 2]))]
         if None not in conditions and len(set().union(*map(list_columns, conditions))) == len(conditions):
             count -= 1
             yield conditions
 
 
-def _draw_condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
+def _draw_condition(rng: random.Random, lake: Lake, covered_columns: set[str]) -> Any | None:
     tree = draw_filter(rng, lake, lake.schema, depth=3)
     if not isinstance(tree, dict) or not isinstance(tree["term"], str):
         return None
     column = Names(lake.schema)[tree["term"]]
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
-    if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and indexes support neither.
+    if (
+        str(column.id) not in covered_columns or by_order
+    ):  # Clients order UUIDs in two ways, and indexes support neither.
         return None
     return to_json(expand_zeros_sometimes(rng, tree), rng.choice(FORMS))
 
 
 def find_matching_files(
-    lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients: Sequence[Meaning]
+    lake: Lake, files: Sequence[DataFile], drawn_values: Sequence[Any], clients: Sequence[Meaning]
 ) -> set[str]:
     """Return the paths of the files with a row that satisfies each predicate for some client."""
     names = Names(lake.schema)
@@ -271,7 +273,7 @@ def find_matching_files(
         file.path
         for file in files
         if any(
-            all(any(matches(item, row, names, meaning) for meaning in clients) for item in drawn)
+            all(any(matches(item, row, names, meaning) for meaning in clients) for item in drawn_values)
             for row in lake.read_rows(file)
         )
     }
@@ -288,21 +290,21 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
                 lake = write_random_lake(seed, folder / str(seed))
                 properties = define_exact_bitmaps(lake)
                 if len(properties) > 1:
-                    indexed = await register_lake(lake, store, registry, properties)
-                    for definition in indexed.definitions:
-                        entries = list(indexed.build_entries(definition, list_data_files(lake)))
+                    indexed_lake = await register_lake(lake, store, registry, properties)
+                    for definition in indexed_lake.definitions:
+                        entries = list(indexed_lake.build_entries(definition, list_data_files(lake)))
                         assert len(entries) == len(list_data_files(lake))
                         half = len(entries) // 2
                         for part in (entries[:half], entries[half:]):
                             if part:
-                                await indexed.add(definition, part)
-                    await _check_exact_plans(planning, indexed, per_lake, counts)
+                                await indexed_lake.add(definition, part)
+                    await _check_exact_plans(planning, indexed_lake, per_lake, counts)
                 shutil.rmtree(folder / str(seed))
     return counts
 
 
-async def _check_exact_plans(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
-    lake, entry = indexed.lake, await indexed.build_entry()
+async def _check_exact_plans(planning: Planning, indexed_lake: IndexedLake, count: int, counts: Counter[str]) -> None:
+    lake, entry = indexed_lake.lake, await indexed_lake.build_entry()
     rng = random.Random(~lake.seed)
     for random_condition in draw_conditions(rng, lake, count):
         snapshot = rng.choice(list(lake.snapshots.values()))
@@ -311,11 +313,11 @@ async def _check_exact_plans(planning: Planning, indexed: IndexedLake, count: in
             if len(random_condition) == 1
             else {"type": "and", "left": random_condition[0], "right": random_condition[1]}
         )
-        nan_above = rng.random() < 0.5
+        has_nan_above = rng.random() < 0.5
         request = ScanRequest(filter=parse_expression(condition), snapshot_id=snapshot.id)
-        bound = BoundScan.bind(indexed.metadata, request).bound
-        request = replace_struct(request, nan_above=nan_above)
-        scan = await planning.planner.bind_and_plan(indexed.metadata, request, entry)
+        bound = BoundScan.bind(indexed_lake.metadata, request).bound
+        request = replace_struct(request, nan_above=has_nan_above)
+        scan = await planning.planner.bind_and_plan(indexed_lake.metadata, request, entry)
         request_count = len(collect_predicates(bound))
         if isinstance(bound, Bound | And | Or) and request_count != sum(
             1 + ("left" in item) for item in random_condition
@@ -324,9 +326,9 @@ async def _check_exact_plans(planning: Planning, indexed: IndexedLake, count: in
             continue
         paths = {_find_path(scan, row) for row in scan.entry_ids.tolist()}
         context = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
-        clients = CLIENTS_WITH_NAN_ABOVE if nan_above else CLIENTS
+        clients = CLIENTS_WITH_NAN_ABOVE if has_nan_above else CLIENTS
         assert find_matching_files(lake, snapshot.data_files, random_condition, clients) <= paths, context
-        counts["for Spark"] += nan_above
+        counts["for Spark"] += has_nan_above
         if request_count:
             assert paths <= find_matching_files(lake, snapshot.data_files, random_condition, CLIENTS_WITH_NAN_ABOVE), (
                 context
@@ -339,8 +341,8 @@ async def _check_exact_plans(planning: Planning, indexed: IndexedLake, count: in
 
 
 def _find_path(scan: ScanPlan, row: int) -> str:
-    block, local = scan.view.locate(row)
-    path = block.read_text("file_path", local)
+    block, row_in_block = scan.view.locate(row)
+    path = block.read_text("file_path", row_in_block)
     assert path is not None
     return path
 

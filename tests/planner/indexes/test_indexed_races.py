@@ -49,14 +49,16 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
     return filter, results
 
 
-async def plan_until_ended(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
-    """Plan at least PLANS_MIN times until `ended` is set, and return the number of plans.
+async def plan_until_ended(
+    planning: Planning, table: IndexedTable, rng: random.Random, end_event: asyncio.Event
+) -> int:
+    """Plan at least PLANS_MIN times until `end_event` is set, and return the number of plans.
 
     Raises:
         AssertionError: A plan lacks a file with a matching row.
     """
     count = 0
-    while not ended.is_set() or count <= PLANS_MIN:
+    while not end_event.is_set() or count <= PLANS_MIN:
         filter, expected = draw_filter(rng)
         request = ScanRequest(filter=parse_expression(filter))
         scan = await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
@@ -75,8 +77,10 @@ async def change_index_files(table: IndexedTable, rng: random.Random, change_cou
     """Build, merge, delete and damage index files, one change after another."""
     for _ in range(change_count):
         kind = rng.choice(KINDS)
-        live = [file for file in await table.list_files() if file.state is IndexFileState.LIVE and file.kind == kind]
-        chosen_files = rng.sample(live, min(len(live), rng.randint(0, 3)))
+        live_index_files = [
+            file for file in await table.list_files() if file.state is IndexFileState.LIVE and file.kind == kind
+        ]
+        chosen_files = rng.sample(live_index_files, min(len(live_index_files), rng.randint(0, 3)))
         match rng.choice(["add", "add", "replace", "replace", "damage", "quarantine", "clean"]):
             case "add":
                 await table.index(kind, rng.sample(range(FILES), rng.randint(1, FILES)))
@@ -135,14 +139,14 @@ async def _run_race(seed: int, folder: Path, change_count: int) -> None:
             )
             for name in ("one", "two")
         ]
-        ended = asyncio.Event()
+        end_event = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             planning = [
-                group.create_task(plan_until_ended(worker, table, random.Random(f"{seed} {number}"), ended))
+                group.create_task(plan_until_ended(worker, table, random.Random(f"{seed} {number}"), end_event))
                 for number, worker in enumerate((*workers, *workers))
             ]
             await change_index_files(table, rng, change_count)
-            ended.set()
+            end_event.set()
         counts = [task.result() for task in planning]
         assert min(counts) > PLANS_MIN
         ids = [definition.id for definition in table.definitions.values()]

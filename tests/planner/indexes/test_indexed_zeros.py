@@ -38,11 +38,11 @@ PRICES = {0: [0.0] * 10, 1: [-0.0] * 10}
 """Prices by file; each file has ten rows."""
 FILTERS = [
     {
-        "type": joined,
+        "type": operator,
         "left": {"type": op, "term": "price", "value": first},
         "right": {"type": op, "term": "price", "value": other},
     }
-    for joined, op, (first, other) in product(("or", "and"), COMPARISONS, permutations(ZEROS))
+    for operator, op, (first, other) in product(("or", "and"), COMPARISONS, permutations(ZEROS))
 ]
 
 
@@ -112,7 +112,7 @@ async def test_filter_with_both_zeros_locates_the_rows_of_both_zeros(
                 schema = table.metadata.current_schema
                 bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
                 for place, values in PRICES.items():
-                    bits, exact = marks.match_rows(bound, place, len(values))
-                    assert exact, filter
+                    bits, are_exact = marks.match_rows(bound, place, len(values))
+                    assert are_exact, filter
                     assert bits is not None
                     assert bool(bits.any()) == holds(filter, values[0], semantics), (filter, values)

@@ -126,7 +126,7 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
         (number, row)
         for number, file in enumerate(table.data)
         for position, row in enumerate(table.rows[file.path])
-        if position not in table.deleted.get(file.path, ())
+        if position not in table.deleted_positions.get(file.path, ())
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for column in table.columns:
@@ -169,14 +169,14 @@ def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[s
     """
     column, dimension, other = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
-    exact = rng.random() < 0.7
-    request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": exact}
+    is_exact = rng.random() < 0.7
+    request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": is_exact}
     rows = dimension
     if rng.random() < 0.7:
         kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
         request["filter"] = {"type": kind, "term": "x", "value": value}
         rows += f" WHERE {FILTERS[kind].format(value)}"
-    if not exact:
+    if not is_exact:
         rows = f"(SELECT * FROM {rows}) WHERE x >= {rng.randint(0, 4)}"
     request["table"] = ["db", names[dimension]]
     return request, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"

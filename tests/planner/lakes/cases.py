@@ -103,7 +103,7 @@ def draw_cases(seed: int, folder: Path, count: int) -> Iterator[ScanCase]:
     rng = random.Random(~seed)
     for number in range(count):
         implicit = rng.random() < 0.4
-        snapshot = lake.current if implicit else rng.choice(list(lake.snapshots.values()))
+        snapshot = lake.current_snapshot if implicit else rng.choice(list(lake.snapshots.values()))
         names_of_snapshot = not implicit and rng.random() < 0.25
         schema = lake.schemas[snapshot.schema_id] if names_of_snapshot else lake.schema
         tree = draw_filter(rng, lake, schema)

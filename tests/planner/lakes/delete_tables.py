@@ -28,13 +28,13 @@ def build_column(column_id: int, name: str, kind: Any, *, required: bool = False
     return {"id": column_id, "name": name, "required": required, "type": kind}
 
 
-def build_schema(schema_id: int, kinds: dict[int, str], required: set[int], *, late: bool) -> dict[str, Any]:
-    nested = {"type": "struct", "fields": [build_column(NESTED, "n", kinds[NESTED], required=True)]}
+def build_schema(schema_id: int, kinds: dict[int, str], required_ids: set[int], *, late: bool) -> dict[str, Any]:
+    nested_field = {"type": "struct", "fields": [build_column(NESTED, "n", kinds[NESTED], required=True)]}
     fields = [
-        build_column(A, "a", kinds[A], required=A in required),
+        build_column(A, "a", kinds[A], required=A in required_ids),
         build_column(B, "b", kinds[B]),
-        build_column(STRUCT, "s", nested),
-        build_column(F, "f", kinds[F], required=F in required),
+        build_column(STRUCT, "s", nested_field),
+        build_column(F, "f", kinds[F], required=F in required_ids),
     ]
     fields += [build_column(LATE, "late", kinds[LATE])] if late else []
     return {"type": "struct", "schema-id": schema_id, "fields": fields}

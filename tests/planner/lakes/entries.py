@@ -21,8 +21,8 @@ Record = dict[str, Any]
 def read_avro(path: str) -> tuple[list[Record], Record]:
     """Return the records, and the schema's fields by their ids."""
     # Numbers and bytes are kept as stored, because a timestamp may be outside the range of Python's types.
-    plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
-    with plain, Path(path.removeprefix("file://")).open("rb") as file:
+    plain_readers = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
+    with plain_readers, Path(path.removeprefix("file://")).open("rb") as file:
         reader = fastavro.reader(file)
         return list(reader), reader.writer_schema  # type: ignore[return-value,arg-type]
 
@@ -116,9 +116,9 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
     return results
 
 
-def assert_same(record: Record, original: Record, note: str) -> None:
-    record, original = dict(record), dict(original)
-    partition, original_partition = record.pop("partition"), original.pop("partition")
+def assert_same(record: Record, original_record: Record, note: str) -> None:
+    record, original_record = dict(record), dict(original_record)
+    partition, original_partition = record.pop("partition"), original_record.pop("partition")
     assert partition.keys() == original_partition.keys(), note
     for key, value in partition.items():
         expected = original_partition[key]
@@ -127,6 +127,9 @@ def assert_same(record: Record, original: Record, note: str) -> None:
             expected or b"", "big", signed=True
         )
         assert days or wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
-    assert record.pop("status") in (0, original.pop("status")), note
-    record["file_format"], original["file_format"] = record["file_format"].upper(), original["file_format"].upper()
-    assert record == original, note
+    assert record.pop("status") in (0, original_record.pop("status")), note
+    record["file_format"], original_record["file_format"] = (
+        record["file_format"].upper(),
+        original_record["file_format"].upper(),
+    )
+    assert record == original_record, note

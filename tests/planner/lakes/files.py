@@ -51,7 +51,7 @@ class FileMaker:
         self._rng = rng
         self._location = location
         self._pools = pools
-        self._made = 0
+        self._file_count = 0
 
     def make_data_file(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
@@ -81,14 +81,14 @@ class FileMaker:
             metrics={key: value for key, value in metrics.items() if value != ColumnMetrics()},
             split_offsets=offsets,
             rows=rows,
-            written=frozenset(columns),
+            written_columns=frozenset(columns),
             schema_id=schema.id,
         )
 
     def _create_path(self, folder: str, ending: str) -> str:
-        self._made += 1
+        self._file_count += 1
         part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
-        return f"{self._location}/{folder}/{part}{self._made:05d}-{self._rng.getrandbits(32):08x}{ending}"
+        return f"{self._location}/{folder}/{part}{self._file_count:05d}-{self._rng.getrandbits(32):08x}{ending}"
 
     def _build_drawer(self, schema: Schema) -> _Draw:
         rng = self._rng
@@ -159,7 +159,7 @@ class FileMaker:
     # Delete files
 
     def make_equality_deletes(
-        self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
+        self, schema: Schema, specs: dict[int, Spec], live_files: list[DataFile], kinds: dict[int, str]
     ) -> list[DeleteFile]:
         """Return an equality delete file for the partition of a live file, or for all partitions.
 
@@ -171,29 +171,29 @@ class FileMaker:
         if not fit:
             return []
         chosen_files = sorted(rng.sample(fit, min(len(fit), rng.choice([1, 1, 2]))), key=lambda column: column.id)
-        unpartitioned = [key for key, fields in specs.items() if all(part.transform == "void" for part in fields)]
-        file = rng.choice(live) if live else None
-        if unpartitioned and (file is None or rng.random() < 0.5):
-            spec_id = rng.choice(unpartitioned)
+        unpartitioned_specs = [key for key, fields in specs.items() if all(part.transform == "void" for part in fields)]
+        file = rng.choice(live_files) if live_files else None
+        if unpartitioned_specs and (file is None or rng.random() < 0.5):
+            spec_id = rng.choice(unpartitioned_specs)
             partition: tuple[Any, ...] = tuple(None for _ in specs[spec_id])
         elif file is not None:
             spec_id, partition = file.spec_id, file.partition
         else:
             return []
-        rows = [row for item in live if item.spec_id == spec_id and rng.random() < 0.5 for row in item.rows]
+        rows = [row for item in live_files if item.spec_id == spec_id and rng.random() < 0.5 for row in item.rows]
         keys = set()
         for _ in range(rng.choice([1, 1, 2, 4])):
             row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
             keys.add(tuple(self._choose_key(column, row) for column in chosen_files))
-        ordered = sorted(keys, key=repr)
-        columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
+        sorted_keys = sorted(keys, key=repr)
+        columns = {column.id: [key[index] for key in sorted_keys] for index, column in enumerate(chosen_files)}
         metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
-        delete = self._build_delete_file(EQUALITY_DELETES, spec_id, partition, len(ordered))
+        delete = self._build_delete_file(EQUALITY_DELETES, spec_id, partition, len(sorted_keys))
         ids = [column.id for column in chosen_files]
         kept_metrics = {
             key: column_metrics for key, column_metrics in metrics.items() if column_metrics != ColumnMetrics()
         }
-        return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
+        return [replace(delete, equality_ids=ids, keys=tuple(sorted_keys), metrics=kept_metrics)]
 
     def _choose_key(self, column: LakeColumn, row: Row) -> Any:
         if column.id in row:
@@ -223,8 +223,8 @@ class FileMaker:
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
             bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
-        referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
-        return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
+        referenced_path = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
+        return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 
     def _choose_positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()
@@ -234,21 +234,23 @@ class FileMaker:
                     results.add((file.path, position))
         return sorted(results)
 
-    def build_vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
+    def build_vectors(
+        self, files: list[DataFile], old_vectors: list[DeleteFile]
+    ) -> tuple[list[DeleteFile], list[DeleteFile]]:
         """Return deletion vectors for some data files in one Puffin file, and the delete files that they replace.
 
         A vector includes the positions of older position deletes of its data file, as the specification requires.
         """
         rng = self._rng
         path, offset = self._create_path("data", ".puffin"), 4
-        new_entries, replaced = [], []
+        new_entries, replaced_vectors = [], []
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):
-            positions = {(file.path, at) for at in range(max(1, file.record_count)) if rng.random() < 0.6}
-            for delete in old:
+            positions = {(file.path, index) for index in range(max(1, file.record_count)) if rng.random() < 0.6}
+            for delete in old_vectors:
                 pairs = {pair for pair in delete.positions if pair[0] == file.path}
                 positions |= pairs
-                if delete.is_vector and delete.referenced == file.path:
-                    replaced.append(delete)
+                if delete.is_vector and delete.referenced_path == file.path:
+                    replaced_vectors.append(delete)
             positions = positions or {(file.path, 0)}
             size = rng.randint(30, 90)
             delete_file = self._build_delete_file(POSITION_DELETES, file.spec_id, file.partition, len(positions))
@@ -258,13 +260,13 @@ class FileMaker:
                     path=path,
                     format="PUFFIN",
                     positions=frozenset(positions),
-                    referenced=file.path,
+                    referenced_path=file.path,
                     content_offset=offset,
                     content_size=size,
                 )
             )
             offset += size
-        return new_entries, replaced
+        return new_entries, replaced_vectors
 
     def _build_delete_file(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
         return DeleteFile(

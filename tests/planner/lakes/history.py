@@ -30,7 +30,7 @@ from tests.planner.lakes.manifests import (
 from tests.planner.lakes.schemas import SchemaMaker
 
 NOW_MS = 1_760_000_000_000
-MAIN = "main"
+MAIN_BRANCH = "main"
 
 
 def write_random_lake(seed: int, folder: Path) -> Lake:
@@ -67,7 +67,7 @@ class _History:
 
     def build_lake(self) -> Lake:
         rng = self.rng
-        self._append(MAIN)
+        self._append(MAIN_BRANCH)
         for _ in range(rng.randint(1, 7)):
             self._evolve()
             branch = rng.choice(list(self.heads))
@@ -96,7 +96,7 @@ class _History:
             schema=self.schema,
             specs=self.specs,
             snapshots=self.snapshots,
-            current=self.heads[MAIN],
+            current_snapshot=self.heads[MAIN_BRANCH],
             refs=self.refs,
             pools=self.pools,
         )
@@ -218,18 +218,24 @@ class _History:
         data = self.files.make_data_file(
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
-        oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest)]])
+        oldest_sequence = max(file.sequence for file in group) if self.version > 1 else None
+        return self._replace(
+            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
+        )
 
-    def _replace(self, branch: str, operation: str, removed: set[int], added: list[list[Entry]]) -> None:
+    def _replace(
+        self, branch: str, operation: str, removed_numbers: set[int], added_entries: list[list[Entry]]
+    ) -> None:
         kept_manifests, rewritten = [], []
         for manifest in self.heads[branch].manifests:
-            live = [entry for entry in manifest.entries if entry.status != DELETED]
-            if any(id(entry.file) in removed for entry in live):
-                rewritten.append([self._carry_entry(entry.file, id(entry.file) in removed) for entry in live])
-            elif live or self.rng.random() < 0.5:
+            live_entries = [entry for entry in manifest.entries if entry.status != DELETED]
+            if any(id(entry.file) in removed_numbers for entry in live_entries):
+                rewritten.append(
+                    [self._carry_entry(entry.file, id(entry.file) in removed_numbers) for entry in live_entries]
+                )
+            elif live_entries or self.rng.random() < 0.5:
                 kept_manifests.append(manifest)
-        self._commit(branch, operation, kept_manifests, rewritten + added)
+        self._commit(branch, operation, kept_manifests, rewritten + added_entries)
 
     @staticmethod
     def _carry_entry(file: ContentFile, is_deleted: bool) -> Entry:
@@ -256,23 +262,25 @@ class _History:
         """
         rng = self.rng
         head = self.heads[branch]
-        live = head.data_files
+        live_files = head.data_files
         data = self._draw_data_files(rng.choice([0, 0, 1, 2]))
         delete_files: list[DeleteFile] = []
         removed_ids: set[int] = set()
         for _ in range(rng.randint(1, 3)):
-            equality = rng.random() < 0.5 or not live
+            equality = rng.random() < 0.5 or not live_files
             if equality:
-                delete_files += self.files.make_equality_deletes(self.schema, self.specs, live, self._find_kinds())
+                delete_files += self.files.make_equality_deletes(
+                    self.schema, self.specs, live_files, self._find_kinds()
+                )
             elif self.version >= 3:
-                referenceds = {vector.referenced for vector in delete_files}
-                targets = [file for file in live + data if file.path not in referenceds]
+                referenceds = {vector.referenced_path for vector in delete_files}
+                targets = [file for file in live_files + data if file.path not in referenceds]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
-                new_vectors, replaced = self.files.build_vectors(targets, old_vectors)
+                new_vectors, replaced_vectors = self.files.build_vectors(targets, old_vectors)
                 delete_files += new_vectors
-                removed_ids |= {id(delete) for delete in replaced}
+                removed_ids |= {id(delete) for delete in replaced_vectors}
             else:
-                delete_files += self.files.make_position_deletes(live + data)
+                delete_files += self.files.make_position_deletes(live_files + data)
         self._replace(branch, "overwrite", removed_ids, self._group([*data, *delete_files]))
 
     def _commit(self, branch: str, operation: str, kept_manifests: list[Manifest], groups: list[list[Entry]]) -> None:
@@ -285,7 +293,7 @@ class _History:
         written_manifests = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
         manifests = written_manifests + kept_manifests if rng.random() < 0.7 else kept_manifests + written_manifests
         first_row_id = self.next_row_id
-        listed: list[tuple[Manifest, int | None]] = []
+        listed_manifests: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:
             own_snapshot = None
             if self.version >= 3 and manifest.content == 0:
@@ -293,13 +301,13 @@ class _History:
                     manifest.first_row_id = self.next_row_id
                     self.next_row_id += manifest.counts[ADDED][1] + manifest.counts[EXISTING][1]
                 own_snapshot = manifest.first_row_id
-            listed.append((manifest, own_snapshot))
+            listed_manifests.append((manifest, own_snapshot))
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"snapshot-id": str(snapshot_id), "format-version": str(self.version)}
         header["parent-snapshot-id"] = str(parent.id) if parent else "null"
         if self.version > 1:
             header["sequence-number"] = str(sequence)
-        path.write_bytes(list_bytes(listed, version=self.version, style=self.style, header=header))
+        path.write_bytes(list_bytes(listed_manifests, version=self.version, style=self.style, header=header))
         document: dict[str, Any] = {
             "snapshot-id": snapshot_id,
             "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
@@ -317,7 +325,7 @@ class _History:
             snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
-        if branch == MAIN:
+        if branch == MAIN_BRANCH:
             self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
@@ -349,19 +357,19 @@ class _History:
         path = self.folder / "metadata" / f"{snapshot_id}-m{rng.getrandbits(40)}.avro"
         path.write_bytes(data)
         files = [entry.file for entry in written_rows]
-        live = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
+        live_sequences = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
         counts = {}
         for status in (ADDED, EXISTING, DELETED):
-            of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
-            counts[status] = (len(of_status), sum(of_status))
-        summaries = [_compute_summary(rng, part, at, files, kinds) for at, part in enumerate(fields)]
+            counts_of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
+            counts[status] = (len(counts_of_status), sum(counts_of_status))
+        summaries = [_compute_summary(rng, part, index, files, kinds) for index, part in enumerate(fields)]
         return Manifest(
             path=path.as_uri(),
             length=len(data),
             content=content,
             spec_id=spec_id,
             sequence=sequence,
-            min_sequence=min(live, default=sequence),
+            min_sequence=min(live_sequences, default=sequence),
             snapshot_id=snapshot_id,
             entries=written_rows,
             partitions=summaries if style.summaries else None,
@@ -386,8 +394,8 @@ class _History:
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
             "properties": {},
-            "current-snapshot-id": self.heads[MAIN].id,
-            "refs": {name: {"snapshot-id": at, "type": kind} for name, (kind, at) in self.refs.items()},
+            "current-snapshot-id": self.heads[MAIN_BRANCH].id,
+            "refs": {name: {"snapshot-id": index, "type": kind} for name, (kind, index) in self.refs.items()},
             "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
             "snapshot-log": self.log,
             "metadata-log": [],
@@ -409,10 +417,10 @@ def _compute_summary(
     values = [file.partition[position] for file in files]
     nans = [value for value in values if value != value]
     comparable_values = [value for value in values if value is not None and value == value]
-    ordered = sorted(comparable_values, key=lambda value: compute_sort_key(kind, value))
+    sorted_comparable_values = sorted(comparable_values, key=lambda value: compute_sort_key(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,
-        "lower_bound": to_bytes(kind, ordered[0]) if ordered else None,
-        "upper_bound": to_bytes(kind, ordered[-1]) if ordered else None,
+        "lower_bound": to_bytes(kind, sorted_comparable_values[0]) if sorted_comparable_values else None,
+        "upper_bound": to_bytes(kind, sorted_comparable_values[-1]) if sorted_comparable_values else None,
     }

@@ -68,14 +68,14 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
         zone = "UTC" if "tz" in name else None
         arrow = pa.time64("us") if name == "time" else pa.timestamp("ns" if name in V3_ONLY else "us", zone)
         return pa.array(values, pa.int64()).cast(arrow)
-    plain = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
-    plain |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
-    return pa.array(values, plain[name])
+    plain_type = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
+    plain_type |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
+    return pa.array(values, plain_type[name])
 
 
-def _build_decimal(unscaled: int, scale: int) -> Decimal:
-    digits = tuple(map(int, str(abs(unscaled))))
-    return Decimal((int(unscaled < 0), digits, -scale))
+def _build_decimal(unscaled_value: int, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(unscaled_value))))
+    return Decimal((int(unscaled_value < 0), digits, -scale))
 
 
 def draw_terms(rng: random.Random, kind: str) -> list[str]:
@@ -114,41 +114,43 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
             options = [] if fpp is None else [f"fpp={fpp}"]
             document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
-            json_said: dict[str, Any] = {
+            json_text: dict[str, Any] = {
                 "kind": kind,
                 "columns": texts,
                 "field-ids": [item.id for item in chosen_columns],
             }
-            document[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
+            document[f"{PREFIX}i{number}"] = json.dumps(json_text if fpp is None else {**json_text, "fpp": fpp})
     return document
 
 
-def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
+def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
     """Return a filter with the names of `schema`, mostly of equalities on indexed columns.
 
     `predicates.to_json` converts it to JSON.
     """
     shape = rng.random()
     if depth < 2 and shape < 0.5:
-        left, right = (draw_indexed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
+        left, right = (draw_indexed_filter(rng, indexed_lake, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
     if depth < 2 and shape < 0.55:
-        return {"type": "not", "child": draw_indexed_filter(rng, indexed, schema, depth + 1)}
+        return {"type": "not", "child": draw_indexed_filter(rng, indexed_lake, schema, depth + 1)}
     columns = schema.list_columns()
-    usable = [
-        definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)
+    usable_definitions = [
+        definition
+        for definition in indexed_lake.definitions
+        if all(term.column_id in columns for term in definition.terms)
     ]
-    if not usable:
-        return draw_filter(rng, indexed.lake, schema, depth)
+    if not usable_definitions:
+        return draw_filter(rng, indexed_lake.lake, schema, depth)
     result = None
-    for term in rng.choice(usable).terms:
+    for term in rng.choice(usable_definitions).terms:
         column = columns[term.column_id]
-        values = indexed.lake.pools[column.id]
+        values = indexed_lake.lake.pools[column.id]
         transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]
-        defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
-        transform = rng.choice([*transforms, term.transform] if defined else transforms)
+        is_defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
+        transform = rng.choice([*transforms, term.transform] if is_defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed.lake, column, transform, ops))
+        index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed_lake.lake, column, transform, ops))
         result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
     return result
 
@@ -172,7 +174,7 @@ def list_data_files(lake: Lake) -> list[DataFile]:
 def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
     """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed."""
     column = lake.all_columns[term.column_id]
-    if column.id not in file.written:
+    if column.id not in file.written_columns:
         if column.default is not None:
             return None
         return compute_term_keys(term, pa.chunked_array([pa.nulls(file.record_count)]))
@@ -193,8 +195,8 @@ def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
 
 def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
-    older = [item for item in metadata.schemas if item.id <= schema.id]
-    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, older) for term in definition.terms)
+    old_schemas = [item for item in metadata.schemas if item.id <= schema.id]
+    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, old_schemas) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
 
 
@@ -203,7 +205,7 @@ class IndexedLake:
     """A registered lake with index files.
 
     Attributes:
-        described: The paths of the data files with an index entry, by definition id.
+        indexed_paths: The paths of the data files with an index entry, by definition id.
     """
 
     lake: Lake
@@ -211,8 +213,8 @@ class IndexedLake:
     name: str
     store: PointerStore
     registry: Registry
-    described: dict[str, set[str]] = field(default_factory=dict)
-    written: int = 0
+    indexed_paths: dict[str, set[str]] = field(default_factory=dict)
+    written_count: int = 0
 
     @property
     def definitions(self) -> tuple[IndexDefinition, ...]:
@@ -237,8 +239,8 @@ class IndexedLake:
     ) -> str:
         """Write and register an index file with the entries of these data files."""
         listed_files = list(files)
-        self.written += 1
-        path = self.folder / f"{self.written:04d}.puffin"
+        self.written_count += 1
+        path = self.folder / f"{self.written_count:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
@@ -249,7 +251,7 @@ class IndexedLake:
             )
         )
         path.write_bytes(data)
-        self.described.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
+        self.indexed_paths.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
         rows = sum(file.records for file, _ in listed_files)
         await self.register(definition, path.as_uri(), len(listed_files), rows, len(data), remove=remove)
         return path.as_uri()
@@ -274,13 +276,13 @@ class IndexedLake:
             rows=rows,
             size_bytes=size_bytes,
             snapshot_id=None,
-            created_ms=self.written,
+            created_ms=self.written_count,
         )
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
         """Register one index file that replaces several. The old files are deleted or stay."""
-        self.written += 1
+        self.written_count += 1
         folder = self.folder.as_uri()
         merged_index_files = merge_index_files(locations, folder, Storage())
         assert merged_index_files.location is not None
@@ -313,47 +315,47 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
     return IndexedLake(lake, metadata, name, store, registry)
 
 
-async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
+async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
     """Write index files of some data files for each definition, under random schemas."""
-    for definition in indexed.definitions:
-        files = list_data_files(indexed.lake)
+    for definition in indexed_lake.definitions:
+        files = list_data_files(indexed_lake.lake)
         rng.shuffle(files)
         files = files[: max(1, int(len(files) * rng.choice([0.3, 0.7, 1.0, 1.0])))]
         parts = rng.choice([1, 1, 2, 4])
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
             part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            index_part = await _index_some_files(rng, indexed, definition, part_files)
+            index_part = await _index_some_files(rng, indexed_lake, definition, part_files)
             if index_part is not None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
         for locations_before, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
-                await indexed.merge(locations_before, chosen_locations)
+                await indexed_lake.merge(locations_before, chosen_locations)
                 if rng.random() < 0.5:
                     for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
 
 
 async def _index_some_files(
-    rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
+    rng: random.Random, indexed_lake: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
     """Write an index file, and return the definition under its schema and the location of the file."""
-    metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
+    metadata, newest_schema_id = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
-        known_numbers |= ids & set(indexed.lake.schemas[schema.id].list_columns())
-        if known_numbers == ids and schema.id >= newest:
+        known_numbers |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
+        if known_numbers == ids and schema.id >= newest_schema_id:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
     old_definition = build_definition_as_of(definition, metadata, schema)
-    entries = list(indexed.build_entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries = list(indexed_lake.build_entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
     entries += _build_entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
-    return (old_definition, await indexed.add(old_definition, entries)) if entries else None
+    return (old_definition, await indexed_lake.add(old_definition, entries)) if entries else None
 
 
 def _build_entries_of_replaced_files(
@@ -366,8 +368,8 @@ def _build_entries_of_replaced_files(
             size, records = (
                 (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
             )
-            empty = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty)))
+            empty_keys = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
+            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
     return results
 
 
@@ -375,18 +377,18 @@ def damage_file(rng: random.Random, location: str) -> str:
     """Damage a file, and return a description of the damage."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
-    how = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
-    if how == "missing":
+    damage_kind = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
+    if damage_kind == "missing":
         path.unlink()
-    elif how == "truncated":
+    elif damage_kind == "truncated":
         path.write_bytes(data[: rng.randrange(len(data))])
-    elif how == "of other bytes":
+    elif damage_kind == "of other bytes":
         path.write_bytes(rng.randbytes(len(data)))
     else:
         for _ in range(rng.choice([1, 3, 30])):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-    return how
+    return damage_kind
 
 
 @dataclass(frozen=True)
@@ -436,8 +438,7 @@ class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
     File n contains the even numbers from 10 n to 10 n + 8, each in two rows. An index can therefore exclude the file
-    for an
-    odd number, but statistics cannot.
+    for an odd number, but statistics cannot.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
@@ -445,7 +446,7 @@ class IndexedTable:
         self.store = store
         self.registry = registry
         self._properties = {PREFIX + name: text for name, text in properties.items()}
-        self.written = 0
+        self.written_count = 0
 
     @property
     def metadata(self) -> TableMetadata:
@@ -483,8 +484,8 @@ class IndexedTable:
             keys = [compute_term_keys(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
             file = self.table.make_file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), build_part(definition, keys)))
-        self.written += 1
-        path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"
+        self.written_count += 1
+        path = self.table.folder / "_seamark" / "index" / f"{self.written_count:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
@@ -505,7 +506,7 @@ class IndexedTable:
             rows=10 * len(entries),
             size_bytes=len(data),
             snapshot_id=None,
-            created_ms=self.written,
+            created_ms=self.written_count,
         )
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
         return path

@@ -54,7 +54,7 @@ from tests.planner.lakes.predicates import (
 )
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
-LAKES_AT_ONCE = 20
+LAKES_PER_BATCH = 20
 CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
@@ -83,8 +83,8 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
     scan = await planner.bind_and_plan(metadata, request, entry)
     plan, report = {}, {}
     for row in scan.entry_ids.tolist():
-        block, local = scan.view.locate(row)
-        path = block.read_text("file_path", local)
+        block, row_in_block = scan.view.locate(row)
+        path = block.read_text("file_path", row_in_block)
         assert path is not None
         assert path not in plan, f"the plan contains {path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
@@ -109,8 +109,8 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
 
 def _is_tautology(residual: Any) -> bool:
     match residual:
-        case {"type": "or", "left": {"type": "is-null", "term": one}, "right": {"type": "not-null", "term": other}}:
-            return bool(one == other)
+        case {"type": "or", "left": {"type": "is-null", "term": column}, "right": {"type": "not-null", "term": other}}:
+            return bool(column == other)
     return False
 
 
@@ -134,28 +134,30 @@ def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
         deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
     return {
         task["data-file"]["file-path"]: JudgedTask(
-            [deletes[at] for at in task.get("delete-file-references", ())], task.get("residual-filter")
+            [deletes[index] for index in task.get("delete-file-references", ())], task.get("residual-filter")
         )
         for task in tasks
     }
 
 
-def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
+def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unfiltered_plan: JavaPlan) -> Counter[str]:
     """Check a plan, and count the situations that occurred.
 
     Args:
-        java: Java's plan with the filter of the case.
-        unfiltered: Java's plan without a filter.
+        java_plan: Java's plan with the filter of the case.
+        unfiltered_plan: Java's plan without a filter.
     Raises:
         AssertionError: The plan violates a rule; the message names the seed.
     """
-    counts: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
-    live = {file.path: file for file in case.snapshot.data_files}
-    assert set(tasks) <= set(live), f"the plan contains files that are not live: {set(tasks) - set(live)}\n{case}"
-    trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
-    for path, file in live.items():
-        equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
-        expected = [is_match or other for is_match, other in zip(equal, ordered, strict=True)]
+    counts: Counter[str] = Counter(["case", "refused by java" if java_plan.error else "planned by java"])
+    files_by_path = {file.path: file for file in case.snapshot.data_files}
+    assert set(tasks) <= set(files_by_path), (
+        f"the plan contains files that are not live: {set(tasks) - set(files_by_path)}\n{case}"
+    )
+    is_trusted = java_plan.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
+    for path, file in files_by_path.items():
+        equal_rows, ordered_rows, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
+        expected = [is_match or other for is_match, other in zip(equal_rows, ordered_rows, strict=True)]
         if case.nan_above:
             expected = [is_match or other for is_match, other in zip(expected, sparks, strict=True)]
         if path not in tasks:
@@ -164,43 +166,45 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfilter
             continue
         counts["kept"] += 1
         counts["kept with a match"] += any(expected)
-        excused = (
+        is_excused = (
             case.compares_zero
             or _has_nan(file)
             or _is_bounded_by_the_least_long(file)
             or _is_misrounding_possible(case, file)
             or (case.nan_above and _is_nan_possible(case, file))
         )
-        if trusted and path not in java.tasks and not excused and not any(expected):
+        if is_trusted and path not in java_plan.tasks and not is_excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
-        _check_deletes(case, file, tasks[path], expected, unfiltered, counts)
-        for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
+        _check_deletes(case, file, tasks[path], expected, unfiltered_plan, counts)
+        for meaning, meant_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
             residual_matches = case.match_rows(file, tasks[path].residual, meaning)
             if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
-                meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert residual_matches == meant or (case.names_infinity and residual_matches == sparks), (
+                meant_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
+            assert residual_matches == meant_rows or (case.names_infinity and residual_matches == sparks), (
                 f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
 
 
 def _check_deletes(
-    case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java: JavaPlan, counts: Counter[str]
+    case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java_plan: JavaPlan, counts: Counter[str]
 ) -> None:
-    """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
+    """Check the delete files of a planned file. `java_plan` is Java's plan of the snapshot without a filter."""
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.find_applicable_deletes(case.snapshot, file)}
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"the plan names a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
-    needed = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
-    assert needed <= deletes, f"the plan omits {needed - deletes}, which remove rows of {_describe_file(file)}\n{case}"
-    counts["deletes needed"] += len(needed)
+    needed_deletes = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
+    assert needed_deletes <= deletes, (
+        f"the plan omits {needed_deletes - deletes}, which remove rows of {_describe_file(file)}\n{case}"
+    )
+    counts["deletes needed"] += len(needed_deletes)
     counts["deletes named"] += len(deletes)
-    if java.error or _is_bounded_by_the_least_long(file):
+    if java_plan.error or _is_bounded_by_the_least_long(file):
         return
     if not any(_is_beyond_java(case, delete) for delete in applicable.values()):
-        java_deletes = java.tasks[file.path].deletes
+        java_deletes = java_plan.tasks[file.path].deletes
         assert deletes <= java_deletes, (
             f"the plan names {deletes - java_deletes}, which Java omits for {_describe_file(file)}\n{case}"
         )
@@ -250,15 +254,17 @@ def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that Seamark cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, although the schema of a
-    later
-    manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And it uses
-    the one bound that Seamark's columns cannot represent.
+    later manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And
+    it uses the one bound that Seamark's columns cannot represent.
     """
-    columns, current = case.lake.all_columns, case.lake.schema.list_columns()
+    columns, current_columns = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
         columns[key].kind == "uuid"
-        or key not in current
-        or (current[key].required and any(not current[parent].required for parent in current[key].parents))
+        or key not in current_columns
+        or (
+            current_columns[key].required
+            and any(not current_columns[parent].required for parent in current_columns[key].parents)
+        )
         for key in delete.equality_ids or ()
     )
 
@@ -267,25 +273,27 @@ def _describe_file(file: DataFile) -> str:
     return f"{file.path} (spec {file.spec_id}, {file.partition}, sequence {file.sequence}, {file.metrics}, {file.rows})"
 
 
-async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_planner: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
-        for start in range(0, len(seeds), LAKES_AT_ONCE):
-            chunk = seeds[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_PER_BATCH):
+            chunk = seeds[start : start + LAKES_PER_BATCH]
             random_cases = [case for seed in chunk for case in draw_cases(seed, folder, per_lake)]
-            judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
+            java_task = asyncio.create_task(asyncio.to_thread(plan_with_java, java_planner, random_cases))
             seamark_plans = [await plan_with_seamark(planner, case) for case in random_cases]
-            for case, plan, (filtered, unfiltered) in zip(random_cases, seamark_plans, await judging, strict=True):
-                counts += judge(case, plan, filtered, unfiltered)
+            for case, plan, (filtered_plan, unfiltered_plan) in zip(
+                random_cases, seamark_plans, await java_task, strict=True
+            ):
+                counts += judge(case, plan, filtered_plan, unfiltered_plan)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
     return counts
 
 
-def plan_with_java(java: JavaPlanner, cases: Sequence[ScanCase]) -> list[tuple[JavaPlan, JavaPlan]]:
+def plan_with_java(java_planner: JavaPlanner, cases: Sequence[ScanCase]) -> list[tuple[JavaPlan, JavaPlan]]:
     """Return Java's plans of each case, with its filter and without a filter.
 
     Cases of one snapshot share the plan without a filter.
@@ -294,5 +302,5 @@ def plan_with_java(java: JavaPlanner, cases: Sequence[ScanCase]) -> list[tuple[J
     for case in cases:
         requests[case.build_java_request()] = None
         requests[case.build_unfiltered_request()] = None
-    answers = dict(zip(requests, java.plan(list(requests)), strict=True))
+    answers = dict(zip(requests, java_planner.plan(list(requests)), strict=True))
     return [(answers[case.build_java_request()], answers[case.build_unfiltered_request()]) for case in cases]

@@ -66,8 +66,8 @@ def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
     extremes, neighbours of extremes, and many other values, without NaN.
     """
     values = [_draw_value(rng, kind) for _ in range(size)]
-    distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
-    return sorted(distinct.values(), key=lambda value: compute_sort_key(kind, value))
+    distinct_values = {(repr(value) if isinstance(value, float) else value): value for value in values}
+    return sorted(distinct_values.values(), key=lambda value: compute_sort_key(kind, value))
 
 
 def compute_sort_key(kind: str, value: Any) -> Any:
@@ -134,8 +134,8 @@ def _draw_whole(rng: random.Random, kind: str) -> int:
 def _draw_float(rng: random.Random, kind: str) -> float:
     greatest = 3.4028234663852886e38 if kind == "float" else 1.7976931348623157e308
     tiny = 1e-45 if kind == "float" else 5e-324
-    special = [0.0, -0.0, math.inf, -math.inf, greatest, -greatest, tiny, -tiny]
-    value = rng.choice(special) if rng.random() < 0.3 else rng.choice([1.0, 0.1, 1e10]) * rng.randint(-20, 20)
+    special_values = [0.0, -0.0, math.inf, -math.inf, greatest, -greatest, tiny, -tiny]
+    value = rng.choice(special_values) if rng.random() < 0.3 else rng.choice([1.0, 0.1, 1e10]) * rng.randint(-20, 20)
     return to_float32(value) if kind == "float" else value
 
 
@@ -231,9 +231,9 @@ def to_default_json(kind: str, value: Any) -> Any:
     return value.hex() if name in ("fixed", "binary") else value
 
 
-def format_decimal(kind: str, unscaled: int) -> str:
+def format_decimal(kind: str, unscaled_value: int) -> str:
     """Return an unscaled value as plain decimal digits, with exactly the type's scale."""
     scale = parse_decimal(kind)[1]
-    digits = str(abs(unscaled)).rjust(scale + 1, "0")
+    digits = str(abs(unscaled_value)).rjust(scale + 1, "0")
     integer_part, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
-    return ("-" if unscaled < 0 else "") + integer_part + ("." + fraction if scale else "")
+    return ("-" if unscaled_value < 0 else "") + integer_part + ("." + fraction if scale else "")

@@ -36,7 +36,7 @@ class ContentFile:
     metrics: dict[int, ColumnMetrics]
     split_offsets: list[int] | None = None
     equality_ids: list[int] | None = None
-    referenced: str | None = None
+    referenced_path: str | None = None
     content_offset: int | None = None
     content_size: int | None = None
     snapshot_id: int = 0
@@ -58,7 +58,7 @@ class DataFile(ContentFile):
     """
 
     rows: list[Row] = field(default_factory=list)
-    written: frozenset[int] = frozenset()
+    written_columns: frozenset[int] = frozenset()
     schema_id: int = 0
     first_row_id: int | None = None
 
@@ -115,7 +115,7 @@ class Lake:
     schema: Schema
     specs: dict[int, tuple[PartitionField, ...]]
     snapshots: dict[int, LakeSnapshot]
-    current: LakeSnapshot
+    current_snapshot: LakeSnapshot
     refs: dict[str, tuple[str, int]]
     pools: dict[int, list[Any]]
 
@@ -132,7 +132,7 @@ class Lake:
 
         A column that was not written has its default or null.
         """
-        return [self._complete_row(row, file.written) for row in file.rows]
+        return [self._complete_row(row, file.written_columns) for row in file.rows]
 
     def _complete_row(self, row: Row, written_ids: frozenset[int]) -> Row:
         new_row = dict(row)
@@ -161,14 +161,14 @@ class Lake:
     @staticmethod
     def _is_position_delete_for(delete: DeleteFile, file: DataFile) -> bool:
         return (
-            delete.referenced in (None, file.path)
+            delete.referenced_path in (None, file.path)
             and file.sequence <= delete.sequence
             and file.partition_key == delete.partition_key
         )
 
     def _is_equality_delete_for(self, delete: DeleteFile, file: DataFile) -> bool:
-        unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
-        return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
+        is_unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
+        return file.sequence < delete.sequence and (is_unpartitioned or file.partition_key == delete.partition_key)
 
     def find_removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
         """Return the positions of the rows of `file` that the delete file removes if it applies to the file."""
@@ -176,4 +176,4 @@ class Lake:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []
         keys = set(delete.keys)
-        return {at for at, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}
+        return {index for index, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}

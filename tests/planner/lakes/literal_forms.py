@@ -92,8 +92,8 @@ def parse(kind: str, json: Any) -> Any:
         number = math.inf * (-1 if json.startswith("-") else 1) if str(json).endswith("Infinity") else float(json)
         return to_float32(number) if kind == "float" else number
     if name == "decimal":
-        unscaled = Fraction(str(json)) * 10 ** parse_decimal(kind)[1]
-        return int(unscaled) if unscaled.denominator == 1 else unscaled
+        unscaled_value = Fraction(str(json)) * 10 ** parse_decimal(kind)[1]
+        return int(unscaled_value) if unscaled_value.denominator == 1 else unscaled_value
     if name in ("int", "long"):
         exact_value = Fraction(json)
         return int(exact_value) if exact_value.denominator == 1 else exact_value

@@ -39,7 +39,7 @@ class PartitionField:
 class Style:
     """The style of one writer, for a whole table or one file."""
 
-    shuffled: bool
+    has_shuffled_fields: bool
     sparse: bool
     codec: str
     old_names: bool
@@ -49,7 +49,7 @@ class Style:
     @staticmethod
     def draw_style(rng: random.Random) -> Style:
         return Style(
-            shuffled=rng.random() < 0.25,
+            has_shuffled_fields=rng.random() < 0.25,
             sparse=rng.random() < 0.3,
             codec=rng.choice(["deflate", "deflate", "null"]),
             old_names=rng.random() < 0.3,
@@ -155,7 +155,7 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
     if version > 1:
         entry_fields.append(_build_field("sequence_number", 3, "long", optional=True))
         entry_fields.append(_build_field("file_sequence_number", 4, "long", optional=True))
-    if style.shuffled:
+    if style.has_shuffled_fields:
         random.Random(style.seed).shuffle(data)
     entry_fields.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
     return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
@@ -199,7 +199,7 @@ def build_entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: 
             "split_offsets": file.split_offsets,
             "equality_ids": file.equality_ids,
             "sort_order_id": 0 if file.content == 0 else None,
-            "referenced_data_file": file.referenced,
+            "referenced_data_file": file.referenced_path,
             "content_offset": file.content_offset,
             "content_size_in_bytes": file.content_size,
             "first_row_id": getattr(file, "first_row_id", None),
@@ -266,7 +266,7 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
         fields.append(_build_field("key_metadata", 519, "bytes", optional=True))
     if version >= 3:
         fields.append(_build_field("first_row_id", 520, "long", optional=True))
-    if style.shuffled:
+    if style.has_shuffled_fields:
         random.Random(style.seed).shuffle(fields)
     return {"type": "record", "name": "manifest_file", "fields": fields}
 

@@ -37,29 +37,32 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
         nulls=None if rng.random() < 0.05 else len(values) - len(present_values),
         nans=None if kind not in FLOATS or rng.random() < 0.15 else len(nans),
     )
-    ordered = sorted(
+    ordered_values = sorted(
         (value for value in present_values if not (isinstance(value, float) and math.isnan(value))),
         key=lambda value: compute_sort_key(kind, value),
     )
-    if mode == "counts" or not ordered:
+    if mode == "counts" or not ordered_values:
         return column_metrics
-    minimum, greatest = ordered[0], ordered[-1]
+    minimum, greatest = ordered_values[0], ordered_values[-1]
     if kind in FLOATS and rng.random() < 0.5:  # Some writers do not distinguish the zeros.
         minimum, greatest = (-0.0 if minimum == 0 else minimum), (0.0 if greatest == 0 else greatest)
     if kind == "uuid" and rng.random() < 0.5:
-        minimum, greatest = min(ordered, key=compute_java_uuid_order), max(ordered, key=compute_java_uuid_order)
+        minimum, greatest = (
+            min(ordered_values, key=compute_java_uuid_order),
+            max(ordered_values, key=compute_java_uuid_order),
+        )
     lower: bytes | None = to_bytes(kind, minimum)
     upper: bytes | None = to_bytes(kind, greatest)
     if mode == "truncate" and strip_parameters(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
         lower, upper = to_bytes(kind, minimum[:length]), truncate_upper(greatest, length)
-    silent = rng.random()
+    dice = rng.random()
     return ColumnMetrics(
         column_metrics.values,
         column_metrics.nulls,
         column_metrics.nans,
-        None if silent < 0.03 else lower,
-        None if silent > 0.97 else upper,
+        None if dice < 0.03 else lower,
+        None if dice > 0.97 else upper,
     )
 
 

@@ -50,12 +50,12 @@ class Meaning:
         nan_greatest: NaN is greater than every number.
     """
 
-    zeros_equal: bool = True
+    has_equal_zeros: bool = True
     nan_greatest: bool = False
 
 
 IEEE = Meaning()
-JAVA_MEANING = Meaning(zeros_equal=False)
+JAVA_MEANING = Meaning(has_equal_zeros=False)
 SPARK_MEANING = Meaning(nan_greatest=True)
 
 
@@ -63,13 +63,13 @@ class Names:
     """The columns of one schema by full name, and the names of columns that only other schemas of the table have."""
 
     def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
-        self._folded = not case_sensitive
+        self._ignores_case = not case_sensitive
         self._columns: dict[str, LakeColumn] = {}
         for known_schema in [*sorted(schemas, key=lambda other: other.id), schema]:
             self._columns |= {self._fold_name(column.name): column for column in known_schema.list_columns().values()}
 
     def _fold_name(self, name: str) -> str:
-        return name.lower() if self._folded else name
+        return name.lower() if self._ignores_case else name
 
     def __getitem__(self, name: str) -> LakeColumn:
         return self._columns[self._fold_name(name)]
@@ -127,7 +127,7 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
 
 
 def _fold_name(value: Any, kind: str, meaning: Meaning) -> Any:
-    return value if meaning.zeros_equal else compute_sort_key(kind, value)
+    return value if meaning.has_equal_zeros else compute_sort_key(kind, value)
 
 
 # Random filters
@@ -253,8 +253,8 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
         return not value
     if kind in FLOATS:
         # The neighbours of an infinity are outside the range of floats, and are rounded to an infinity.
-        beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
-        return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
+        value_beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
+        return rng.choice([-value, value_beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
         minimum, greatest = get_limits(kind)
         shape = rng.random()
@@ -269,9 +269,9 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
         return rng.choice([value[:-1], value + "a", value + "\U0010ffff", "", value[:1]])
     if name == "binary":
         return rng.choice([value[:-1], value + b"\x00", b"", value[:1] + b"\xff"])
-    flipped = bytearray(value)
-    flipped[-1] ^= 1
-    return bytes(flipped)
+    flipped_value = bytearray(value)
+    flipped_value[-1] ^= 1
+    return bytes(flipped_value)
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
@@ -280,8 +280,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     Java compares UUIDs as pairs of signed numbers. For an identity partition of a column, it tests a predicate on a
     transform of the column with the untransformed partition value. It truncates a literal near the least number to a
     number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it parses the
-    text
-    of a timestamp for a nanosecond column, and binds the result again as if it were in microseconds.
+    text of a timestamp for a nanosecond column, and binds the result again as if it were in microseconds.
     """
     if any(names[name].kind == "uuid" for name in list_columns(expression)):
         return True
@@ -291,14 +290,16 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     identities = {part.source for part in parts if part.transform == "identity"}
     if any(names[name].id in identities for name in find_transformed(expression)):
         return True
-    truncated = {(part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")}
+    truncated_columns = {
+        (part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")
+    }
     return any(
         names[name].id == source
         and names[name].kind in ("int", "long")
         and isinstance(literal, int)
         and literal - width <= get_limits(names[name].kind)[0]
         for name, literal in list_literals(expression)
-        for source, width in truncated
+        for source, width in truncated_columns
     )
 
 

@@ -83,7 +83,7 @@ class SchemaMaker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.last_id = 0
-        self._dropped: list[str] = []
+        self._dropped_names: list[str] = []
 
     def draw_first_schema(self, version: int) -> Schema:
         fields = [self._draw_field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
@@ -106,15 +106,15 @@ class SchemaMaker:
         rng = self._rng
         self.last_id += 1
         field_id = self.last_id
-        free_names = [name for name in NAMES + self._dropped if name not in names]
+        free_names = [name for name in NAMES + self._dropped_names if name not in names]
         name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{field_id}"
         names.add(name)
-        required = rng.random() < 0.3 and not added
+        is_required = rng.random() < 0.3 and not added
         shape = rng.random()
         if shape < 0.2 and depth < 2:
             inner: set[str] = set()
             children = [self._draw_field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
-            return Field(field_id, name, required, tuple(children))
+            return Field(field_id, name, is_required, tuple(children))
         if shape < 0.25 and depth == 0:
             self.last_id += 1
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
@@ -122,7 +122,7 @@ class SchemaMaker:
         kind = draw_kind(rng, version)
         if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
             return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(draw_pool(rng, kind, 5)))
-        return Field(field_id, name, required, kind)
+        return Field(field_id, name, is_required, kind)
 
     @staticmethod
     def _rename_uniquely(fields: list[Field]) -> tuple[Field, ...]:
@@ -139,8 +139,8 @@ class SchemaMaker:
         if structs and self._rng.random() < 0.4:
             chosen_struct = self._rng.choice(structs)
             assert isinstance(chosen_struct.kind, tuple)
-            grown = self._grow_fields(chosen_struct.kind, version)
-            return tuple(replace(field, kind=grown) if field is chosen_struct else field for field in fields)
+            grown_struct = self._grow_fields(chosen_struct.kind, version)
+            return tuple(replace(field, kind=grown_struct) if field is chosen_struct else field for field in fields)
         return self._grow_fields(fields, version)
 
     def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
@@ -150,14 +150,16 @@ class SchemaMaker:
         return self._rename_uniquely(results)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
-        free = [field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}]
+        free_fields = [
+            field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}
+        ]
         remaining_fields = [field for field in fields if isinstance(field.kind, str)]
-        if len(free) == 0 or len(remaining_fields) < 2:
+        if len(free_fields) == 0 or len(remaining_fields) < 2:
             return fields
-        dropped_field = self._rng.choice(free)
+        dropped_field = self._rng.choice(free_fields)
         if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
             return fields
-        self._dropped.append(dropped_field.name)
+        self._dropped_names.append(dropped_field.name)
         return tuple(field for field in fields if field is not dropped_field)
 
     def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:

@@ -50,7 +50,7 @@ class StarTable(LiveTable):
 
     columns: list[Col]
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    deleted: dict[str, set[int]] = field(default_factory=dict)
+    deleted_positions: dict[str, set[int]] = field(default_factory=dict)
 
     @staticmethod
     async def create(
@@ -95,10 +95,10 @@ class StarTable(LiveTable):
         path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
         write_parquet(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
-        self.deleted.setdefault(file.path, set()).update(listed_positions)
+        self.deleted_positions.setdefault(file.path, set()).update(listed_positions)
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed_positions), path.stat().st_size, {},
-            referenced=file.path, positions=frozenset((file.path, item) for item in listed_positions),
+            referenced_path=file.path, positions=frozenset((file.path, item) for item in listed_positions),
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
@@ -130,11 +130,11 @@ def _build_schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
 def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return complete metrics. Bounds of floats do not include NaN."""
     nulls, nans = sum(value is None for value in values), sum(value != value for value in values)
-    ordered = sorted(
+    ordered_values = sorted(
         (value for value in values if value is not None and value == value),
         key=lambda value: compute_sort_key(kind, value),
     )
-    lower, upper = (to_bytes(kind, ordered[place]) if ordered else None for place in (0, -1))
+    lower, upper = (to_bytes(kind, ordered_values[place]) if ordered_values else None for place in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 

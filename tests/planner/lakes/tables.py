@@ -52,8 +52,10 @@ SCHEMA: dict[str, Any] = {
         {"id": 2, "name": "day", "required": False, "type": "int"},
     ],
 }
-PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-UNCOMPRESSED_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0)
+PLAIN_STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+UNCOMPRESSED_STYLE = Style(
+    has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0
+)
 
 
 class Table:
@@ -71,7 +73,7 @@ class Table:
         return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
-        """Return a position delete file for each of these data files."""
+        """Write a manifest with a position delete file for each data file of `numbers`, and return it."""
         files = [
             DeleteFile(
                 f"{self.folder.as_uri()}/data/d{number}.parquet",
@@ -82,7 +84,7 @@ class Table:
                 1,
                 500,
                 {},
-                referenced=self.make_file(number, day).path,
+                referenced_path=self.make_file(number, day).path,
             )
             for number in numbers
         ]
@@ -202,7 +204,7 @@ class RecordingObjects(ForwardingObjects):
         self.reads: list[str] = []
         self.ranges: list[str] = []
         self.hold = ""
-        self.held = False
+        self.is_holding = False
         self._gate = asyncio.Event()
 
     def let_go(self) -> None:
@@ -212,13 +214,13 @@ class RecordingObjects(ForwardingObjects):
         name = location.rpartition("/")[2]
         self.reads.append(name)
         if name == self.hold:
-            self.held = True
+            self.is_holding = True
             await self._gate.wait()
-        return await self._stored.read(location, limit_bytes=limit_bytes)
+        return await self._stored_objects.read(location, limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         self.ranges.append(location.rpartition("/")[2])
-        return await self._stored.read_range(location, start, length)
+        return await self._stored_objects.read_range(location, start, length)
 
 
 @asynccontextmanager
@@ -253,8 +255,8 @@ async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filte
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
-    located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_parse_number(block.read_text("file_path", row) or "") for block, row in located]
+    entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_places]
 
 
 def _parse_number(path: str) -> int:

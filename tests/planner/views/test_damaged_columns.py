@@ -48,8 +48,8 @@ def find_block_file(folder: Path) -> Path:
 def read_columns(data: bytes) -> tuple[int, list[Packed]]:
     """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
-    packed = {item.start: item for item in block._iter_packed() if item.size}
-    return len(data) - len(block._arrays), list(packed.values())
+    packed_columns = {item.start: item for item in block._iter_packed() if item.size}
+    return len(data) - len(block._arrays), list(packed_columns.values())
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +86,15 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)
     decoded_blocks = 0
-    for number, packed in enumerate(packed_columns):
+    for number, packed_column in enumerate(packed_columns):
         data = bytearray(content)
-        data[arrays_offset + packed.start + number % packed.size] ^= 1 << number % 8
+        data[arrays_offset + packed_column.start + number % packed_column.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), (
-                packed
+                packed_column
             )
-            assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed
+            assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed_column
             decoded_blocks += planner.read_stats().decoded
         path.write_bytes(content)
     assert decoded_blocks == len(packed_columns) > 3, "the manifest must be decoded again for each damaged column"
@@ -144,8 +144,8 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)
     data = bytearray(content)
-    for packed in packed_columns:
-        data[arrays_offset + packed.start] ^= 1
+    for packed_column in packed_columns:
+        data[arrays_offset + packed_column.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
@@ -160,8 +160,8 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
     path = find_block_file(folder / "home")
     arrays_offset, packed_columns = read_columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in packed_columns:
-        data[arrays_offset + packed.start] ^= 1
+    for packed_column in packed_columns:
+        data[arrays_offset + packed_column.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         expected = [(low, low + 10) for low in range(0, 2000, 100)]
@@ -185,8 +185,8 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     path = find_block_file(tmp_path / "home")
     arrays_offset, packed_columns = read_columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in packed_columns:
-        data[arrays_offset + packed.start] ^= 1
+    for packed_column in packed_columns:
+        data[arrays_offset + packed_column.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.write_manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
     recorders: list[RecordingObjects] = []
@@ -199,11 +199,11 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     async with open_test_planner(tmp_path, watch_reads, plan_disk_bytes=FOLDER_BYTES) as planner:
         old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
-        loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
-        await until(lambda: recorders[0].held)
+        view_task = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
+        await until(lambda: recorders[0].is_holding)
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
         recorders[0].let_go()
-        await loading
+        await view_task
         for at_snapshot in (2, 1):
             planned_files = await plan_file_numbers(
                 planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot
@@ -226,11 +226,11 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)
     data = bytearray(content)
-    for packed in packed_columns:
-        data[arrays_offset + packed.start] ^= 1
-    narrow = {"type": "lt-eq", "term": "id", "value": 59}
+    for packed_column in packed_columns:
+        data[arrays_offset + packed_column.start] ^= 1
+    narrow_filter = {"type": "lt-eq", "term": "id", "value": 59}
     for method, url, body in (
-        ("POST", f"{T}/plan", {"filter": narrow}),
+        ("POST", f"{T}/plan", {"filter": narrow_filter}),
         ("POST", f"{T}/tasks", {"plan-task": token}),
         ("GET", FILES_PAGE, None),
     ):

@@ -40,7 +40,7 @@ from tests.server.rig import RunningServer, run_server
 from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
-LIMIT = 1 << 20
+LIMIT_BYTES = 1 << 20
 DAYS, CHANGES = 5, 10
 
 
@@ -118,7 +118,7 @@ class SnapshotTable:
 @pytest.mark.parametrize(
     "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
 )
-async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
+async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_path: Path, round_number: int) -> None:
     """During the plans, views are prepared, cancelled and evicted, and plans of several snapshots run concurrently."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
@@ -151,24 +151,26 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
         last_state = lake.states[-1]
         await check(*last_state)
         await plan_table(planner, last_state[0])
-        unused = False
+        unused_count = False
         for _ in range(CHANGES):
             state = lake.change()
-            preparing = asyncio.create_task(
-                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused), limit_bytes=LIMIT)
+            prepare_task = asyncio.create_task(
+                planner.prepare(
+                    state[0], make_planned_table(last_state[0], prepared=unused_count), limit_bytes=LIMIT_BYTES
+                )
             )
-            unused = rng.random() < 0.3
-            if unused:
-                await preparing
+            unused_count = rng.random() < 0.3
+            if unused_count:
+                await prepare_task
             else:
                 for _ in range(rng.randrange(30)):
                     await asyncio.sleep(0)
                 if rng.random() < 0.2:
-                    preparing.cancel()
+                    prepare_task.cancel()
                 await asyncio.gather(*(check(*rng.choice([state, state, last_state, *lake.states])) for _ in range(4)))
-                await asyncio.gather(preparing, return_exceptions=True)
-                if not preparing.cancelled():
-                    preparing.result()
+                await asyncio.gather(prepare_task, return_exceptions=True)
+                if not prepare_task.cancelled():
+                    prepare_task.result()
                 await check(*state)
                 await plan_table(planner, state[0])
             planner.check_invariants()
@@ -185,24 +187,27 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         lake.append()
         new_metadata = lake.commit()
         assert await planner.prepare(
-            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT
+            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES
         ) == build_view_key(new_metadata)
         reads = list(capture.wrapper.reads)
         assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
-        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "the view exists already"
         )
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
+    lake, cold_table = (
+        SnapshotTable(tmp_path / "t", random.Random(1)),
+        SnapshotTable(tmp_path / "cold", random.Random(2)),
+    )
     old_metadata = lake.states[-1][0]
     lake.append()
     new_metadata = lake.commit()
     size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
-        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "no client has planned the table"
         )
         await plan_table(planner, old_metadata)
@@ -210,7 +215,10 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=size - 1) is None
         # A view of another table does not count for this table.
         assert (
-            await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
+            await planner.prepare(
+                cold_table.states[-1][0], make_planned_table(cold_table.states[-1][0]), limit_bytes=LIMIT_BYTES
+            )
+            is None
         )
         assert planner.read_stats().decoded == decoded_count
         assert await planner.prepare(
@@ -222,9 +230,9 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan_table(planner, old_metadata)
             views = planner.read_stats().views
-            assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
-                "the budget has no room for the view"
-            )
+            assert (
+                await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None
+            ), "the budget has no room for the view"
             assert planner.read_stats().views == views
             planner.check_invariants()
 
@@ -234,12 +242,12 @@ async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_pa
     async with open_test_planner(tmp_path) as planner:
         old_metadata = lake.states[-1][0]
         await plan_table(planner, old_metadata, make_between(1, 2))
-        latest = make_planned_table(old_metadata)
+        latest_table = make_planned_table(old_metadata)
         for _ in range(6):
             lake.append()
-            key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
+            key = await planner.prepare(lake.commit(), latest_table, limit_bytes=LIMIT_BYTES)
             assert key is not None
-            latest = PlannedTable(key, 0.0, prepared=True)
+            latest_table = PlannedTable(key, 0.0, prepared=True)
             assert planner.read_stats().views == 2
         decoded_count = planner.read_stats().decoded
         assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
@@ -258,7 +266,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT)
+            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES)
         with pytest.raises(Corrupt):
             await plan_table(planner, new_metadata)
         path.write_bytes(data)
@@ -281,14 +289,19 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     first_note = tables.get("a")
     assert first_note is not None
     tables.prepare("a", first_note, ("2",), 7.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, first_note.planned_s)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s, latest_table.planned_s) == (
+        ("2",),
+        True,
+        7.0,
+        first_note.planned_s,
+    )
     tables.note("a", ("2",))
-    tables.prepare("a", latest, ("3",), 9.0)
-    latest = tables.get("a")
-    assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s) == (("2",), False, 0.0)
+    tables.prepare("a", latest_table, ("3",), 9.0)
+    latest_table = tables.get("a")
+    assert latest_table is not None
+    assert (latest_table.key, latest_table.prepared, latest_table.due_s) == (("2",), False, 0.0)
     clock.ahead_s = RECENTLY_PLANNED_S
     assert tables.is_empty
     assert tables.get("a") is None
@@ -301,8 +314,8 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: RunningServer, prepared: int) -> int:
-    await until(lambda: server.components.planner.read_stats().prepared == prepared)
+async def count_decoded_after(server: RunningServer, prepared_count: int) -> int:
+    await until(lambda: server.components.planner.read_stats().prepared == prepared_count)
     return server.components.planner.read_stats().decoded
 
 
@@ -339,8 +352,14 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
 
 
 async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
-    shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
-    async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
+    shared_settings: dict[str, Any] = {
+        "database": f"sqlite:///{tmp_path}/shared.db",
+        "warehouse": f"file://{tmp_path}/w",
+    }
+    async with (
+        run_server(tmp_path / "a", **shared_settings) as first,
+        run_server(tmp_path / "b", **shared_settings) as second,
+    ):
         writer, reader = Api(first), Api(second)
         await writer.table("t")
         await append_files(writer, "t", build_ten_id_files(3), snapshot_id=1)
@@ -352,7 +371,7 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
         assert second.components.planner.read_stats().decoded == 2
 
 
-async def test_setting_disables_preparation(tmp_path: Path) -> None:
+async def test_setting_disables_the_preparation_of_snapshots(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")

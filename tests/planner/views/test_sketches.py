@@ -13,7 +13,7 @@ from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
 from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
-from tests.planner.views.test_view_base import READ_AS, build_manifest, draw_value, make_block
+from tests.planner.views.test_view_base import READ_KINDS, build_manifest, draw_value, make_block
 from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
@@ -22,8 +22,8 @@ OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH
 
 
 def draw_bound(rng: random.Random) -> Bound:
-    column = rng.randrange(len(READ_AS))
-    kind = READ_AS[column]
+    column = rng.randrange(len(READ_KINDS))
+    kind = READ_KINDS[column]
     op = rng.choice(OPS[:-1] if kind != "string" else OPS)
     values: list[Any] = sorted({draw_value(kind, rng, SPREAD) for _ in range(4 if op is Op.IN else 1)})
     return Bound(op, column + 1, f"c{column + 1}", kind, IDENTITY, kind, tuple(values))
@@ -32,7 +32,9 @@ def draw_bound(rng: random.Random) -> Bound:
 @pytest.mark.parametrize(
     "round_number", [0, *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(1, 20))]
 )
-def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_keep_the_same_files_with_and_without_sketches(
+    round_number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     absent_shares = (0.0, 0.01, 0.3)
@@ -45,14 +47,14 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
-    sketched = TableView([build_manifest() for _ in blocks], blocks)
-    assert [find_remaining_rows(sketched, bound) for bound in bounds] == expected, f"seed {seed}"
+    sketched_view = TableView([build_manifest() for _ in blocks], blocks)
+    assert [find_remaining_rows(sketched_view, bound) for bound in bounds] == expected, f"seed {seed}"
     for numbers in several:  # Sketches of the predicates in a conjunction are computed together.
-        together = And(tuple(bounds[number] for number in numbers))
+        all_conditions = And(tuple(bounds[number] for number in numbers))
         all_keep = set.intersection(*(set(expected[number]) for number in numbers))
-        assert find_remaining_rows(sketched, together) == sorted(all_keep), f"seed {seed}"
+        assert find_remaining_rows(sketched_view, all_conditions) == sorted(all_keep), f"seed {seed}"
     # The view of the next snapshot reuses the sketches.
-    sides = [side for column in sketched._stats.values() for side in (*column.lower, *column.upper)]
+    sides = [side for column in sketched_view._stats.values() for side in (*column.lower, *column.upper)]
     addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
     assert any(side.layout[:, 13].any() for side in sides if side.form == Form.STRINGS)
     # There are no sketches if a value is often absent, because then many codes are equal.
@@ -60,7 +62,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     assert blocks[0].size_bytes - sizes_before[0] > 2000
     assert blocks[2].size_bytes - sizes_before[2] < 2000
     other_blocks = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
-    next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched)
+    next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched_view)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(next_view, bound) for bound in bounds] == [

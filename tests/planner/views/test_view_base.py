@@ -22,9 +22,9 @@ from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, b
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.seeds import first_seed
 
-STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 KINDS = [("int", "long"), ("float", "double"), ("string",), ("decimal(10, 2)", "decimal(30, 2)")]
-READ_AS = ["long", "double", "string", "decimal(30, 2)"]
+READ_KINDS = ["long", "double", "string", "decimal(30, 2)"]
 SPECS = [
     (),
     (PartitionField(1000, "c1", 1, "identity"), PartitionField(1001, "c3", 3, "identity")),
@@ -103,7 +103,7 @@ def list_heads(view: TableView) -> list[Any]:
 @pytest.mark.parametrize(
     "round_number", [*range(4), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(4, 200))]
 )
-def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number: int) -> None:
+def test_columns_reused_from_another_view_equal_the_columns_of_a_new_view(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     blocks = [make_block(f"m{number}", rng) for number in range(6)]
@@ -113,7 +113,7 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number
     for snapshot in range(SNAPSHOTS):
         view = TableView([build_manifest() for _ in listed_blocks], listed_blocks, base=base)
         fresh_view = TableView([build_manifest() for _ in listed_blocks], listed_blocks)
-        for column_id, kind in enumerate(READ_AS, start=1):
+        for column_id, kind in enumerate(READ_KINDS, start=1):
             if rng.random() < 0.7:
                 assert list_parts(view.find_statistics(column_id, kind)) == list_parts(
                     fresh_view.find_statistics(column_id, kind)

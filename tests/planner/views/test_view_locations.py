@@ -46,16 +46,16 @@ class ClaimStore:
     """The part of a pointer store that the check uses."""
 
     def __init__(self) -> None:
-        self.all: list[Claim] = []
+        self.all_claims: list[Claim] = []
 
     async def claims(self, uuid: str) -> list[Claim]:
-        return [claim for claim in self.all if claim.uuid == uuid]
+        return [claim for claim in self.all_claims if claim.uuid == uuid]
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         (key,) = keys
-        claims = [claim for claim in self.all if claim.uuid != uuid]
-        below = [claim for claim in claims if claim.location.startswith(key + "/")]
-        return [claim for claim in claims if holds(claim.location, key)] + below[:limit]
+        claims = [claim for claim in self.all_claims if claim.uuid != uuid]
+        claims_below = [claim for claim in claims if claim.location.startswith(key + "/")]
+        return [claim for claim in claims if holds(claim.location, key)] + claims_below[:limit]
 
 
 def holds(location: str, key: str) -> bool:
@@ -73,7 +73,8 @@ def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
                 return True
             continue
         own_location, other = (
-            any(holds(claim.location, key) for claim in claims.all if claim.uuid == uuid) for uuid in (OWN, OTHER)
+            any(holds(claim.location, key) for claim in claims.all_claims if claim.uuid == uuid)
+            for uuid in (OWN, OTHER)
         )
         if other and not own_location:
             return True
@@ -108,8 +109,8 @@ def draw_claims(rng: random.Random) -> list[Claim]:
     return claims
 
 
-def split_parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
-    return [manifest for manifest, _, _ in listed], [block for _, block, _ in listed]
+def split_parts(listed_parts: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
+    return [manifest for manifest, _, _ in listed_parts], [block for _, block, _ in listed_parts]
 
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
@@ -140,7 +141,7 @@ async def compare_histories(seed: int) -> set[bool]:
         view = TableView(*split_parts(listed_pool), *split_parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):
-            claims.all = draw_claims(rng)
+            claims.all_claims = draw_claims(rng)
             try:
                 await checker.check(OWN, metadata, [LIST], view)
             except Forbidden:

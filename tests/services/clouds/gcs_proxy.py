@@ -22,7 +22,7 @@ _NO_SUCH_BUCKET = (
 )
 _uploads: dict[str, tuple[Mapping[str, str], dict[int, bytes]]] = {}
 """The headers and the parts of each multipart upload, by its id."""
-_PASSED_ON = ("content-type", "authorization")
+_FORWARDED_HEADERS = ("content-type", "authorization")
 
 
 async def serve(upstream: str, port: int) -> None:
@@ -95,17 +95,17 @@ async def _upload_in_parts(
 
 
 async def _upload(
-    session: aiohttp.ClientSession, upstream: str, path: str, received: Mapping[str, str], body: bytes
+    session: aiohttp.ClientSession, upstream: str, path: str, received_headers: Mapping[str, str], body: bytes
 ) -> web.StreamResponse:
     """Answer an upload of the XML API with an upload through the JSON API."""
     bucket, _, name = path.removeprefix("/").partition("/")
     query = {"uploadType": "media", "name": name}
-    if "x-goog-if-generation-match" in received:
-        query["ifGenerationMatch"] = received["x-goog-if-generation-match"]
+    if "x-goog-if-generation-match" in received_headers:
+        query["ifGenerationMatch"] = received_headers["x-goog-if-generation-match"]
     headers = {
         key: value
-        for key, value in received.items()
-        if key.lower() in _PASSED_ON or key.lower().startswith("x-goog-meta-")
+        for key, value in received_headers.items()
+        if key.lower() in _FORWARDED_HEADERS or key.lower().startswith("x-goog-meta-")
     }
     url = URL(f"{upstream}/upload/storage/v1/b/{bucket}/o?{urlencode(query)}", encoded=True)
     async with session.post(url, headers=headers, data=body) as answer:

@@ -1,6 +1,4 @@
-"""The contract of pointer stores for claims: no two claims overlap, even in races, and claims end with the
-last name.
-"""
+"""The contract of pointer stores for claims: no two claims overlap, even in races; claims end with the last name."""
 
 from __future__ import annotations
 
@@ -47,16 +45,16 @@ class ClaimsContract(StorePair):
             assert {
                 overlapping_claim.uuid for overlapping_claim in await other_store.find_overlapping_claims([key], "v", 9)
             } == {"u"}
-        free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
-        for number, key in enumerate(free):
+        free_locations = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
+        for number, key in enumerate(free_locations):
             await other_store.transact([build_claim(f"v{number}", key)])
-        assert await store.find_overlapping_claims([*free], "", 0) != []
+        assert await store.find_overlapping_claims([*free_locations], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
     async def test_allowed_locations_are_stored_apart_from_claims(self, store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/u"), build_claim("v", "s3://b/v")])
-        allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
-        await store.transact([AllowLocations(uuid="v", locations=allowed)])
+        allowed_locations = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
+        await store.transact([AllowLocations(uuid="v", locations=allowed_locations)])
         for key in ("s3://b/u", "s3://b/u/data", "s3://b/u/data/x"):
             assert [allowed_overlap.uuid for allowed_overlap in await store.find_allowed_overlaps([key], "u", 9)] == [
                 "v"
@@ -91,7 +89,7 @@ class ClaimsContract(StorePair):
             await store.transact([build_claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
         assert await store.load_entry(TABLE, NS, "t") is None
 
-    async def test_claims_stay_with_the_uuid_until_its_last_name_is_gone(self, store: GeneratorStore) -> None:
+    async def test_claims_belong_to_the_uuid_until_its_last_name_is_removed(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
@@ -110,16 +108,20 @@ class ClaimsContract(StorePair):
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await list_locations(store, uuid) == ["s3://b/t"], "the files of the entry are not deleted yet"
-        (retained,) = await store.list_retained(NS, None, 9)
-        assert (retained.id, retained.is_retained, retained.entry.uuid) == (f"retained-{uuid}", True, uuid)
-        assert await store.find_dropped(retained.id) == retained
+        (retained_entry,) = await store.list_retained(NS, None, 9)
+        assert (retained_entry.id, retained_entry.is_retained, retained_entry.entry.uuid) == (
+            f"retained-{uuid}",
+            True,
+            uuid,
+        )
+        assert await store.find_dropped(retained_entry.id) == retained_entry
         assert await store.is_name_released(uuid, NS, "another")
         assert not await store.is_name_released(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
             await store.transact([build_claim("v", "s3://b/t/in")])
-        assert await store.list_unchecked(5, 9) == [retained]
+        assert await store.list_unchecked(5, 9) == [retained_entry]
         await store.transact([CheckRetained(uuid, 7)])
-        assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained])
+        assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained_entry])
         await store.transact([build_claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
         assert await store.list_retained(None, None, 9) == []
         await store.transact([DropEntry(TABLE, NS, "t")])
@@ -170,8 +172,8 @@ class ClaimsContract(StorePair):
         )
         assert set(outcomes) == {"won", "bad_request"}
         held_keys = [await list_locations(store, uuid) for uuid, _ in expected]
-        won = [key[0] for key in held_keys if key]
-        assert len(won) == outcomes.count("won")
-        for item in won:
-            assert not any(another.startswith(f"{item}/") for another in won)
-        assert len(set(won)) == len(won)
+        winning_keys = [key[0] for key in held_keys if key]
+        assert len(winning_keys) == outcomes.count("won")
+        for item in winning_keys:
+            assert not any(another.startswith(f"{item}/") for another in winning_keys)
+        assert len(set(winning_keys)) == len(winning_keys)

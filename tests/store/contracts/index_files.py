@@ -45,8 +45,9 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
 
 
 def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
-    """Return a replacement of index files whose names are single letters. `add` and `remove` are texts of
-    such letters.
+    """Return a replacement of index files whose names are single letters.
+
+    `add` and `remove` are texts of such letters.
     """
     options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)
@@ -168,16 +169,16 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
-            merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
-            await store_with_table.transact([_build_replacement([merged])])
+            merged_name, left, right = (f"{step}{file_role}" for file_role in ("merged", "left", "right"))
+            await store_with_table.transact([_build_replacement([merged_name])])
             results = await asyncio.gather(
-                get_outcome(store_with_table.transact([_build_replacement([left], [merged])])),
-                get_outcome(other_store.transact([_build_replacement([right], [merged])])),
+                get_outcome(store_with_table.transact([_build_replacement([left], [merged_name])])),
+                get_outcome(other_store.transact([_build_replacement([right], [merged_name])])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
-            live = {name for name, state in (await read_states(store_with_table)).items() if state is LIVE}
-            assert len(live & {left, right}) == 1
-            assert merged not in live
+            live_names = {name for name, state in (await read_states(store_with_table)).items() if state is LIVE}
+            assert len(live_names & {left, right}) == 1
+            assert merged_name not in live_names
 
     async def test_registrations_and_commits_do_not_block_each_other(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
@@ -257,12 +258,12 @@ class IndexFilesContract(StorePair):
         for step in range(10):
             name = f"n{step}"
             await store_with_table.transact([CreateEntry(make_entry(name))])
-            registered, dropped = await asyncio.gather(
+            register_outcome, drop_outcome = await asyncio.gather(
                 get_outcome(store_with_table.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
                 get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
-            assert dropped == "won"
-            assert registered in ("won", "no_such_table")
+            assert drop_outcome == "won"
+            assert register_outcome in ("won", "no_such_table")
             assert await read_states(store_with_table, f"uuid-of-{name}") == {}
 
 

@@ -97,8 +97,8 @@ class NamesContract(StorePair):
     async def test_namespace_with_contents_cannot_be_dropped(
         self, store: GeneratorStore, content: EntryKind | None
     ) -> None:
-        put = CreateEntry(make_entry("x", content)) if content else CreateNamespace((*NS, "child"), {})
-        await store.transact([put])
+        create_content = CreateEntry(make_entry("x", content)) if content else CreateNamespace((*NS, "child"), {})
+        await store.transact([create_content])
         with pytest.raises(NamespaceNotEmpty, match=r"^Namespace ns is not empty"):
             await store.transact([DropNamespace(NS)])
         await store.transact([DropEntry(content, NS, "x") if content else DropNamespace((*NS, "child"))])
@@ -215,9 +215,9 @@ class NamesContract(StorePair):
         entry = make_entry("t")
         await store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
         swap = make_swap("t", entry.metadata_location, "file:///2", uuid=entry.uuid)
-        for fast in (swap, msgspec.structs.replace(swap, holder="fast")):
+        for fast_swap in (swap, msgspec.structs.replace(swap, holder="fast")):
             with pytest.raises(LostRace):
-                await other_store.transact([fast])
+                await other_store.transact([fast_swap])
         with pytest.raises(CommitConflict):
             await other_store.transact([TakePriority(entry.uuid, "fast", 60_000)])
         await other_store.transact([EndPriority(entry.uuid, "fast")])
@@ -266,11 +266,13 @@ class NamesContract(StorePair):
         assert await store.list_dropped(NS, None, 9) == [dropped_entry]
         assert await store.list_dropped(("other",), None, 9) == []
         counts = [await store.count_names(entry.uuid, namespace=path) for path in (None, NS, ("other",))]
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS)]
-        assert (counts, live) == ([1, 1, 0], [0, 0])
+        live_counts = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS)]
+        assert (counts, live_counts) == ([1, 1, 0], [0, 0])
         await store.transact([RestoreEntry("d1", NS, "t")])
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS, ("other",))]
-        assert live == [1, 1, 0]
+        live_counts = [
+            await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS, ("other",))
+        ]
+        assert live_counts == [1, 1, 0]
         assert await store.load_entry(TABLE, NS, "t") == entry
         assert await store.find_dropped("d1") is None
         with pytest.raises(NotFound, match="d1"):
@@ -287,9 +289,9 @@ class NamesContract(StorePair):
         with pytest.raises(NoSuchNamespace):
             await store.transact([RestoreEntry("d1", ("gone",), "t")])
         await store.transact([RestoreEntry("d1", NS, "t_again")])
-        restored = await store.load_entry(TABLE, NS, "t_again")
-        assert restored is not None
-        assert restored.uuid == "uuid-of-t"
+        restored_entry = await store.load_entry(TABLE, NS, "t_again")
+        assert restored_entry is not None
+        assert restored_entry.uuid == "uuid-of-t"
 
     async def test_expired_dropped_entry_can_only_be_purged(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         for number, after_ms in enumerate((300, 100, 200)):

@@ -135,9 +135,9 @@ class PlanTablesContract(StorePair):
         assert await store.plan_table_count(0) == 1, "only one plan is not retired"
         assert await store.plan_table_count(99) == 1
         assert await store.plan_table_count(100) == 0, "the lease of the last plan has ended"
-        retired = await store.list_retired_plan_tables(None, 3)
-        assert [item.id for item in retired] == ["p1", "p2", "p3"]
-        assert retired[0] == msgspec.structs.replace(build_plan("p1", None), expires_ms=99)
+        retired_plans = await store.list_retired_plan_tables(None, 3)
+        assert [item.id for item in retired_plans] == ["p1", "p2", "p3"]
+        assert retired_plans[0] == msgspec.structs.replace(build_plan("p1", None), expires_ms=99)
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
 
     async def test_retired_plan_cannot_be_renewed_and_does_not_block_a_new_plan(self, store: GeneratorStore) -> None:
@@ -166,11 +166,11 @@ class PlanTablesContract(StorePair):
         for step in range(10):
             name = f"t~plan~{step:032x}"
             await store_plan_table(store, build_plan(f"p{step}", name, expires_ms=100))
-            (renewed,), retired = await asyncio.gather(
+            (is_renewed,), retired_count = await asyncio.gather(
                 store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire_plans(other_store, 1000)
             )
-            assert renewed == (retired == 0)
-            assert (await store.plan_table(NS, name) is not None) == renewed
+            assert is_renewed == (retired_count == 0)
+            assert (await store.plan_table(NS, name) is not None) == is_renewed
 
     async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(
         self, store: GeneratorStore
@@ -201,8 +201,8 @@ class PlanTablesContract(StorePair):
         ]
         assert await list_plan_ids(other_store, uuid="another") == []
         assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
-        latest = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [item.id - 2**61 for item in latest] == [2, 3]
+        latest_plans = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert [item.id - 2**61 for item in latest_plans] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):
@@ -232,8 +232,8 @@ class PlanTablesContract(StorePair):
             for number in (1, 2):
                 await store_plan_table(store, build_snapshot_plan(number, audience))
         await store_plan_table(store, build_plan("named"))
-        dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
-        assert dropped == [2]
+        drop_results = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
+        assert drop_results == [2]
         assert await list_plan_ids(store) == await list_plan_ids(store, "b") == [2]
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
             "a1",

@@ -139,12 +139,12 @@ class ProducersContract(StorePair):
         for step in range(10):
             name = f"n{step}"
             await store_with_tables.transact([CreateEntry(make_entry(name))])
-            advanced, dropped = await asyncio.gather(
+            advance_outcome, drop_outcome = await asyncio.gather(
                 get_outcome(store_with_tables.transact([build_advance(1, uuid=f"uuid-of-{name}")])),
                 get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
-            assert dropped == "won"
-            assert advanced in ("won", "no_such_table")
+            assert drop_outcome == "won"
+            assert advance_outcome in ("won", "no_such_table")
             assert await store_with_tables.load_producer(f"uuid-of-{name}", "p") is None
 
 
@@ -153,7 +153,7 @@ def _build_dropped_entry(clock: SimulatedClock) -> DroppedEntry:
 
 
 def build_offset_move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFlushedOffsets:
-    return MoveFlushedOffsets(uuid, tuple(FlushedRange(*moved) for moved in ranges))
+    return MoveFlushedOffsets(uuid, tuple(FlushedRange(*flushed_range) for flushed_range in ranges))
 
 
 async def read_offsets(store: GeneratorStore) -> dict[int, int]:

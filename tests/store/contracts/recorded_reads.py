@@ -57,13 +57,13 @@ class ColumnReadsContract(StorePair):
         ]
         assert await other_store.list_column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
 
-    async def test_many_columns_are_added_together(self, store: GeneratorStore) -> None:
+    async def test_reads_of_many_columns_are_added_in_one_transaction(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         reads = tuple((column, column % 7, 1) for column in range(300, 0, -1))
         for _ in range(2):
             await store.transact([AddColumnReads(UUID, 1, reads)])
         assert {
-            (column_read.column_id, column_read.reads) for column_read in await store.list_column_reads(UUID, 0, 1000)
+            (read_counts.column_id, read_counts.reads) for read_counts in await store.list_column_reads(UUID, 0, 1000)
         } == {(column, 2) for column in range(1, 301)}
 
     async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:
@@ -93,7 +93,9 @@ def build_add_records(hour: int, *records: tuple[str, str], samples: str = "", s
 class QueryHistoryContract(StorePair):
     """The tests of the recorded query shapes that each store passes."""
 
-    async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_counts_of_statements_are_added_over_two_replicas(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([build_add_records(100, ("a", "x"), ("b", "x"))])
         await other_store.transact([build_add_records(101, ("a", "y"))])

@@ -82,12 +82,12 @@ class RecordsContract(StorePair):
                 return False
             return True
 
-        won = await asyncio.gather(*(attempt(number) for number in range(20)))
-        assert won.count(True) == 1
+        win_results = await asyncio.gather(*(attempt(number) for number in range(20)))
+        assert win_results.count(True) == 1
         record = await store.find_idempotency_record("k", clock.now_ms())
         assert record is not None
-        assert record.status == 200 + won.index(True)
-        assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
+        assert record.status == 200 + win_results.index(True)
+        assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{win_results.index(True)}"]
 
     # Tests of metrics, audit records, tokens, grants, cursors, leases and secrets
 
@@ -136,9 +136,9 @@ class RecordsContract(StorePair):
         with pytest.raises(AlreadyExists, match="ann"):
             await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
-        revoked = await store.find_token_by_digest("digest1")
-        assert revoked is not None
-        assert revoked.revoked_ms == now + 1
+        revoked_token = await store.find_token_by_digest("digest1")
+        assert revoked_token is not None
+        assert revoked_token.revoked_ms == now + 1
         assert await store.find_token_by_name("ann") is None
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", now + 2)])
@@ -163,7 +163,7 @@ class RecordsContract(StorePair):
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
-    async def test_grants_of_several_principals_are_read_together(self, store: GeneratorStore) -> None:
+    async def test_grants_of_several_principals_are_read_by_one_call(self, store: GeneratorStore) -> None:
         grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
         await store.transact([SaveGrant(grant) for grant in grants])
         assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
@@ -182,8 +182,8 @@ class RecordsContract(StorePair):
         assert await store.owns_any(("x", "bob"))
         assert not await store.owns_any(("ann",))
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
-        moved = [msgspec.structs.replace(grant, name="u") for grant in (denial, owner)]
-        assert [grant for grant in await store.grants(None) if grant.name == "u"] == moved
+        moved_grants = [msgspec.structs.replace(grant, name="u") for grant in (denial, owner)]
+        assert [grant for grant in await store.grants(None) if grant.name == "u"] == moved_grants
         keep = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
@@ -191,8 +191,8 @@ class RecordsContract(StorePair):
         denials = [msgspec.structs.replace(denial, name=name) for name in ("t", "u", "back")]
         assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials[:2]}
         await store.transact([RestoreEntry("d", NS, "back")])
-        restored = [msgspec.structs.replace(grant, name="back") for grant in (denial, owner)]
-        assert [grant for grant in await store.grants(None) if grant.name == "back"] == restored
+        restored_grants = [msgspec.structs.replace(grant, name="back") for grant in (denial, owner)]
+        assert [grant for grant in await store.grants(None) if grant.name == "back"] == restored_grants
         await store.transact([DropEntry(TABLE, NS, "back")])
         assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials}
 
@@ -210,8 +210,8 @@ class RecordsContract(StorePair):
     async def test_removal_of_all_grants_of_a_principal_keeps_its_denials(self, store: GeneratorStore) -> None:
         denial, other_grant = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
-        owned = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
-        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other_grant))))
+        owned_grants = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
+        await store.transact(list(map(SaveGrant, (*owned_grants, Grant("ann", "admin"), denial, other_grant))))
         keep = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )

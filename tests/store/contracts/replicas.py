@@ -41,11 +41,11 @@ class ReplicasContract(StorePair):
     ) -> None:
         await store.transact([RenewReplica(build_replica("a:1"), 1), RenewReplica(build_replica("b:1"), LONG_MS)])
         clock.advance(10 * LONG_MS)  # The lease does not depend on the clock of the server.
-        while len(live := await other_store.replicas()) > 1:
+        while len(live_replicas := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
-        assert [item.address for item in live] == ["b:1"]
-        (renewed,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
-        assert [(item.address, item.version) for item in renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
+        assert [item.address for item in live_replicas] == ["b:1"]
+        (is_renewed,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
+        assert [(item.address, item.version) for item in is_renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
 
     async def test_replica_that_leaves_is_removed_at_once(
         self, store: GeneratorStore, other_store: GeneratorStore

@@ -95,8 +95,13 @@ class TimelineContract(StorePair):
         with pytest.raises(CommitConflict, match="inflight"):
             await store.transact([MoveInstant("p", requested, inflight, 51)])
         await store.transact([MoveInstant("p", inflight, completed, 60, snapshot_id=8, summary={"x": 1})])
-        (final,) = await store.list_instants(InstantFilter(since=moved_instant.position), 9)
-        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (completed, 60, 8, {"x": 1})
+        (last_instant,) = await store.list_instants(InstantFilter(since=moved_instant.position), 9)
+        assert (last_instant.state, last_instant.completed_ms, last_instant.snapshot_id, last_instant.summary) == (
+            completed,
+            60,
+            8,
+            {"x": 1},
+        )
         assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["q", "p"]
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
@@ -113,8 +118,8 @@ class TimelineContract(StorePair):
         for number in range(12):
             uuid = ("x", "y")[number % 2]
             await store.transact([RecordInstant(make_instant(f"i{number:02}", uuid=uuid, fingerprint=f"f{number}"))])
-        unfinished = make_instant("open", uuid="x", state=InstantState.REQUESTED, completed_ms=None)
-        await store.transact([RecordInstant(unfinished)])
+        unfinished_instant = make_instant("open", uuid="x", state=InstantState.REQUESTED, completed_ms=None)
+        await store.transact([RecordInstant(unfinished_instant)])
         instants = await store.list_instants(InstantFilter(), 99)
         assert await store.archive_instants(keep=2, limit=5) == 5
         assert await store.archive_instants(keep=2, limit=5) == 3
@@ -161,11 +166,11 @@ class TimelineContract(StorePair):
         writers = asyncio.gather(*(write(worker) for worker in range(8)))
         since = None
         while True:
-            all_written = writers.done()
+            is_last = writers.done()
             page = await store.list_instants(InstantFilter(since=since), 7)
             listed_ids += list_ids(page)
             since = page[-1].position if page else since
-            if all_written and not page:
+            if is_last and not page:
                 break
         await writers
         assert len(listed_ids) == len(set(listed_ids)) == 8 * 15

@@ -66,9 +66,9 @@ class TransactionsContract(StorePair):
             writer, reader = (store, other_store) if step % 2 else (other_store, store)
             await writer.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            entry_read = await reader.load_entry(TABLE, NS, "t")
-            assert entry_read is not None
-            assert entry_read.metadata_location == location
+            read_entry = await reader.load_entry(TABLE, NS, "t")
+            assert read_entry is not None
+            assert read_entry.metadata_location == location
             assert [entry.metadata_location for entry in await reader.list_entries(TABLE, NS, None, 9)] == [location]
 
     async def test_fifty_creates_of_one_name_have_one_winner(
@@ -127,8 +127,8 @@ class TransactionsContract(StorePair):
             locations[name] = make_entry(name).metadata_location
         for step in range(3):
             new_location = f"file:///{step}"
-            swaps = [make_swap(name, at, f"{new_location}/one") for name, at in locations.items()]
-            two_swaps = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
+            swaps = [make_swap(name, index, f"{new_location}/one") for name, index in locations.items()]
+            two_swaps = [make_swap(name, index, f"{new_location}/two") for name, index in locations.items()]
             outcomes = await asyncio.gather(
                 get_outcome(store.transact(swaps)), get_outcome(other_store.transact(two_swaps[::-1]))
             )
@@ -142,17 +142,17 @@ class TransactionsContract(StorePair):
 
     # Tests of calls and values
 
-    async def test_ping_answers(self, store: GeneratorStore) -> None:
+    async def test_ping_of_a_reachable_store_raises_no_error(self, store: GeneratorStore) -> None:
         await store.ping()
 
     async def test_value_that_the_database_cannot_store_is_a_client_error(self, store: GeneratorStore) -> None:
-        for bad in (
+        for bad_operation in (
             CreateEntry(make_entry("t", version=2**63)),
             RecordInstant(make_instant("i", snapshot_id=-(2**63) - 1)),
             CreateEntry(make_entry("t\ud800")),
         ):
             with pytest.raises(BadRequest):
-                await store.transact([bad])
+                await store.transact([bad_operation])
         with pytest.raises(BadRequest):
             await store.load_entry(TABLE, NS, "t\ud800")
         with pytest.raises(BadRequest):

@@ -28,7 +28,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import NS
 from tests.store.store_pair import StorePair
 
-LIMIT = 3
+WAREHOUSES_LIMIT = 3
 
 
 def build_warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
@@ -46,7 +46,7 @@ class WarehousesContract(StorePair):
             build_warehouse("sales", "s3://b/sales"),
             build_warehouse("stock", "s3://b/stock", credentials=None),
         )
-        await store.transact([CreateWarehouse(stock, LIMIT), CreateWarehouse(sales, LIMIT)])
+        await store.transact([CreateWarehouse(stock, WAREHOUSES_LIMIT), CreateWarehouse(sales, WAREHOUSES_LIMIT)])
         assert await other_store.list_warehouses() == [sales, stock]
         assert await other_store.load_warehouse("sales") == sales
         assert await other_store.load_warehouse("none") is None
@@ -56,22 +56,22 @@ class WarehousesContract(StorePair):
             await store.transact([RemoveWarehouse(sales.id)])
 
     async def test_names_locations_and_number_of_warehouses_are_checked(self, store: GeneratorStore) -> None:
-        await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/sales"), LIMIT)])
+        await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/sales"), WAREHOUSES_LIMIT)])
         with pytest.raises(AlreadyExists):
-            await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/other"), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/other"), WAREHOUSES_LIMIT)])
         for path in ("s3://b/sales", "s3://b/sales/x", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
-                await store.transact([CreateWarehouse(build_warehouse("new", path), LIMIT)])
+                await store.transact([CreateWarehouse(build_warehouse("new", path), WAREHOUSES_LIMIT)])
         for path in ("s3://b/sales2", "s3://c"):
-            await store.transact([CreateWarehouse(build_warehouse(path[5:].replace("/", "-"), path), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse(path[5:].replace("/", "-"), path), WAREHOUSES_LIMIT)])
         with pytest.raises(BadRequest, match="warehouses_limit"):
-            await store.transact([CreateWarehouse(build_warehouse("new", "s3://d"), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse("new", "s3://d"), WAREHOUSES_LIMIT)])
 
     async def test_change_of_a_warehouse_requires_its_current_version(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         sales = build_warehouse("sales", "s3://b/sales")
-        await store.transact([CreateWarehouse(sales, LIMIT)])
+        await store.transact([CreateWarehouse(sales, WAREHOUSES_LIMIT)])
         changed_sales = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
         await store.transact([ChangeWarehouse(changed_sales, expected_version=1)])
         assert await other_store.load_warehouse("sales") == changed_sales
@@ -86,7 +86,7 @@ class WarehousesContract(StorePair):
             await store.transact([NameCatalog("one")])
         await store.transact([DropNamespace(NS)])
         sales = build_warehouse("sales", "s3://b/sales")
-        await store.transact([CreateWarehouse(sales, LIMIT)])
+        await store.transact([CreateWarehouse(sales, WAREHOUSES_LIMIT)])
         with pytest.raises(CommitConflict, match="has warehouses"):
             await store.transact([NameCatalog("one")])
         await store.transact([RemoveWarehouse(sales.id)])

@@ -1,5 +1,6 @@
-"""Campaigns over each log: random faults for some minutes under load. At the end, every reader must return
-the model.
+"""Campaigns over each log: random faults for some minutes under load.
+
+At the end, every reader must return the model.
 """
 
 from __future__ import annotations
@@ -174,7 +175,11 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
     readers.start()
     until_s = time.monotonic() + seconds
     try:
-        while (time.monotonic() < until_s or faults.counts.total() < FAULTS_MIN) and not errors and not readers.wrong:
+        while (
+            (time.monotonic() < until_s or faults.counts.total() < FAULTS_MIN)
+            and not errors
+            and not readers.wrong_reads
+        ):
             time.sleep(rng.uniform(*_PAUSE_S))
             faults.strike()
             assert all(server.running() for server in rig.servers), f"a server has ended; {dict(faults.counts)}"
@@ -183,7 +188,7 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
         writer.join(_SETTLE_S)
         readers.stop()
     note = f"seed {seed}; {dict(faults.counts)}; {dict(load.statuses)}"
-    assert not readers.wrong, f"{readers.wrong[:3]}; {note}"
+    assert not readers.wrong_reads, f"{readers.wrong_reads[:3]}; {note}"
     assert not errors, f"{errors}; {note}"
     assert not writer.is_alive(), f"a request was not acknowledged in {_SETTLE_S:g} s after the last fault; {note}"
     check_contents(rig, model, {"pyiceberg": scan_by_pyiceberg, **(scans or {})})
@@ -193,8 +198,8 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
         load.statuses,
         readers.reads,
         readers.failures,
-        model.acknowledged.total(),
-        model.applied.total(),
+        model.acknowledged_rows.total(),
+        model.applied_rows.total(),
     )
 
 
@@ -212,7 +217,7 @@ def create_tables(url: str) -> None:
 def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan]) -> None:
     """Check that each reader returns exactly the model: before and after a last flush, and from only the files."""
     bounds = model.snapshot()
-    assert bounds.numbers == dict(model.sent)
+    assert bounds.numbers == dict(model.sent_rows)
 
     def check(name: str, scan: Scan, url: str) -> None:
         """Wait until one read of both tables succeeds, and check its rows against the model."""

@@ -37,29 +37,29 @@ class Bounds(NamedTuple):
 class AcknowledgedRows:
     """The rows of both tables. Several threads may use it at the same time."""
 
-    sent: Counter[str] = field(default_factory=Counter)
+    sent_rows: Counter[str] = field(default_factory=Counter)
     """The number of rows that each producer has sent, acknowledged or not."""
-    acknowledged: Counter[str] = field(default_factory=Counter)
+    acknowledged_rows: Counter[str] = field(default_factory=Counter)
     ends: dict[str, set[int]] = field(default_factory=dict)
     """The number of rows of each producer after each of its requests. A reader sees all rows of a request or none."""
     histories: dict[int, list[int]] = field(default_factory=dict)
     """The values that each key has had, in order. The first value is `ABSENT`."""
-    applied: Counter[int] = field(default_factory=Counter)
+    applied_rows: Counter[int] = field(default_factory=Counter)
     """The number of acknowledged changes of each key."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin_rows(self, producer: str, count: int) -> range:
         """Return the numbers of the next rows of a producer. They count as sent."""
         with self._lock:
-            first_number = self.sent[producer]
-            self.sent[producer] += count
+            first_number = self.sent_rows[producer]
+            self.sent_rows[producer] += count
             self.ends.setdefault(producer, {0}).add(first_number + count)
             return range(first_number, first_number + count)
 
     def acknowledge_rows(self, producer: str) -> None:
         """Record that all rows that the producer has sent are acknowledged."""
         with self._lock:
-            self.acknowledged[producer] = self.sent[producer]
+            self.acknowledged_rows[producer] = self.sent_rows[producer]
 
     def begin_change(self, key: int, value: int) -> None:
         """Record that a change of a key was sent. The value is `ABSENT` for a delete."""
@@ -70,12 +70,12 @@ class AcknowledgedRows:
         """Record that all changes of keys that were sent are acknowledged."""
         with self._lock:
             for key in keys:
-                self.applied[key] = len(self.histories[key]) - 1
+                self.applied_rows[key] = len(self.histories[key]) - 1
 
     def snapshot(self) -> Bounds:
         """Return the rows and changes that are acknowledged now."""
         with self._lock:
-            return Bounds(dict(self.acknowledged), dict(self.applied))
+            return Bounds(dict(self.acknowledged_rows), dict(self.applied_rows))
 
     def check_rows(self, rows: Counter[tuple[str, int]], bounds: Bounds) -> None:
         """Check the rows of `db.t` that a read returned.
@@ -83,12 +83,12 @@ class AcknowledgedRows:
         Raises:
             WrongRows: A row is missing, is repeated, or was never sent, or only a part of a request is visible.
         """
-        if repeated := [row for row, count in rows.items() if count > 1]:
-            raise WrongRows(f"rows occur several times: {repeated[:5]}")
+        if repeated_rows := [row for row, count in rows.items() if count > 1]:
+            raise WrongRows(f"rows occur several times: {repeated_rows[:5]}")
         counts = Counter(producer for producer, _ in rows)
         with self._lock:
             sent_numbers, end_numbers = (
-                dict(self.sent),
+                dict(self.sent_rows),
                 {producer: set(numbers) for producer, numbers in self.ends.items()},
             )
         for producer in {*counts, *bounds.numbers}:
@@ -116,6 +116,8 @@ class AcknowledgedRows:
             histories = {key: list(history) for key, history in self.histories.items()}
         for key in {*values, *histories}:
             history = histories.get(key, [ABSENT])
-            allowed = history[bounds.changes.get(key, 0) :]
-            if values.get(key, ABSENT) not in allowed:
-                raise WrongRows(f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed[:5]}")
+            allowed_values = history[bounds.changes.get(key, 0) :]
+            if values.get(key, ABSENT) not in allowed_values:
+                raise WrongRows(
+                    f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed_values[:5]}"
+                )

@@ -68,7 +68,7 @@ class StreamReaders:
         """The number of checked reads by the name of the reader."""
         self.failures: Counter[str] = Counter()
         """The number of reads that a server or an engine refused, by the beginning of the message."""
-        self.wrong: list[str] = []
+        self.wrong_reads: list[str] = []
         self._processes: dict[int, SpawnProcess] = {}
         self._threads = [
             threading.Thread(target=self._read_in_process, args=(number,), daemon=True) for number in range(count)
@@ -104,10 +104,10 @@ class StreamReaders:
             reader_connection.close()
             self._processes[number] = process
 
-            def scan(url: str, table: str, ours: Connection = scan_connection) -> Counter[tuple[Any, ...]]:
+            def scan(url: str, table: str, our_connection: Connection = scan_connection) -> Counter[tuple[Any, ...]]:
                 try:
-                    ours.send((url, table))
-                    answer = ours.recv()
+                    our_connection.send((url, table))
+                    answer = our_connection.recv()
                 except (EOFError, OSError) as error:
                     raise ReaderKilled from error
                 if isinstance(answer, str):
@@ -140,6 +140,6 @@ class StreamReaders:
             try:
                 (self._model.check_rows if table == "t" else self._model.check_keys)(rows, bounds)
             except WrongRows as error:
-                self.wrong.append(f"{name}, {url}, db.{table}: {error}")
+                self.wrong_reads.append(f"{name}, {url}, db.{table}: {error}")
             self.reads[name] += 1
             self._ending.wait(rng.choice((0, 0.1, 0.5)))

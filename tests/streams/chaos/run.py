@@ -81,10 +81,10 @@ class _TrinoScan:
     """Reads tables with stock Trino, through the first server."""
 
     def __init__(self, trino: Trino) -> None:
-        self._trino = trino
+        self._trino_server = trino
 
     def scan(self, url: str, table: str) -> Counter[tuple[Any, ...]]:
-        return Counter(tuple(row) for row in self._trino.rows(_STATEMENTS[table].format("seamark")))
+        return Counter(tuple(row) for row in self._trino_server.rows(_STATEMENTS[table].format("seamark")))
 
 
 if __name__ == "__main__":

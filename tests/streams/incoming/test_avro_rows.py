@@ -32,7 +32,9 @@ def build_record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[s
     }
 
 
-NESTED = build_record({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested")
+NESTED_RECORD = build_record(
+    {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested"
+)
 COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
     ("boolean", [True, False], pa.bool_()),
     ("int", [-(2**31), 2**31 - 1], pa.int32()),
@@ -63,13 +65,13 @@ COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
-    schema = build_record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
-    nested = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
+    schema = build_record(*(kind for kind, _, _ in COLUMNS), NESTED_RECORD, {"type": "map", "values": "Nested"})
+    nested_values = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [
         {
             **{f"f{number}": values[row] for number, (_, values, _) in enumerate(COLUMNS)},
-            f"f{len(COLUMNS)}": nested[row],
-            f"f{len(COLUMNS) + 1}": {"k": nested[row]},
+            f"f{len(COLUMNS)}": nested_values[row],
+            f"f{len(COLUMNS) + 1}": {"k": nested_values[row]},
         }
         for row in range(2)
     ]
@@ -78,8 +80,8 @@ def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
         column = batch.column(number)
         assert column.to_pylist() == values
         assert column.type == kind or pa.types.is_list(kind)
-    assert batch.column(len(COLUMNS)).to_pylist() == nested
-    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", value)] for value in nested]
+    assert batch.column(len(COLUMNS)).to_pylist() == nested_values
+    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", value)] for value in nested_values]
 
 
 def test_named_types_are_resolved_in_their_namespace() -> None:

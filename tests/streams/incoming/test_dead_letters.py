@@ -60,7 +60,7 @@ async def read_letters(stream: StreamServer) -> list[dict[str, Any]]:
     return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
 
 
-async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(stream: StreamServer) -> None:
+async def test_invalid_row_is_written_to_the_dead_letter_table_with_the_reason(stream: StreamServer) -> None:
     await create_letters(stream)
     lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
@@ -91,7 +91,7 @@ async def test_request_with_too_many_unfit_rows_is_refused(
     assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
 
 
-async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: StreamServer) -> None:
+async def test_invalid_arrow_row_is_written_to_the_dead_letter_table(stream: StreamServer) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
     status, answer = await stream.send(encode_arrow(id=ids, name=["a", "b", "c"]), ARROW)
@@ -172,9 +172,9 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
             else:
                 catalog.create_table("db.v", SCHEMA, properties=properties)
 
-        for staged in (False, True):
+        for is_staged in (False, True):
             with pytest.raises(ForbiddenError, match="appendRows"):
-                await asyncio.to_thread(create_table, staged=staged)
+                await asyncio.to_thread(create_table, staged=is_staged)
 
 
 async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:

@@ -48,26 +48,26 @@ def held_appends(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def send_together(
-    stream: StreamServer, held_appends: asyncio.Event, requests: Sequence[Any], waiting: int | None = None
+    stream: StreamServer, held_appends: asyncio.Event, requests: Sequence[Any], waiting_count: int | None = None
 ) -> list[tuple[int, Any]]:
     """Send requests at the same time, and return their answers.
 
     Args:
         stream: The server.
-        held_appends: Is set when `waiting` requests wait for the log or for an earlier append.
+        held_appends: Is set when `waiting_count` requests wait for the log or for an earlier append.
         requests: Functions that send a request.
-        waiting: The number of requests that wait. By default it is the number of all requests.
+        waiting_count: The number of requests that wait. By default it is the number of all requests.
     """
     tasks = [asyncio.create_task(request()) for request in requests]
-    await wait_for_requests(stream, len(requests) if waiting is None else waiting)
+    await wait_for_requests(stream, len(requests) if waiting_count is None else waiting_count)
     held_appends.set()
     return list(await asyncio.gather(*tasks))
 
 
 async def wait_for_requests(stream: StreamServer, count: int) -> None:
     """Wait until `count` requests that may be joined have no answer yet."""
-    joined = stream.server.components.streams.joined_appends
-    await until(lambda: joined.request_count == count)
+    joined_appends = stream.server.components.streams.joined_appends
+    await until(lambda: joined_appends.request_count == count)
 
 
 async def read_log(stream: StreamServer) -> list[list[int]]:
@@ -99,12 +99,12 @@ async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     assert await stream.ids() == sorted(ids)
 
 
-async def test_request_whose_rows_do_not_fit_is_refused_without_affecting_joined_requests(
+async def test_request_with_invalid_rows_is_refused_without_affecting_joined_requests(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     bodies = [[{"id": 1}], [{"id": 2}], [{"id": 3}, {"id": "x"}], [{"id": 4}], [{"name": "no id"}], [{"id": 5}]]
     requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
-    answers = await send_together(stream, held_appends, requests, waiting=4)
+    answers = await send_together(stream, held_appends, requests, waiting_count=4)
     assert [status for status, _ in answers] == [200, 200, 400, 200, 400, 200]
     assert 'Row 1, column id: the value "x" is not a valid long' in answers[2][1]["error"]["message"]
     assert "column id is required" in answers[4][1]["error"]["message"]
@@ -126,12 +126,12 @@ async def test_error_in_the_preparation_of_rows_fails_only_its_own_request(
     first_task = asyncio.create_task(stream.send(b'[{"id": 0}]'))
     await wait_for_requests(stream, 1)
     requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(1, 6)]
-    answers = await send_together(stream, held_appends, requests, waiting=6)
+    answers = await send_together(stream, held_appends, requests, waiting_count=6)
     assert [status for status, _ in (await first_task, *answers)] == [200, 200, 200, 500, 200, 200]
     assert await stream.ids() == [0, 1, 2, 4, 5]
 
 
-async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
+async def test_json_and_arrow_requests_of_all_forms_share_an_append(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     requests = [
@@ -144,7 +144,7 @@ async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
         partial(stream.send, b"[]"),
         partial(stream.send, b'[{"id": 8}]', query="?producer=p&sequence=0"),
     ]
-    answers = await send_together(stream, held_appends, requests, waiting=4)
+    answers = await send_together(stream, held_appends, requests, waiting_count=4)
     assert [(status, answer["rows"]) for status, answer in answers] == [
         *((200, rows) for rows in (1, 2, 2, 1, 1, 0, 0, 1))
     ]

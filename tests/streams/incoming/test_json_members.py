@@ -1,5 +1,6 @@
-"""Tests of JSON objects with a repeated key. The server refuses them, because the decoder would keep only the last
-value.
+"""Tests of JSON objects with a repeated key.
+
+The server refuses them, because the decoder would keep only the last value.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 
 async def test_object_with_a_repeated_key_is_refused_in_each_format(stream: StreamServer) -> None:
-    twice = b'{"id": 1, "name": "a:b", "id": 2}'
-    status, message = await stream.send_refused(b"[" + twice + b"]")
+    repeated_text = b'{"id": 1, "name": "a:b", "id": 2}'
+    status, message = await stream.send_refused(b"[" + repeated_text + b"]")
     assert (status, message) == (400, "The body has an object with the key 'id' twice; send each key once")
-    status, message = await stream.send_refused(b'{"id": 1}\n' + twice + b'\n{"id": 3, "name": "x: y"}\n', LINES)
+    status, message = await stream.send_refused(
+        b'{"id": 1}\n' + repeated_text + b'\n{"id": 3, "name": "x: y"}\n', LINES
+    )
     assert (status, message) == (400, "Row 1 has an object with the key 'id' twice; send each key once")
-    body = b'{"tables": [{"namespace": ["db"], "name": "t", "rows": [' + twice + b"]}]}"
+    body = b'{"tables": [{"namespace": ["db"], "name": "t", "rows": [' + repeated_text + b"]}]}"
     async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", data=body) as answer:
         assert answer.status == 400
         assert "with the key 'id' twice" in (await answer.json())["error"]["message"]
@@ -68,13 +71,13 @@ def _write_object(rng: Random, depth: int = 0) -> str:
 
 
 def _has_repeated_key_by_json(text: str) -> bool:
-    repeated = []
+    repeated_names = []
 
     def compare(pairs: list[tuple[str, Any]]) -> None:
-        repeated.append(len(dict(pairs)) < len(pairs))
+        repeated_names.append(len(dict(pairs)) < len(pairs))
 
     json.loads(text, object_pairs_hook=compare)
-    return any(repeated)
+    return any(repeated_names)
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 100), 2))

@@ -114,8 +114,8 @@ async def test_concurrent_requests_that_add_columns_all_succeed(stream: StreamSe
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
     assert {"shared", "own0", "own1", "own2"} <= (await read_columns(stream)).keys()
-    for row, posted in zip(await read_rows(stream), rows, strict=True):
-        assert {name: row[name] for name in posted} == posted
+    for row, posted_row in zip(await read_rows(stream), rows, strict=True):
+        assert {name: row[name] for name in posted_row} == posted_row
 
 
 @pytest.mark.few_cases(3)
@@ -140,13 +140,13 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
     assert list(await read_columns(stream)) == ["id", "name", "day"]
 
 
-def build_envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
+def build_envelope(row_after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
     """Return a Debezium message. If `fields` are given, its schema has them as types of new columns."""
-    payload = {"op": op, "before": None, "after": after}
+    payload = {"op": op, "before": None, "after": row_after}
     if not fields:
         return payload
-    stated = [{"field": "id", "type": "int64"}, *fields]
-    return {"schema": {"fields": [{"field": "after", "fields": stated}]}, "payload": payload}
+    stated_fields = [{"field": "id", "type": "int64"}, *fields]
+    return {"schema": {"fields": [{"field": "after", "fields": stated_fields}]}, "payload": payload}
 
 
 async def send_envelopes(stream: StreamServer, *messages: Any) -> tuple[int, Any]:
@@ -171,11 +171,15 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
         },
         {"field": "later", "type": "int32"},
     ]
-    after = {"id": 1, "small": 7, "ratio": 1, "raw": "AP8=", "born": 20_484, "at": 1_769_860_800_000_001}
-    after |= {"seen": "2026-01-31T12:00:00Z", "kind": "x", "price": "+yc=", "later": None}
-    wider = [{"field": "small", "type": "int64"}]
+    row_after = {"id": 1, "small": 7, "ratio": 1, "raw": "AP8=", "born": 20_484, "at": 1_769_860_800_000_001}
+    row_after |= {"seen": "2026-01-31T12:00:00Z", "kind": "x", "price": "+yc=", "later": None}
+    wide_fields = [{"field": "small", "type": "int64"}]
     status, answer = await send_envelopes(
-        stream, build_envelope(after, *fields), build_envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
+        stream,
+        build_envelope(row_after, *fields),
+        build_envelope({"id": 2, "small": 1 << 40}, *wide_fields),
+        None,
+        {"op": "m"},
     )
     assert status == 200, answer
     new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
@@ -295,15 +299,15 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
             fields = {field.name: field.field_id for field in table.schema().fields}
             expected = [{name: row.get(field_id) for name, field_id in fields.items()} for row in model]
             assert await read_rows(stream) == expected, round_number
-            scanned = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
-            assert sorted(scanned, key=lambda row: row["id"]) == expected, round_number
+            scanned_rows = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
+            assert sorted(scanned_rows, key=lambda row: row["id"]) == expected, round_number
             if model:
                 keys = [{"id": row[1]} for row in model]
                 answer = await asyncio.to_thread(lambda keys=keys: seamark.get_rows(client, "db.t", keys).to_pylist())
                 assert answer == expected, round_number
-        streamed = [
+        streamed_rows = [
             row
             for batch in await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False)))
             for row in batch.rows.to_pylist()
         ]
-        assert sorted(streamed, key=lambda row: row["id"]) == expected
+        assert sorted(streamed_rows, key=lambda row: row["id"]) == expected

@@ -14,8 +14,8 @@ from seamark.metaserver.streams.incoming.rows import to_batch
 
 def convert_rows(kind: Any, *values: Any) -> list[Any]:
     schema = Schema((Field(1, "a", False, kind),), 0)
-    values_read: list[Any] = to_batch([{"a": value} for value in values], schema).column(0).to_pylist()
-    return values_read
+    read_values: list[Any] = to_batch([{"a": value} for value in values], schema).column(0).to_pylist()
+    return read_values
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ async def test_rows_of_several_tables_are_appended_once(stream: StreamServer) ->
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([1], [2, 3])
 
 
-async def test_one_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: StreamServer) -> None:
+async def test_request_for_several_tables_is_refused_as_a_whole_if_one_row_is_invalid(stream: StreamServer) -> None:
     status, answer = await send_rows(stream, t=[{"id": 1}], u=[{"id": "x"}])
     assert (status, "Row 0, column id" in answer["error"]["message"]) == (400, True)
     status, answer = await send_rows(stream, t=[{"id": 1}], missing=[{"id": 1}])

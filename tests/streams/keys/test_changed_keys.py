@@ -1,5 +1,6 @@
-"""Tests of stream tables whose key changes while rows wait and appends run. Stock PyIceberg reads the latest row of
-each key.
+"""Tests of stream tables whose key changes while rows wait and appends run.
+
+Stock PyIceberg reads the latest row of each key.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_
             assert await commit_updates(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
         assert await stream.flush() == 4
         url = f"{stream.server.url}/v1/namespaces/db/tables/t/plan"
-        above = {"type": "gt", "term": "day", "value": "2026-01-01T00:00:00"}
-        async with stream.server.http.post(url, json={"filter": above}) as answer:
+        above_filter = {"type": "gt", "term": "day", "value": "2026-01-01T00:00:00"}
+        async with stream.server.http.post(url, json={"filter": above_filter}) as answer:
             plan = await answer.json()
             assert (answer.status, len(plan["file-scan-tasks"])) == (200, 1), plan
         # A later key within the range of the type is found, although a stored file has dates beyond the range.
@@ -239,12 +240,12 @@ async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_p
         streams, tables = components.streams, components.catalog.tables
 
         async def prepare() -> TableRows:
-            loaded = await tables.load(("db",), "t")
-            prepared = RowPreparation(loaded.metadata, streams.row_files, 1).prepare_json([{"a": 2, "b": 2}])
-            assert prepared.batches is not None
-            return TableRows(loaded, prepared.batches)
+            loaded_table = await tables.load(("db",), "t")
+            prepared_rows = RowPreparation(loaded_table.metadata, streams.row_files, 1).prepare_json([{"a": 2, "b": 2}])
+            assert prepared_rows.batches is not None
+            return TableRows(loaded_table, prepared_rows.batches)
 
-        earlier = await prepare()
+        earlier_append = await prepare()
         await set_key(stream, "b")
         with pytest.raises(RetryLater, match="The key of the stream table has changed"):
             await streams.append([earlier], None)
@@ -254,7 +255,7 @@ async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_p
         await stream.post({"a": 3, "b": 2})
         await stream.flush()
         with pytest.raises(RetryLater, match="The key of the stream table has changed"):
-            await streams.append([earlier], None)
+            await streams.append([earlier_append], None)
         await streams.append([await prepare()], None)
         assert sorted((row["a"], row["b"]) for row in await read_rows(stream)) == [(1, 1), (2, 2), (3, 2)]
 
@@ -278,10 +279,10 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:
-            loaded = await components.catalog.tables.load(("db",), "t")
-            prepared = RowPreparation(loaded.metadata, streams.row_files, 1).prepare_json([{"day": day}])
-            assert prepared.batches is not None
-            return TableRows(loaded, prepared.batches)
+            loaded_table = await components.catalog.tables.load(("db",), "t")
+            prepared_rows = RowPreparation(loaded_table.metadata, streams.row_files, 1).prepare_json([{"day": day}])
+            assert prepared_rows.batches is not None
+            return TableRows(loaded_table, prepared_rows.batches)
 
         async def set_schema(*fields: tuple[int, str, str], removed_ids: Sequence[int] = ()) -> None:
             columns = [{"id": number, "name": name, "type": kind, "required": False} for number, name, kind in fields]
@@ -293,17 +294,17 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
                 updates.append({"action": "remove-schemas", "schema-ids": removed_ids})
             assert await commit_updates(stream, *updates) == 200
 
-        earlier = await prepare("9999-12-31")
+        earlier_append = await prepare("9999-12-31")
         await set_schema((1, "day", "timestamp_ns"), (2, "v", "string"))
         table.appending_bytes = 0
-        status, message = await waiting
+        status, message = await waiting_task
         assert status == 400, message
         with pytest.raises(RetryLater, match="The type of the column day has changed meanwhile"):
-            await streams.append([earlier], None)
-        earlier = await prepare("2026-01-02T00:00:00")
+            await streams.append([earlier_append], None)
+        earlier_append = await prepare("2026-01-02T00:00:00")
         await set_schema((2, "v", "string"), removed_ids=[0, 1])
         with pytest.raises(RetryLater, match="The table has removed the schema of the rows meanwhile"):
-            await streams.append([earlier], None)
+            await streams.append([earlier_append], None)
         assert table.unflushed_rows == 0
         await stream.post({"v": "b"})
         assert await stream.flush() == 1

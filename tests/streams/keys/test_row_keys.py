@@ -1,5 +1,6 @@
-"""Tests of the rows of stream tables whose key changes. Each row replaces others by the key that the table had at its
-arrival.
+"""Tests of the rows of stream tables whose key changes.
+
+Each row replaces others by the key that the table had at its arrival.
 """
 
 from __future__ import annotations
@@ -178,26 +179,30 @@ def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
             if changed_field is not None:
                 metadata = change_fields(metadata, changed_field.id, type=rng.choice(PROMOTIONS[changed_field.type]))
         elif step == "rename":
-            keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
-            changed_field = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
+            key_names = {name.strip() for name in metadata.properties[KEY].split(",")}
+            changed_field = rng.choice(
+                [each for each in ids.values() if each.name not in key_names and each.id < VALUE]
+            )
             metadata = change_fields(metadata, changed_field.id, name=f"{changed_field.name}_")
         elif step == "schema":
             key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
-            fitting = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
-            metadata = change_table(metadata, {"action": "set-current-schema", "schema-id": rng.choice(fitting).id})
+            matching_schemas = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
+            metadata = change_table(
+                metadata, {"action": "set-current-schema", "schema-id": rng.choice(matching_schemas).id}
+            )
         elif step == "property":
             metadata = change_table(metadata, {"action": "set-properties", "updates": {"p": str(number)}})
         else:
             # Some appends use metadata from before a change of the key.
-            used, group = rng.choice(history[-3:]) if rng.random() < 0.3 else (metadata, len(log.groups) - 1)
+            used_metadata, group = rng.choice(history[-3:]) if rng.random() < 0.3 else (metadata, len(log.groups) - 1)
             rows = [choose_row(rng, number := number + 1) for _ in range(rng.randint(1, 6))]
-            day_type = used.current_schema.fields[DAY - 1].type
+            day_type = used_metadata.current_schema.fields[DAY - 1].type
             if day_type != "timestamp_ns":
                 rows = [row | {DAY: LATE_DAY if rng.random() < 0.2 else row[DAY]} for row in rows]
             if day_type != "date":
                 rows = [row | {DAY: f"{row[DAY]}T00:00:00"} for row in rows]
-            deletes = [bool(find_key_columns(used)) and rng.random() < 0.2 for _ in rows]
-            log.append(used, group, rows, deletes)
+            deletes = [bool(find_key_columns(used_metadata)) and rng.random() < 0.2 for _ in rows]
+            log.append(used_metadata, group, rows, deletes)
         if identify_key(metadata) != key_before:
             log.begin_group(metadata)
         if history[-1][0] is not metadata:
@@ -217,8 +222,10 @@ def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
         metadata, 0, [{1: key, VALUE: f"{round_number}.{key}"} for round_number in "ab" for key in (1, 2)], 4 * [False]
     )
     log.append(metadata, 0, [{1: 2}], [True])
-    dropped = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
-    assert encode_flush(log, dropped) == ["b.1"]
+    metadata_without_column = change_fields(
+        change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1
+    )
+    assert encode_flush(log, metadata_without_column) == ["b.1"]
 
 
 def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
@@ -228,14 +235,14 @@ def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
     log.begin_group(metadata)
     days = ("9999-12-31", "2026-01-02", "2026-01-03")
     log.append(metadata, 0, [{DAY: day, VALUE: day} for day in days], 3 * [False])
-    promoted = change_fields(metadata, DAY, type="timestamp_ns")
-    log.begin_group(promoted)
-    log.append(promoted, 1, [{DAY: "2026-01-02T00:00:00", VALUE: "new"}], [False])
-    assert encode_flush(log, promoted) == ["2026-01-03", "9999-12-31", "new"]
-    restored = change_table(promoted, {"action": "set-current-schema", "schema-id": date_schema})
-    log.begin_group(restored)
-    log.append(restored, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
-    assert encode_flush(log, restored) == ["2026-01-03", "again", "new"]
+    promoted_metadata = change_fields(metadata, DAY, type="timestamp_ns")
+    log.begin_group(promoted_metadata)
+    log.append(promoted_metadata, 1, [{DAY: "2026-01-02T00:00:00", VALUE: "new"}], [False])
+    assert encode_flush(log, promoted_metadata) == ["2026-01-03", "9999-12-31", "new"]
+    restored_metadata = change_table(promoted_metadata, {"action": "set-current-schema", "schema-id": date_schema})
+    log.begin_group(restored_metadata)
+    log.append(restored_metadata, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
+    assert encode_flush(log, restored_metadata) == ["2026-01-03", "again", "new"]
 
 
 @pytest.mark.parametrize("key", ["a-b", ""])
@@ -248,8 +255,10 @@ def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_curren
     if key:
         log.append(metadata, 0, [{1: 3}], [True])
     changed_metadata = change_fields(change_fields(metadata, 1, type="long"), PRICE)
-    removed = [schema.id for schema in changed_metadata.schemas if schema.id != changed_metadata.current_schema_id]
-    changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed})
+    removed_schema_ids = [
+        schema.id for schema in changed_metadata.schemas if schema.id != changed_metadata.current_schema_id
+    ]
+    changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed_schema_ids})
     log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], [False])
     assert encode_flush(log, changed_metadata) == log.replay()
 
@@ -292,14 +301,16 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_rows_of_a_partition_column_that_was_promoted_are_flushed_with_its_new_type(kind: str) -> None:
-    created = create_table("")
-    metadata = change_table(created, *set_spec("identity"))
-    metadata = change_table(metadata, {"action": "remove-partition-specs", "spec-ids": [created.default_spec.spec_id]})
+    created_table = create_table("")
+    metadata = change_table(created_table, *set_spec("identity"))
+    metadata = change_table(
+        metadata, {"action": "remove-partition-specs", "spec-ids": [created_table.default_spec.spec_id]}
+    )
     log = Log(1)
     log.begin_group(metadata)
     log.append(metadata, 0, [{DAY: "2026-01-02", VALUE: "a"}], [False])
-    promoted = change_fields(metadata, DAY, type=kind)
-    (file,) = FILES.encode(log.list_slices(), promoted, None)
+    promoted_metadata = change_fields(metadata, DAY, type=kind)
+    (file,) = FILES.encode(log.list_slices(), promoted_metadata, None)
     assert msgspec.json.decode(file.content_file)["partition"] == ["2026-01-02T00:00:00"]
     assert read_values([file]) == ["a"]
 
@@ -318,8 +329,8 @@ def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_wa
             {"action": "set-default-sort-order", "sort-order-id": -1},
         ),
     }
-    promoted = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
-    assert encode_flush(log, promoted) == ["a"]
+    promoted_metadata = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
+    assert encode_flush(log, promoted_metadata) == ["a"]
 
 
 def set_spec(transform: str) -> tuple[dict[str, Any], ...]:
@@ -342,9 +353,11 @@ def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> No
     update = read_updates([{"action": "set-properties", "updates": {KEY: "1x"}}])
     later_metadata = apply_updates(earlier_metadata, update, now_ms=earlier_metadata.last_updated_ms)
     assert later_metadata.last_updated_ms == earlier_metadata.last_updated_ms
-    accepted = AcceptedKeys()
-    assert accepted.accept("t", "first", earlier_metadata)
-    assert not accepted.accept("t", "second", later_metadata)
-    accepted.replace("t", "second", later_metadata)  # The caller has loaded the table, so this metadata is current.
-    assert accepted.accept("t", "second", later_metadata)
-    assert not accepted.accept("t", "first", earlier_metadata)
+    accepted_keys = AcceptedKeys()
+    assert accepted_keys.accept("t", "first", earlier_metadata)
+    assert not accepted_keys.accept("t", "second", later_metadata)
+    accepted_keys.replace(
+        "t", "second", later_metadata
+    )  # The caller has loaded the table, so this metadata is current.
+    assert accepted_keys.accept("t", "second", later_metadata)
+    assert not accepted_keys.accept("t", "first", earlier_metadata)

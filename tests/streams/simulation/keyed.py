@@ -1,5 +1,6 @@
-"""A simulated world with a keyed table. Later rows replace earlier rows, flushes delete rows, and compactions move
-them.
+"""A simulated world with a keyed table.
+
+Later rows replace earlier rows, flushes delete rows, and compactions move them.
 
 A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: a reader sees the replay of
 the log up to the offsets of its plan.
@@ -46,7 +47,7 @@ from tests.streams.simulation.world import (
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
 KEEPS_KAFKA_LOG = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
-NO_FAULTS = FaultProbabilities(lost=0, repeated=0, refused=0, crash=0, power_cut=0, pause=0, clock_jump=0)
+NO_FAULTS = FaultProbabilities(lost_reply=0, repetition=0, refusal=0, crash=0, power_cut=0, pause=0, clock_jump=0)
 
 
 class KeyedSnapshot(NamedTuple):
@@ -58,7 +59,7 @@ class KeyedSnapshot(NamedTuple):
 
 @dataclass
 class KeyedTable(SimulatedTable):
-    deleted: dict[str, frozenset[int]] = field(default_factory=dict)
+    deleted_positions: dict[str, frozenset[int]] = field(default_factory=dict)
     """The positions of the deleted rows, by file."""
     commits: set[Any] = field(default_factory=set)
     """The flushes that were committed."""
@@ -66,7 +67,7 @@ class KeyedTable(SimulatedTable):
     @property
     def snapshot(self) -> KeyedSnapshot:
         none: frozenset[int] = frozenset()
-        return KeyedSnapshot(self.version, {file: self.deleted.get(file, none) for file in self.files})
+        return KeyedSnapshot(self.version, {file: self.deleted_positions.get(file, none) for file in self.files})
 
 
 class KeyedCatalog(SimulatedCatalog):
@@ -97,16 +98,18 @@ class KeyedCatalog(SimulatedCatalog):
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
         if commit in table.commits:  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
-        if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
+        if self.compares and any(
+            table.flushed_offsets[moved_range.shard] != moved_range.start for moved_range in ranges
+        ):
             raise CommitConflict("the offsets have moved")
         if self.compares_versions and entry.metadata_location != f"v{table.version}":
             raise CommitConflict("rows were changed or moved")
         table.commits.add(commit)
         for moved_range in ranges:
-            table.flushed[moved_range.shard] = moved_range.end
+            table.flushed_offsets[moved_range.shard] = moved_range.end
         table.files = (*table.files, *files)
         for file, positions in _decode(deletes).items():
-            table.deleted[file] = table.deleted.get(file, frozenset()) | positions
+            table.deleted_positions[file] = table.deleted_positions.get(file, frozenset()) | positions
         table.version += 1
 
 
@@ -135,34 +138,34 @@ class KeyedFiles(LineFiles):
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyLines]:
-        latest: dict[bytes, bytes] = {}
+        latest_lines: dict[bytes, bytes] = {}
         for part in rows:
             for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
-                latest[parse_key(line)] = line
-        lines = [line for line in latest.values() if not line.startswith(b"-")]
+                latest_lines[parse_key(line)] = line
+        lines = [line for line in latest_lines.values() if not line.startswith(b"-")]
         files = []
         if lines:
             self._count += 1
             files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
         keys = [parse_key(line) for line in lines]
-        return files, KeyLines(frozenset(latest), {file.location: keys for file in files})
+        return files, KeyLines(frozenset(latest_lines), {file.location: keys for file in files})
 
     def encode_deletes(
-        self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored: Any, folder: str | None
+        self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored_table: Any, folder: str | None
     ) -> EncodedDeletes:
         """Return the positions that the keys delete in the stored files and in earlier parts."""
         keys = frozenset().union(*(part.keys for part in parts))
-        deleted: dict[str, list[int]] = {}
+        deleted_positions: dict[str, list[int]] = {}
         for file, deleted_rows in metadata.files.items():
             lines = self._storage.objects[file].split(b"\n")
-            deleted[file] = [
+            deleted_positions[file] = [
                 number for number, line in enumerate(lines) if number not in deleted_rows and parse_key(line) in keys
             ]
         for place, part in enumerate(parts):
             later_keys = frozenset().union(*(later_part.keys for later_part in parts[place + 1 :]))
             for file, file_keys in part.files.items():
-                deleted[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
-        content = json.dumps({file: positions for file, positions in deleted.items() if positions})
+                deleted_positions[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
+        content = json.dumps({file: positions for file, positions in deleted_positions.items() if positions})
         return EncodedDeletes([], [content.encode()], [], b"all rows")
 
 
@@ -229,14 +232,14 @@ class KeyedWorld(SimulationWorld):
             table.files = (file,)
 
     def _iterate_live_lines(self, files: Mapping[str, frozenset[int]]) -> Iterable[bytes]:
-        for file, deleted in files.items():
+        for file, deleted_positions in files.items():
             for number, line in enumerate(self.storage.objects[file].split(b"\n")):
-                if number not in deleted:
+                if number not in deleted_positions:
                     yield line
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Compare the rows of a plan with the replay of the log up to its offsets, and return an empty counter."""
-        required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
+        required_appends = [append for append in self.appends if append.is_acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 
         async def plan_fresh() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
@@ -245,29 +248,29 @@ class KeyedWorld(SimulationWorld):
                 table = await self.table(process, uuid)
                 entry, snapshot = await tables.load(uuid)
                 with suppress(FlushedBefore):
-                    fresh = await table.get_fresh_rows(entry.parse_flushed_offsets())
+                    fresh_rows = await table.get_fresh_rows(entry.parse_flushed_offsets())
                     files = dict(snapshot.files)
-                    files |= {file.location: frozenset() for part in fresh.parts for file in part.files}
-                    if keyed := [part.keyed for part in fresh.parts]:
-                        deletes = await table.store_deletes(keyed, entry, snapshot, fresh=True)
+                    files |= {file.location: frozenset() for part in fresh_rows.parts for file in part.files}
+                    if keyed_parts := [part.keyed for part in fresh_rows.parts]:
+                        deletes = await table.store_deletes(keyed_parts, entry, snapshot, fresh=True)
                         for file, positions in _decode(deletes).items():
                             if file not in files:
                                 raise InvariantBroken(f"a plan deletes rows of {file}, which is not in it")
                             files[file] |= positions
-                    return files, fresh
+                    return files, fresh_rows
             raise RetryLater("each attempt to read the table met another flush")
 
-        files, fresh = await self.call(process, plan_fresh)
-        await self._check_durable(uuid, fresh.offsets)
+        files, fresh_rows = await self.call(process, plan_fresh)
+        await self._check_durable(uuid, fresh_rows.offsets)
         reader = (asyncio.current_task(), process.number, uuid)
         last_offsets = self._offsets.get(reader, {})
-        if any(offset < last_offsets.get(shard, 0) for shard, offset in fresh.offsets.items()):
-            raise InvariantBroken(f"a reader went back: from {last_offsets} to {fresh.offsets}")
-        self._offsets[reader] = fresh.offsets
+        if any(offset < last_offsets.get(shard, 0) for shard, offset in fresh_rows.offsets.items()):
+            raise InvariantBroken(f"a reader went back: from {last_offsets} to {fresh_rows.offsets}")
+        self._offsets[reader] = fresh_rows.offsets
         if missing_files := [file for file in files if file not in self.storage.objects]:
             raise InvariantBroken(f"a plan names {missing_files[0]}, which has been deleted")
         lines = list(self._iterate_live_lines(files))
-        await self._compare(uuid, fresh.offsets, lines, required)
+        await self._compare(uuid, fresh_rows.offsets, lines, required_appends)
         return Counter()
 
     async def _read_log(self, uuid: str, offsets: Mapping[int, int]) -> list[bytes]:
@@ -279,7 +282,7 @@ class KeyedWorld(SimulationWorld):
                 log = await stack.enter_async_context(
                     open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=_run_at_once)
                 )
-                stack.callback(lambda: broker.following and broker.following.cancel())
+                stack.callback(lambda: broker.follow_task and broker.follow_task.cancel())
             else:
                 disk = copy_disk(self.disk, durable=True)
                 log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
@@ -292,30 +295,35 @@ class KeyedWorld(SimulationWorld):
                         position = record.end
             return lines
 
-    async def _compare(self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]) -> None:
-        """Check that `lines` are the replay of the log up to `offsets`, and that the log contains the `required`
-        appends.
-        """
-        logged = await self._read_log(uuid, offsets)
+    async def _compare(
+        self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required_appends: list[Append]
+    ) -> None:
+        """Check that `lines` are the replay of the log up to `offsets`, and that the log has all `required_appends`."""
+        logged_rows = await self._read_log(uuid, offsets)
         self.replays += 1
         keys = Counter(map(parse_key, lines))
-        if repeated := [key for key, count in keys.items() if count > 1]:
-            raise InvariantBroken(f"a key has several rows: {[line for line in lines if parse_key(line) in repeated]}")
-        expected = replay(logged)
+        if repeated_keys := [key for key, count in keys.items() if count > 1]:
+            raise InvariantBroken(
+                f"a key has several rows: {[line for line in lines if parse_key(line) in repeated_keys]}"
+            )
+        expected = replay(logged_rows)
         if set(lines) != set(expected.values()):
             raise InvariantBroken(
                 "the rows are not the replay of the log: "
                 f"unexpected rows {sorted(set(lines) - set(expected.values()))[:3]}, "
                 f"missing rows {sorted(set(expected.values()) - set(lines))[:3]}"
             )
-        if lost_lines := [line for append in required for line in append.lines if line not in logged]:
+        if lost_lines := [line for append in required_appends for line in append.lines if line not in logged_rows]:
             raise InvariantBroken(f"acknowledged rows are lost: {lost_lines[:5]}")
 
-    def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
+    def check_read(self, lines: Counter[bytes], uuid: str, required_appends: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""
 
     async def check_table(self, table: SimulatedTable, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
         await self._compare(
-            table.uuid, table.flushed, list(self._iterate_live_lines(table.snapshot.files)), acknowledged_appends
+            table.uuid,
+            table.flushed_offsets,
+            list(self._iterate_live_lines(table.snapshot.files)),
+            acknowledged_appends,
         )

@@ -40,7 +40,7 @@ class _Call:
     def cancel(self) -> None:
         if not self.is_cancelled:
             self.is_cancelled = True
-            self.loop.cancelled += self.is_timer
+            self.loop.cancelled_count += self.is_timer
 
     def cancelled(self) -> bool:
         return self.is_cancelled
@@ -62,7 +62,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._clock = clock
         self._clock_ms = 0
         self._timers: list[tuple[float, _Call]] = []
-        self.cancelled = 0
+        self.cancelled_count = 0
         """The number of timers that are cancelled but not removed yet."""
         self.steps = 0
 
@@ -77,10 +77,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_at(
-        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+        self, call_time_s: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> Any:
         call = _Call(self, callback, args, context, is_timer=True)
-        heapq.heappush(self._timers, (when, call))
+        heapq.heappush(self._timers, (call_time_s, call))
         return call
 
     def call_later(
@@ -91,9 +91,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run all ready calls. If no call is ready, move the simulated time to the next timer first."""
         self._remove_cancelled()
-        timers, ready = self._timers, self._ready
+        timers, ready_calls = self._timers, self._ready
         self.steps += 1
-        if not ready and not self._stopping:
+        if not ready_calls and not self._stopping:
             if not timers:
                 raise RuntimeError("deadlock: every task waits for another task")
             self._pass_time(max(0, timers[0][0] - self._now_s))
@@ -101,9 +101,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] < end_s:
             call = heapq.heappop(timers)[1]
             call.is_timer = False
-            ready.append(call)
-        for _ in range(len(ready)):
-            call = ready.popleft()
+            ready_calls.append(call)
+        for _ in range(len(ready_calls)):
+            call = ready_calls.popleft()
             if not call.is_cancelled:
                 call.context.run(call.callback, *call.args)
 
@@ -112,14 +112,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         same time.
         """
         timers = self._timers
-        if len(timers) > _TIMERS_MIN and self.cancelled > len(timers) * _CANCELLED_MAX:
+        if len(timers) > _TIMERS_MIN and self.cancelled_count > len(timers) * _CANCELLED_MAX:
             self._timers = [timer for timer in timers if not timer[1].is_cancelled]
             heapq.heapify(self._timers)
-            self.cancelled = 0
+            self.cancelled_count = 0
         else:
             while timers and timers[0][1].is_cancelled:
                 heapq.heappop(timers)
-                self.cancelled -= 1
+                self.cancelled_count -= 1
 
     def _pass_time(self, seconds: float) -> None:
         """Advance the loop's time and the clock. The clock counts whole milliseconds."""
@@ -132,12 +132,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._clock_ms += passed_ms
 
 
-def run_simulated(clock: SimulatedClock, main: Coroutine[Any, Any, None]) -> int:
-    """Run `main` in a simulated loop. Return the number of steps of the time."""
+def run_simulated(clock: SimulatedClock, main_coroutine: Coroutine[Any, Any, None]) -> int:
+    """Run `main_coroutine` in a simulated loop. Return the number of steps of the time."""
     loop = SimulatedLoop(clock)
     asyncio.set_event_loop(None)
     try:
-        task = loop.create_task(main)
+        task = loop.create_task(main_coroutine)
         loop.run_until_complete(task)
     finally:
         waiting_tasks = asyncio.all_tasks(loop)

@@ -37,9 +37,9 @@ T = TypeVar("T")
 class FaultProbabilities:
     """The probability of each fault, from 0 to 1."""
 
-    lost: float
-    repeated: float
-    refused: float
+    lost_reply: float
+    repetition: float
+    refusal: float
     crash: float
     power_cut: float
     pause: float
@@ -71,7 +71,7 @@ class SimulatedNetwork:
             NoAnswer: The message or its answer was lost.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        copies = 2 if self._rng.random() < self.faults.repeated else 1
+        copies = 2 if self._rng.random() < self.faults.repetition else 1
         for _ in range(copies):
             task = asyncio.get_running_loop().create_task(self._carry(receive, answer))
             self._tasks[task] = None
@@ -85,7 +85,7 @@ class SimulatedNetwork:
     async def _carry(self, receive: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         """Deliver a message and its answer, each with a random delay, and lose some of them."""
         await self.delay()
-        if self._rng.random() < self.faults.lost:
+        if self._rng.random() < self.faults.lost_reply:
             return
         try:
             message = await receive()
@@ -94,7 +94,7 @@ class SimulatedNetwork:
             if not isinstance(error, SeamarkError | NoAnswer):
                 self.failures.append(error)
         await self.delay()
-        if self._rng.random() < self.faults.lost or answer.done():
+        if self._rng.random() < self.faults.lost_reply or answer.done():
             return
         if isinstance(message, Exception):
             answer.set_exception(message)
@@ -107,7 +107,7 @@ class SimulatedTable:
     """A table in the catalog: its files, and the flushed offset of each shard."""
 
     uuid: str
-    flushed: dict[int, int]
+    flushed_offsets: dict[int, int]
     files: tuple[str, ...] = ()
     version: int = 0
     is_dropped: bool = False
@@ -127,14 +127,14 @@ class SimulatedCatalog:
         table = self.tables.get(uuid)
         if table is None or table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
-        flushed = ",".join(f"{shard}:{offset}" for shard, offset in table.flushed.items())
+        flushed_text = ",".join(f"{shard}:{offset}" for shard, offset in table.flushed_offsets.items())
         entry = Entry(
             kind=EntryKind.TABLE,
             namespace=("n",),
             name="t",
             uuid=uuid,
             metadata_location=f"v{table.version}",
-            flushed=flushed,
+            flushed=flushed_text,
         )
         return entry, table.files
 
@@ -149,10 +149,12 @@ class SimulatedCatalog:
             raise NoSuchTable(f"no table {uuid}")
         if set(files) <= set(table.files):  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
-        if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
+        if self.compares and any(
+            table.flushed_offsets[moved_range.shard] != moved_range.start for moved_range in ranges
+        ):
             raise CommitConflict("the offsets have moved")
         for moved_range in ranges:
-            table.flushed[moved_range.shard] = moved_range.end
+            table.flushed_offsets[moved_range.shard] = moved_range.end
         table.files = (*table.files, *files)
         table.version += 1
 
@@ -190,7 +192,7 @@ class RemoteTables:
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
         """Send the commit to the catalog over the network. Some commits are refused."""
-        is_refused = self._rng.random() < self._network.faults.refused
+        is_refused = self._rng.random() < self._network.faults.refusal
 
         async def receive() -> None:
             if is_refused:
@@ -270,21 +272,26 @@ class Cluster:
 
 
 class RemoteBroker:
-    """The `Broker` of one server. It reaches the cluster over the network, and a pause of the server stops
-    its reads.
+    """The `Broker` of one server.
+
+    It reaches the cluster over the network, and a pause of the server stops its reads.
     """
 
     identity = "kafka/simulated"
 
     def __init__(
-        self, network: SimulatedNetwork, cluster: Cluster, rng: random.Random, unpaused: Callable[[], Awaitable[None]]
+        self,
+        network: SimulatedNetwork,
+        cluster: Cluster,
+        rng: random.Random,
+        wait_unpaused: Callable[[], Awaitable[None]],
     ) -> None:
         self._network = network
         self._cluster = cluster
         self._rng = rng
-        self._unpaused = unpaused
-        self._last: asyncio.Future[None] | None = None
-        self.following: asyncio.Task[None] | None = None
+        self._wait_unpaused = wait_unpaused
+        self._last_write: asyncio.Future[None] | None = None
+        self.follow_task: asyncio.Task[None] | None = None
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
         await self._network.delay()
@@ -302,18 +309,18 @@ class RemoteBroker:
             offsets = await self._network.send(receive)
         except NoAnswer:
             raise LogUnavailable("the cluster does not answer") from None
-        await self._unpaused()
+        await self._wait_unpaused()
         return offsets
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         """Write a record after all earlier records of this server, as an idempotent producer does."""
-        previous, loop = self._last, asyncio.get_running_loop()
+        previous_write, loop = self._last_write, asyncio.get_running_loop()
         stored_event: asyncio.Future[None] = loop.create_future()
-        self._last = stored_event
+        self._last_write = stored_event
 
         async def receive() -> None:
-            if previous is not None:
-                await asyncio.wait([previous])
+            if previous_write is not None:
+                await asyncio.wait([previous_write])
             if not stored_event.done():  # The broker recognises a repeated message.
                 self._cluster.journal.append(value)
                 stored_event.set_result(None)
@@ -341,26 +348,26 @@ class RemoteBroker:
         await self._network.delay()
         return answer
 
-    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+    async def delete_records(self, limit_offsets: Mapping[Shard, int]) -> None:
         await self._network.delay()
-        for shard, record in before.items():
+        for shard, record in limit_offsets.items():
             self._cluster.starts[shard] = max(record, self._cluster.starts.get(shard, 0))
 
-    async def delete_journal(self, before: int) -> None:
+    async def delete_journal(self, offset_before: int) -> None:
         await self._network.delay()
-        self._cluster.journal_start = max(before, self._cluster.journal_start)
+        self._cluster.journal_start = max(offset_before, self._cluster.journal_start)
 
     async def delete_stream(self, stream: str) -> None:
         await self._network.delay()
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
-        self.following = asyncio.get_running_loop().create_task(self._follow(start, listener))
+        self.follow_task = asyncio.get_running_loop().create_task(self._follow(start, listener))
 
     async def _follow(self, position: int, listener: JournalListener) -> None:
         while True:
             await self._network.delay()
             await asyncio.sleep(0.001)
-            await self._unpaused()
+            await self._wait_unpaused()
             if position < self._cluster.journal_start:
                 position = self._cluster.journal_start
                 listener.restart(position)
@@ -382,8 +389,8 @@ class Leases:
         now_s = self._clock.monotonic()
         until_s = now_s + operation.lease_ms / 1000
         self._until_s[operation.replica.address] = (until_s, operation.replica)
-        live = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
-        return sorted(live, key=lambda replica: replica.address)
+        live_replicas = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
+        return sorted(live_replicas, key=lambda replica: replica.address)
 
 
 class RemoteLeases:
@@ -407,8 +414,8 @@ class RemoteLeases:
 class SentRows:
     """The model of a table: the rows that writers have sent, and the acknowledged appends."""
 
-    sent: dict[tuple[str, int], Counter[bytes]] = field(default_factory=dict)
-    acknowledged: dict[tuple[str, int], float] = field(default_factory=dict)
+    sent_lines: dict[tuple[str, int], Counter[bytes]] = field(default_factory=dict)
+    acknowledged_s: dict[tuple[str, int], float] = field(default_factory=dict)
     """The time of each acknowledgement, by (producer, number)."""
 
 

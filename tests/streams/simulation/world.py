@@ -74,7 +74,7 @@ class Append:
     sequence: int
     uuid: str
     rows: dict[int, list[bytes]]
-    acknowledged: bool = False
+    is_acknowledged: bool = False
 
     @property
     def lines(self) -> list[bytes]:
@@ -101,10 +101,10 @@ class DelayedRunner:
     def __init__(self, world: SimulationWorld, process: Process) -> None:
         self._world = world
         self._process = process
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     async def write(self, work):
-        async with self._writing:
+        async with self._write_lock:
             return await self._run(work)
 
     async def read(self, work):
@@ -148,9 +148,9 @@ class SimulationWorld:
         self.clock = SimulatedClock(seed)
         scale = self.rng.choice((0.0, 0.3, 1.0))
         self.faults = FaultProbabilities(
-            lost=0.06 * scale,
-            repeated=0.2 * scale,
-            refused=0.3 * scale,
+            lost_reply=0.06 * scale,
+            repetition=0.2 * scale,
+            refusal=0.3 * scale,
             crash=0.01 * scale,
             power_cut=0.5,
             pause=0.1 * scale,
@@ -162,7 +162,7 @@ class SimulationWorld:
         self.storage = SimulatedStorage(self.network)
         self.files = LineFiles()
         self.disk = SimulatedDisk()
-        self.disk.before = self._crash_sometimes
+        self.disk.on_operation = self._crash_sometimes
         self.cluster = Cluster()
         self.leases = Leases(self.clock)
         self.states: dict[int, bytes] = {}
@@ -170,11 +170,11 @@ class SimulationWorld:
         applied them.
         """
         self.servers: dict[str, Process] = {}
-        self.started = 0
+        self.started_count = 0
         self.uuid = ""
         self.appends_max = appends
         self.log_limits, self.kafka_limits = LOG_LIMITS, KAFKA_LIMITS
-        self.appended: list[Append] = []
+        self.appends: list[Append] = []
         self.reads = self.flushes = self.crashes = self.flushed_rows = 0
         self.durable_checks = 0
         self.is_ending = False
@@ -208,8 +208,8 @@ class SimulationWorld:
     async def run_server(self, name: str) -> None:
         """Run servers with this name, one after another. Each replaces the server that crashed."""
         while True:
-            self.started += 1
-            process = self.servers[name] = Process(name, self.started)
+            self.started_count += 1
+            process = self.servers[name] = Process(name, self.started_count)
             task = asyncio.create_task(self._serve(process))
             process.tasks.append(task)
             await asyncio.wait([task])
@@ -252,8 +252,8 @@ class SimulationWorld:
             except LogUnavailable:  # The network lost messages while the log opened.
                 await asyncio.sleep(0.1)
             finally:
-                if broker.following is not None:
-                    broker.following.cancel()
+                if broker.follow_task is not None:
+                    broker.follow_task.cancel()
 
     async def _renew(self, process: Process, membership: Membership) -> None:
         while True:
@@ -288,9 +288,9 @@ class SimulationWorld:
             log.check_invariants()
         except AssertionError as error:
             raise InvariantBroken(f"an invariant of the log does not hold: {error}") from error
-        applied, state = log.take_snapshot()
-        if self.states.setdefault(applied, state) != state:
-            raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
+        applied_offset, state = log.take_snapshot()
+        if self.states.setdefault(applied_offset, state) != state:
+            raise InvariantBroken(f"two servers have different states after record {applied_offset} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
         """Return the table of a process. It is opened at its first use."""
@@ -366,7 +366,7 @@ class SimulationWorld:
             count = min(self.rng.choice((1, 3, 5)), self.appends_max - first_row)
             producer = f"{name}.{session}"
             appends = [self._make(producer, uuid, number) for number in range(count)]
-            self.appended += appends
+            self.appends += appends
             outcomes = await asyncio.gather(*(self._send(append) for append in appends))
             first_row += count
             session += 1
@@ -399,8 +399,8 @@ class SimulationWorld:
         while True:
             if append.uuid != self.uuid:
                 return False
-            if live := self.live():
-                process = self.rng.choice(live)
+            if live_processes := self.live():
+                process = self.rng.choice(live_processes)
 
                 async def work(process=process) -> None:
                     await self.wait_while_paused(process)
@@ -415,7 +415,7 @@ class SimulationWorld:
                 except (SeamarkError, NoAnswer):
                     pass
                 else:
-                    append.acknowledged = True
+                    append.is_acknowledged = True
                     return True
             await asyncio.sleep(self.rng.choice((0.01, 0.05)))
 
@@ -427,11 +427,11 @@ class SimulationWorld:
         last_write: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
-            live = self.live()
-            if not live:
+            live_processes = self.live()
+            if not live_processes:
                 continue
-            process, uuid = self.rng.choice(live), self.uuid
-            required = [each for each in self.appended if each.acknowledged and each.uuid == uuid]
+            process, uuid = self.rng.choice(live_processes), self.uuid
+            required_appends = [each for each in self.appends if each.is_acknowledged and each.uuid == uuid]
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
@@ -441,7 +441,7 @@ class SimulationWorld:
             if uuid != self.uuid:
                 continue
             self.reads += 1
-            self.check_read(lines, uuid, required)
+            self.check_read(lines, uuid, required_appends)
             if last_write == (process.number, uuid) and previous_lines - lines:
                 raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
             previous_lines, last_write = lines, (process.number, uuid)
@@ -459,9 +459,9 @@ class SimulationWorld:
                     return files, await table.get_fresh_rows(entry.parse_flushed_offsets())
             raise RetryLater("each attempt to read the table met another flush")
 
-        files, fresh = await self.call(process, plan)
-        await self._check_durable(uuid, fresh.offsets)
-        locations = [*files, *(file.location for part in fresh.parts for file in part.files)]
+        files, fresh_rows = await self.call(process, plan)
+        await self._check_durable(uuid, fresh_rows.offsets)
+        locations = [*files, *(file.location for part in fresh_rows.parts for file in part.files)]
         lines: Counter[bytes] = Counter()
         for location in locations:
             try:
@@ -483,17 +483,17 @@ class SimulationWorld:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
+    def check_read(self, lines: Counter[bytes], uuid: str, required_appends: list[Append]) -> None:
         """Check the rows of one read."""
-        if twice := [line for line, count in lines.items() if count > 1]:
-            raise InvariantBroken(f"rows occur twice: {twice[:5]}")
-        for append in self.appended:
+        if repeated_lines := [line for line, count in lines.items() if count > 1]:
+            raise InvariantBroken(f"rows occur twice: {repeated_lines[:5]}")
+        for append in self.appends:
             is_read = [line in lines for line in append.lines]
             if any(is_read) and not all(is_read):
                 raise InvariantBroken(f"only a part of an append is visible: {append.lines}")
             if any(is_read) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
-        for append in required:
+        for append in required_appends:
             if missing_lines := [line for line in append.lines if line not in lines]:
                 raise InvariantBroken(f"acknowledged rows are lost: {missing_lines[:5]}")
 
@@ -524,14 +524,14 @@ class SimulationWorld:
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             dice = self.rng.random()
-            if dice < self.faults.pause and (live := self.live()):
-                process = self.rng.choice(live)
+            if dice < self.faults.pause and (live_processes := self.live()):
+                process = self.rng.choice(live_processes)
                 process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
-            elif dice < 2 * self.faults.pause and (live := self.live()):
-                self.crash(self.rng.choice(live))
+            elif dice < 2 * self.faults.pause and (live_processes := self.live()):
+                self.crash(self.rng.choice(live_processes))
             elif dice < 2 * self.faults.pause + self.faults.clock_jump:
                 jump_clock(self.clock, self.rng)
-            elif dice < 0.5 and self.faults.lost:
+            elif dice < 0.5 and self.faults.lost_reply:
                 self.commit_beside()
             elif dice > 1 - self.faults.pause / 4:
                 self.create_table()
@@ -556,9 +556,9 @@ class SimulationWorld:
             setattr(self.faults, name, 0.0)
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
-    async def _wait_for(self, awaited: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
+    async def _wait_for(self, awaited_tasks: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks. A failure of any task ends the run."""
-        waiting_tasks = set(awaited)
+        waiting_tasks = set(awaited_tasks)
         while waiting_tasks:
             finished_tasks, _ = await asyncio.wait([*waiting_tasks, *background], return_when=asyncio.FIRST_COMPLETED)
             for task in finished_tasks:
@@ -582,7 +582,9 @@ class SimulationWorld:
             else:
                 continue
             break
-        acknowledged_appends = [append for append in self.appended if append.acknowledged and append.uuid == self.uuid]
+        acknowledged_appends = [
+            append for append in self.appends if append.is_acknowledged and append.uuid == self.uuid
+        ]
         await self.check_table(table, acknowledged_appends)
         log = process.log  # Other servers may still open their log.
         assert log is not None

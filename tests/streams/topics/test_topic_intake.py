@@ -168,7 +168,7 @@ async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) 
         assert await rig.stream.ids() == [1, 2]
 
 
-async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
+async def test_valid_rows_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await asyncio.to_thread(rig.stream.catalog.drop_table, "db.t_errors")
         required_field = NestedField(6, "more", LongType(), required=True)
@@ -316,7 +316,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
     async with open_rig(tmp_path, partitions=partitions, **properties) as rig:
         rig.tables = FailingTables(rig.stream, rng, 0.2)
         expected: dict[int, str] = {}
-        rejected = 0
+        rejected_count = 0
         for number in range(12):
             for _ in range(rng.randint(0, 6)):
                 numbers = [rng.randint(1, 9) if is_keyed else len(expected) + n for n in range(rng.randint(1, 3))]
@@ -324,7 +324,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
                 partition = rng.randrange(partitions)
                 if rng.random() < 0.2:
                     rig.topic.send(rng.choice([b"{", b'{"id": "x"}', b"\x00", encode_json({"none": 1})]))
-                    rejected += 1
+                    rejected_count += 1
                 rig.topic.send(rng.choice(ENCODERS)(*rows), partition=partition)
                 expected |= {row["id"]: row["name"] for row in rows}
             async with rig.read_during() as task:
@@ -344,7 +344,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
         catalog = rig.stream.catalog
         rows = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow().to_pylist())
         assert sorted((row["id"], row["name"]) for row in rows) == sorted(expected.items())
-        assert len(await read_letters(rig.stream)) == rejected
+        assert len(await read_letters(rig.stream)) == rejected_count
 
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:

@@ -17,7 +17,7 @@ from seamark.metaserver.streams.topics import intakes
 from tests.services.kafka import Kafka
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_fleet import make_shared_settings
-from tests.streams.test_read_servers import READ
+from tests.streams.test_read_servers import READ_SERVER
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
@@ -106,7 +106,7 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
     rng = random.Random(1)
     settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 200}
     expected: list[int] = []
-    async with open_stream_server(tmp_path / "r", **settings, **READ) as reader:
+    async with open_stream_server(tmp_path / "r", **settings, **READ_SERVER) as reader:
         topic, producer = "", Producer({"bootstrap.servers": kafka.address})
         for round_number in range(4):
             async with open_stream_server(tmp_path / f"s{round_number % 2}", **settings) as server:

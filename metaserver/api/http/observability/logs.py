@@ -36,8 +36,11 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
     renderer: list[Any]
     if console:
         # Write plain tracebacks. The default shows local variables, which may be keys and tokens.
-        plain = structlog.dev.plain_traceback
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _to_bytes]
+        format_plain = structlog.dev.plain_traceback
+        renderer = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=format_plain),
+            _to_bytes,
+        ]
     else:
         renderer = [
             structlog.processors.format_exc_info,

@@ -71,12 +71,12 @@ class _Totals:
 
     def __init__(self, counter: prometheus.Counter) -> None:
         self._counter = counter
-        self._until_now: dict[str, int] = {}
+        self._last_totals: dict[str, int] = {}
 
     def update(self, since_start: Mapping[str, int]) -> None:
         for label, count in since_start.items():
-            self._counter.labels(label).inc(count - self._until_now.get(label, 0))
-        self._until_now = dict(since_start)
+            self._counter.labels(label).inc(count - self._last_totals.get(label, 0))
+        self._last_totals = dict(since_start)
 
 
 class RequestMetrics:
@@ -88,13 +88,13 @@ class RequestMetrics:
         self._in_flight = make.create_gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.answering = 0
         """All requests in flight, which a drain waits for."""
-        self._answered: dict[tuple[str, int], int] = {}
+        self._answer_counts: dict[tuple[str, int], int] = {}
         self._took: dict[str, _PendingTimes] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
         """Count an answered request and its duration."""
         key = (operation, status)
-        self._answered[key] = self._answered.get(key, 0) + 1
+        self._answer_counts[key] = self._answer_counts.get(key, 0) + 1
         times = self._took.get(operation)
         if times is None:
             times = self._took[operation] = _PendingTimes(self._seconds.labels(operation))
@@ -103,9 +103,9 @@ class RequestMetrics:
 
     def flush(self) -> None:
         """Add the pending counts to the metrics."""
-        for key, count in self._answered.items():
+        for key, count in self._answer_counts.items():
             self._requests.labels(*key).inc(count)
-        self._answered.clear()
+        self._answer_counts.clear()
         for times in self._took.values():
             times.flush()
 
@@ -166,23 +166,23 @@ class PlanMetrics:
         self._bytes = make.create_gauge(
             "seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files, views and plans."
         )
-        self._decoded = make.create_gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
+        self._decoded_manifests = make.create_gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
         self._hits = make.create_gauge("seamark_plan_hits", "Plans that were returned from the cache, since start.")
-        self._prepared = make.create_gauge(
+        self._prepared_views = make.create_gauge(
             "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
         )
-        refused = make.create_counter(
+        refusal_counter = make.create_counter(
             "seamark_plan_tables_refused",
             "Plan tables that were refused, by the exhausted resource. Their statements read whole tables.",
             "exhausted",
         )
-        self._refused = _Totals(refused)
+        self._refusal_totals = _Totals(refusal_counter)
 
-    def observe(self, considered: int, kept_files: int, seconds: float) -> None:
+    def observe(self, considered_files: int, kept_files: int, seconds: float) -> None:
         """Count a finished plan."""
         pending = self._since_flush
         pending[0] += 1
-        pending[1] += considered
+        pending[1] += considered_files
         pending[2] += kept_files
         pending[3] += seconds
 
@@ -191,18 +191,18 @@ class PlanMetrics:
             counter.inc(amount)
         self._since_flush = [0, 0, 0, 0.0]
 
-    def sample(self, planner: PlannerStats, refused: Mapping[str, int]) -> None:
+    def sample(self, planner: PlannerStats, refused_names: Mapping[str, int]) -> None:
         """Set the current values.
 
-        `refused` contains the numbers of refused plan tables since the start, by the exhausted resource.
+        `refused_names` contains the numbers of refused plan tables since the start, by the exhausted resource.
         """
-        self._refused.update(refused)
+        self._refusal_totals.update(refused_names)
         self._views.set(planner.views)
         self._blocks.set(planner.blocks)
         self._bytes.set(planner.live_bytes + planner.added_bytes + planner.lists_bytes)
-        self._decoded.set(planner.decoded)
+        self._decoded_manifests.set(planner.decoded)
         self._hits.set(planner.plan_hits)
-        self._prepared.set(planner.prepared)
+        self._prepared_views.set(planner.prepared)
 
 
 class CacheMetrics:
@@ -250,14 +250,14 @@ class PeerMetrics:
         )
         self._reads = _Totals(reads)
         self._replicas = make.create_gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
-        self._avoided = make.create_gauge(
+        self._avoided_peers = make.create_gauge(
             "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
-    def sample(self, replicas: int, avoided: int, reads: Mapping[str, int]) -> None:
+    def sample(self, replicas: int, avoided_count: int, reads: Mapping[str, int]) -> None:
         """Set the current values. `reads` has the reads since the start, by source."""
         self._replicas.set(replicas)
-        self._avoided.set(avoided)
+        self._avoided_peers.set(avoided_count)
         self._reads.update(reads)
 
 
@@ -285,14 +285,14 @@ class JobMetrics:
         self._failing = make.create_gauge(
             "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
         )
-        self._leading = make.create_gauge("seamark_services_leading", "Whether this server runs the table services.")
-        self._blocked = make.create_gauge(
+        self._is_leader = make.create_gauge("seamark_services_leading", "Whether this server runs the table services.")
+        self._blocked_gauge = make.create_gauge(
             "seamark_services_blocked",
             "Whether this server cannot run table services: its worker processes do not reach it or the storage.",
             mode="livemax",
         )
-        self._queued = make.create_gauge("seamark_service_queue", "Jobs of table services that wait or run.")
-        self._running = make.create_gauge(
+        self._queued_jobs = make.create_gauge("seamark_service_queue", "Jobs of table services that wait or run.")
+        self._running_jobs = make.create_gauge(
             "seamark_service_running_jobs", "Jobs of a table service that run.", "service"
         )
         self._running_bytes = make.create_gauge(
@@ -312,21 +312,21 @@ class JobMetrics:
 
     def set_queued_jobs(self, count: int) -> None:
         """Set the number of jobs that wait or run now."""
-        self._queued.set(count)
+        self._queued_jobs.set(count)
 
-    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing_tables: int) -> None:
         """Set for how many seconds the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
-        self._failing.labels(service).set(failing)
+        self._failing.labels(service).set(failing_tables)
 
     def set_services_state(self, *, leading: bool, blocked: bool) -> None:
         """Set whether this server runs table services, and whether its jobs cannot reach the server or the storage."""
-        self._leading.set(leading)
-        self._blocked.set(blocked)
+        self._is_leader.set(leading)
+        self._blocked_gauge.set(blocked)
 
     def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         """Set the number of running jobs, and their progress."""
-        self._running.labels(service).set(count)
+        self._running_jobs.labels(service).set(count)
         self._running_bytes.labels(service, "done").set(bytes_done)
         self._running_bytes.labels(service, "total").set(bytes_total)
 
@@ -344,7 +344,7 @@ class GatewayCacheMetrics:
         self._disk = make.create_gauge(
             "seamark_gateway_cache_disk_bytes", "Bytes that the gateway's cache uses on disk.", "tier", mode="livemax"
         )
-        self._served = make.create_gauge(
+        self._served_bytes = make.create_gauge(
             "seamark_gateway_cache_served_bytes", "Bytes of reads by their source, since start.", "source"
         )
         self._events = make.create_gauge(
@@ -356,14 +356,14 @@ class GatewayCacheMetrics:
         *,
         memory: Mapping[str, int],
         disk: Mapping[str, int],
-        served: Mapping[str, int],
+        served_bytes: Mapping[str, int],
         events: Mapping[str, int],
     ) -> None:
         """Set the current values: bytes by tier, bytes by source, and counts by event."""
         for gauge, values in (
             (self._memory, memory),
             (self._disk, disk),
-            (self._served, served),
+            (self._served_bytes, served_bytes),
             (self._events, events),
         ):
             for name, value in values.items():
@@ -381,8 +381,8 @@ class StreamMetrics:
             "Seconds for which the oldest row in memory has waited for a flush.",
             mode="livemax",
         )
-        self._fresh = make.create_gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
-        self._failed = make.create_gauge(
+        self._fresh_files = make.create_gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
+        self._failed_flushes = make.create_gauge(
             "seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax"
         )
         self._totals = {
@@ -400,25 +400,25 @@ class StreamMetrics:
                 ("topic_lost", "Messages that were not appended because Kafka has used their offsets before."),
             )
         }
-        self._counted = dict.fromkeys(self._totals, 0)
+        self._counted_totals = dict.fromkeys(self._totals, 0)
 
     def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
         """Set the current values while the log works."""
         self._rows.set(rows)
         self._bytes.set(size_bytes)
         self._age.set(max(0, age_ms) / 1000)
-        self._fresh.set(fresh_files)
-        self._failed.set(0)
+        self._fresh_files.set(fresh_files)
+        self._failed_flushes.set(0)
 
     def count(self, totals: Mapping[str, int]) -> None:
         """Set the counts since the start of the server, by the name of the counter."""
         for name, total in totals.items():
-            self._totals[name].inc(total - self._counted[name])
-            self._counted[name] = total
+            self._totals[name].inc(total - self._counted_totals[name])
+            self._counted_totals[name] = total
 
     def record_log_failure(self) -> None:
         """Record that the log refuses all rows. The other values do not change."""
-        self._failed.set(1)
+        self._failed_flushes.set(1)
 
 
 class LoadMetrics:
@@ -512,6 +512,6 @@ class ServerMetrics:
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:
             return prometheus.generate_latest(self.registry)
-        together = prometheus.CollectorRegistry()
-        multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
-        return prometheus.generate_latest(together)
+        registry = prometheus.CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        return prometheus.generate_latest(registry)

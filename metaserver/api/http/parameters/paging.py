@@ -40,8 +40,8 @@ def encode_page_token(checksum: int, snapshot_id: int | None, position: int) -> 
         snapshot_id: The snapshot of the listing.
         position: The position of the next item, from 0.
     """
-    packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, position))
-    return to_base64url(packed)
+    payload = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, position))
+    return to_base64url(payload)
 
 
 def decode_page_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
@@ -51,8 +51,8 @@ def decode_page_token(text: str, checksum: int, metadata: TableMetadata) -> tupl
         BadRequest: The token belongs to a different request, or the snapshot has expired.
     """
     try:
-        packed = decode_base64url(text)
-        token = convert_msgpack(packed, _Token)
+        payload = decode_base64url(text)
+        token = convert_msgpack(payload, _Token)
     except (ValueError, msgspec.DecodeError):
         token = None
     if (

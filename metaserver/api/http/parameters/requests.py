@@ -73,8 +73,8 @@ def read_page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
     other clients must receive all items in one answer.
     """
     size, token = query.get("pageSize"), query.get("pageToken")
-    checked = None if size is None else _parse_page_size(size)
-    return token, None if token is None else checked
+    checked_size = None if size is None else _parse_page_size(size)
+    return token, None if token is None else checked_size
 
 
 def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
@@ -105,8 +105,8 @@ async def read_request_key(request: web.Request) -> IdempotencyKey | None:
         raise BadRequest(f"{IDEMPOTENCY_KEY} is {keys[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
     scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
     body, query = await bodies.read_body(request), request.query_string
-    large = len(body) > bodies.QUICK_BYTES
-    digest = await asyncio.to_thread(_hash_request, body, query) if large else _hash_request(body, query)
+    is_large = len(body) > bodies.QUICK_BYTES
+    digest = await asyncio.to_thread(_hash_request, body, query) if is_large else _hash_request(body, query)
     return IdempotencyKey(key=key, scope=scope, request_hash=digest)
 
 
@@ -145,11 +145,11 @@ def _decode_segment(segment: str, subject: str) -> str:
         BadRequest: The segment is not percent-encoded UTF-8.
     """
     raw = segment.encode()
-    at = raw.find(b"%")
-    while at >= 0:
-        if len(raw) < at + 3 or raw[at + 1] not in _HEX or raw[at + 2] not in _HEX:
+    position = raw.find(b"%")
+    while position >= 0:
+        if len(raw) < position + 3 or raw[position + 1] not in _HEX or raw[position + 2] not in _HEX:
             raise BadRequest(f"The {subject} in the path is not percent-encoded; encode % as %25")
-        at = raw.find(b"%", at + 3)
+        position = raw.find(b"%", position + 3)
     try:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:

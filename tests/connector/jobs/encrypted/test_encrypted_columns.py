@@ -177,9 +177,9 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     fill_with_encrypted_files(client)
     rows_before = read_rows_by_id(client)
     guess = next(row["payload"] for row in rows_before.values() if row["payload"])
-    guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
+    guessed_rows = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):
-        table = guessed.set_column(1, "part", pa.array([part]))
+        table = guessed_rows.set_column(1, "part", pa.array([part]))
         upsert(client, "db.t", _fill_fixed(table), keys=["payload", "part"], strategy="equality")
     paths_before = sorted(list_paths(client))
     for job in (merge_files, compact):
@@ -221,12 +221,12 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
         catalog.create_table("mine.t", SCHEMA, properties=properties)
     for number in range(2):
         append(client, "mine.t", build_rows(random.Random(number), range(number * 30, number * 30 + 30)))
-    stolen = next(path for path in list_paths(client))
+    stolen_path = next(path for path in list_paths(client))
     encrypted_files = [
         str(path).removeprefix("file://") for path in client.files("mine.t", content="data")["file_path"].to_pylist()
     ]
     for path in encrypted_files:
-        shutil.copy(stolen, path)
+        shutil.copy(stolen_path, path)
     opened_table = open_table(client, "mine.t", At(ref=MAIN))
     reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=read_table_keys("mine.t"))
     for task in plan(client, opened_table):
@@ -283,10 +283,10 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
     create_table(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
-    chosen, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
+    group_by_scheme, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
 
     def encrypt_then_choose(writer: CopyWriter, tasks: Any) -> Any:
-        groups = list(chosen(writer, tasks))
+        groups = list(group_by_scheme(writer, tasks))
         while kept_paths:
             encrypt(kept_paths.pop(), CONFIGURATIONS[2])
         return groups

@@ -111,9 +111,9 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     assert merge_report.row_groups_copied > 0
     assert read_rows_by_id(client, lineage=version == 3) == model
     _check_files(client, owners, {"payload": True})
-    dropped = drop_columns(client, "db.t", ["payload"], where="part = 1")
-    assert dropped.errors == []
-    assert dropped.commits > 0
+    dropped_columns = drop_columns(client, "db.t", ["payload"], where="part = 1")
+    assert dropped_columns.errors == []
+    assert dropped_columns.commits > 0
     for row in model.values():
         row["payload"] = None if row["part"] == 1 else row["payload"]
     rows_after = read_rows_by_id(client)
@@ -121,18 +121,18 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     _check_files(client, owners, {"payload": False})
 
 
-def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
+def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has_key: dict[str, bool]) -> None:
     """Check that each row is in a file whose columns have the same keys as before.
 
     Dropped columns are null, and manifests have no metrics of encrypted columns.
     """
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
-        local = path.removeprefix("file://")
-        actual = {(name, key) for name, key in read_protections(local) if not name.startswith("_")}
-        with pq.ParquetFile(local, decryption_properties=encrypted.build_decryption()) as file:
+        local_path = path.removeprefix("file://")
+        actual = {(name, key) for name, key in read_protections(local_path) if not name.startswith("_")}
+        with pq.ParquetFile(local_path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
-            lacks = {name for name in has if name not in file.schema_arrow.names}
+            lacks = {name for name in has_key if name not in file.schema_arrow.names}
         for number in ids:
             assert actual == {(name, key) for name, key in owners[number] if name not in lacks}
         if actual:
@@ -158,15 +158,15 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert refusal is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
     assert read_rows_by_id(client) == rows_before
-    completed = run_killed_at(
+    result = run_killed_at(
         NEVER,
         job,
         {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.write_key_file(tmp_path, "db")},
     )
-    assert completed is not None
-    assert completed.error == ""
-    assert completed.result is not None
-    assert (completed.result.files_before, completed.result.files_after) == (6, 2)
+    assert result is not None
+    assert result.error == ""
+    assert result.result is not None
+    assert (result.result.files_before, result.result.files_after) == (6, 2)
     assert read_rows_by_id(client) == rows_before
     for path in list_paths(client):
         assert {key for name, key in read_protections(path)} == {"k1", "k2"}
@@ -185,8 +185,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
     assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    # The environment variables of the process are not sufficient, because a server's process has them for
-    # its jobs.
+    # The environment variables of the process are not sufficient, because a server's process has them for its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
     # The process aborts if pyarrow reads the statistics of an encrypted column without its key.

@@ -70,8 +70,8 @@ def read_row_protections(client: IndexClient) -> dict[int, Any]:
     for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
-        protected = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
-        values_by_path |= dict.fromkeys(ids, protected)
+        protected_columns = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
+        values_by_path |= dict.fromkeys(ids, protected_columns)
     return values_by_path
 
 
@@ -80,11 +80,11 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """The test also checks that temporary files contain no plain values."""
-    spilled: list[bytes] = []
+    spilled_bytes: list[bytes] = []
     ranges = clustering._Spill.read_ranges
 
     def record_spilled(spill: Any) -> Iterator[Any]:
-        spilled.extend(path.read_bytes() for path in spill._folder.iterdir())
+        spilled_bytes.extend(path.read_bytes() for path in spill._folder.iterdir())
         return ranges(spill)
 
     monkeypatch.setattr(clustering._Spill, "read_ranges", record_spilled)
@@ -102,9 +102,9 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert (report.errors, report.rows) == ([], len(model))
     assert read_rows_by_id(client, lineage=version == 3) == model
     assert read_row_protections(client) == protections_by_id
-    assert spilled
+    assert spilled_bytes
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
-    assert not any(text in data for text in texts for data in spilled)
+    assert not any(text in data for text in texts for data in spilled_bytes)
     # The job of the table service has the keys in its process, and recognises the layers of this layout.
     protections_by_id |= append_unclustered_files(client, rng, protections_by_id)
     run_clustering(client, ("db", "t"))
@@ -133,16 +133,16 @@ def append_unclustered_files(
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
     """The test's check for plain text must find the plain text in files without encryption."""
     batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
-    for sealed in (False, True):
-        folder = tmp_path / str(sealed)
+    for is_sealed in (False, True):
+        folder = tmp_path / str(is_sealed)
         folder.mkdir()
         keys = np.arange(5000).astype(">u8").view("S8")
         numbers = np.arange(5000) % 3
-        with clustering._Spill(folder, 3, sealed=sealed) as spill:
+        with clustering._Spill(folder, 3, sealed=is_sealed) as spill:
             spill.add(batch, np.arange(5000), keys, numbers)
             spill.add(batch, np.arange(5000), keys, numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
-        assert (b"plain text" in data) is not sealed
+        assert (b"plain text" in data) is not is_sealed
         parts = [part for part, _, _ in spill.read_ranges()]
         assert [part.num_rows for part in parts] == [3334, 3334, 3332]
         assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
@@ -239,10 +239,10 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         rows_before[number]["payload"] = "new"
     protections_by_id[2] = protections_by_id[110]
     assert read_rows_by_id(client) == rows_before
-    live = (
+    live_protections = (
         read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
     )
-    assert live == {number: protections_by_id[number] for number in live}
+    assert live_protections == {number: protections_by_id[number] for number in live_protections}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
