@@ -268,13 +268,13 @@ class Streams:
                 self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
                 self._check_memory(table, append.size_bytes, other_bytes=size_bytes - append.size_bytes)
                 await self._check_key(append.loaded)
-            acknowledged = await append_to_tables(batches, named)
-        if not acknowledged.duplicate:
+            acknowledgement = await append_to_tables(batches, named_producer)
+        if not acknowledgement.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
             self.counts.size_bytes += size_bytes
-        for loaded, _ in appends:
-            assert loaded.entry is not None
-            state = self._flushes.get(loaded.entry.uuid)
+        for loaded_table, _ in appends:
+            assert loaded_table.entry is not None
+            state = self._flushes.get(loaded_table.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
                 state.interval_ms = read_interval_ms(loaded_table.metadata)
                 # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.

@@ -526,7 +526,7 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
     )
 
     async def reserve(principal_name: str) -> None:
-        async with room.reserve([(loaded, 1)], principal_name):
+        async with room.reserve([(loaded_table, 1)], principal_name):
             pass
 
     table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.

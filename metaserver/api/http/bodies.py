@@ -154,19 +154,19 @@ async def _receive_body(
             slot.keep(len(chunk))
         is_large = len(chunk) >= _CHUNK_BYTES
         if not is_large:
-            received += chunk
-        if received and (is_large or len(received) >= _STEP_BYTES):
-            pieces.append(bytes(received))
-            received = bytearray()
+            buffer += chunk
+        if buffer and (is_large or len(buffer) >= _STEP_BYTES):
+            pieces.append(bytes(buffer))
+            buffer = bytearray()
         if is_large:
             pieces.append(chunk)
         size += len(chunk)
-        allowed.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
+        deadline.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
 
     if slot is not None:
         slot.begin_reading()
     try:
-        async with asyncio.timeout(timeout_s) as allowed:
+        async with asyncio.timeout(timeout_s) as deadline:
             async for encoded_chunk in _iterate_chunks(request):
                 if inflater is None:
                     take(encoded_chunk)
@@ -182,7 +182,7 @@ async def _receive_body(
         inflater.finish()
     if slot is not None:
         slot.end_reading()
-    pieces.append(bytes(received))
+    pieces.append(bytes(buffer))
     if size < _STEP_BYTES:
         return b"".join(pieces)
     # Copy in a thread, without the GIL, because copying 64 MB takes tens of milliseconds.

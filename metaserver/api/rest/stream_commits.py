@@ -57,7 +57,7 @@ async def prepare_stream_table(
     if entry is None or not entry.flushed:
         return None
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    fresh = None
+    fresh_snapshot = None
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # The commit refuses it.
             continue

@@ -143,12 +143,14 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
     await check_may_create(call, namespace, name, body.requirements)
     async with hold_appends(call, [TableChange(namespace, name, body.requirements, body.updates)]):
-        fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
+        fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,
-            lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates, fresh=fresh),
+            lambda caller: commits.commit_table(
+                caller, namespace, name, body.requirements, body.updates, fresh_snapshot=fresh_snapshot
+            ),
             lambda loaded: make_commit_answer(call, loaded, namespace, name),
-            replayed=LoadedTable,
+            answer_type=LoadedTable,
             recover=lambda: commits.load_committed(namespace, name, body.requirements),
         )
 

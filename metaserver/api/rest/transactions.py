@@ -68,9 +68,13 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
     if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
-    fresh = None
+    fresh_snapshot = None
     commits = call.components.engine_commits
     async with hold_appends(call, changes):
         for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
-            fresh = await prepare_stream_table(call, change.namespace, change.name, change.requirements, change.updates)
-        return await run_idempotent(call, lambda caller: commits.commit_transaction(caller, changes, fresh=fresh))
+            fresh_snapshot = await prepare_stream_table(
+                call, change.namespace, change.name, change.requirements, change.updates
+            )
+        return await run_idempotent(
+            call, lambda caller: commits.commit_transaction(caller, changes, fresh_snapshot=fresh_snapshot)
+        )

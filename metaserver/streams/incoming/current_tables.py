@@ -53,7 +53,7 @@ class CurrentTables:
             self._locations.clear()
             self._number = number
         if number is not None and self._locations.get(uuid) == location:
-            return loaded.metadata
+            return loaded_table.metadata
         entry, metadata = await self._reads.load(uuid)
         if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
@@ -77,11 +77,11 @@ def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> No
         RetryLater: The table no longer has the schema of the rows, its key or its encryption has changed, or a column
             has a new type or has become required.
     """
-    if identify_key(packed) != identify_key(current):
+    if identify_key(packing_metadata) != identify_key(current):
         raise RetryLater("The key of the stream table has changed meanwhile; send the rows again")
-    if _list_encryption(packed) != _list_encryption(current):
+    if _list_encryption(packing_metadata) != _list_encryption(current):
         raise RetryLater("The encryption of the table has changed meanwhile; send the rows again")
-    schema = packed.current_schema
+    schema = packing_metadata.current_schema
     if current.schema(schema.id) != schema:
         raise RetryLater("The table has removed the schema of the rows meanwhile; send the rows again")
     columns = {field.id: field for field in schema.fields}

@@ -248,9 +248,9 @@ async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_p
         earlier_append = await prepare()
         await set_key(stream, "b")
         with pytest.raises(RetryLater, match="The key of the stream table has changed"):
-            await streams.append([earlier], None)
+            await streams.append([earlier_append], None)
         await streams.append([await prepare()], None)
-        earlier = await prepare()
+        earlier_append = await prepare()
         await set_key(stream, "a")
         await stream.post({"a": 3, "b": 2})
         await stream.flush()
@@ -275,7 +275,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         (table,) = streams.tables.values()
         table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
-        waiting = asyncio.create_task(stream.send_refused(iterate(body)))
+        waiting_task = asyncio.create_task(stream.send_refused(iterate(body)))
         await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:
