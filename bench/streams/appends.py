@@ -69,7 +69,7 @@ async def _add_case(
 ) -> None:
     rows, row_bytes, writers = case
     peer = await measure_producer(kafka, rows, row_bytes, writers, seconds, is_synced=True)
-    measurements = await _measure_requests(server, rows, row_bytes, writers, seconds)
+    measurements = await measure_requests(server, rows, row_bytes, writers, seconds)
     name, mib = f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows * row_bytes / 2**20
     add = report.rows.append
     rates = {OURS: measurements.rate * rows, PEER: peer.rate * rows, BARE: disk.rate * rows}
@@ -94,11 +94,11 @@ async def _add_case(
     )
 
 
-async def _measure_requests(
-    server: Seamark, rows: int, row_bytes: int, writers: int, seconds: float
+async def measure_requests(
+    server: Seamark, rows: int, row_bytes: int, writers: int, seconds: float, suffix: str = ""
 ) -> AppendMeasurements:
-    """Append batches to a new table for `seconds`, and return the measurements."""
-    name = f"t{rows}_{row_bytes}_{writers}"
+    """Append batches to a new table, whose name has the suffix, for `seconds`, and return the measurements."""
+    name = f"t{rows}_{row_bytes}_{writers}{suffix}"
     client = SeamarkClient(server.base_url)
     fields = [
         {"id": 1, "name": "id", "required": True, "type": "long"},

@@ -198,6 +198,10 @@ class StreamTable:
         self.appending_bytes = 0
         self.reserved_bytes = 0
         """The total size of large bodies that are being prepared for an append."""
+        self.arriving_bytes = 0
+        """The total announced size of large bodies that are being received."""
+        self.arrivals = asyncio.Lock()
+        """A lock that the first large body holds that waits to be received. Later bodies wait for the lock."""
         self.admission = asyncio.Lock()
         """A lock that the first waiting large body holds. Later bodies wait for the lock."""
         self._logged_bytes = logged_bytes

@@ -47,6 +47,7 @@ from seamark.metaserver.store.sql.changes import open_commit_counter
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.append_gates import AppendGates
 from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
@@ -170,6 +171,7 @@ class Streams:
             flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
+        self.gates = AppendGates()
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.body_room = BodyReservations(
@@ -257,17 +259,19 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        current = [await self._current.load(append.loaded) for append in appends]
-        for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
-            entry = append.loaded.entry
-            assert entry is not None
-            self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
-            self._check_memory(table, append.size_bytes)
-            await self._check_key(append.loaded)
-        acknowledgement = await append_to_tables(batches, named_producer)
+        async with self.gates.append([table.uuid for table in batches]):
+            current = [await self._current.load(append.loaded) for append in appends]
+            size_bytes = sum(append.size_bytes for append in appends)
+            for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+                entry = append.loaded.entry
+                assert entry is not None
+                self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
+                self._check_memory(table, append.size_bytes, other_bytes=size_bytes - append.size_bytes)
+                await self._check_key(append.loaded)
+            acknowledgement = await append_to_tables(batches, named_producer)
         if not acknowledgement.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
-            self.counts.size_bytes += sum(append.size_bytes for append in appends)
+            self.counts.size_bytes += size_bytes
         for loaded_table, _ in appends:
             assert loaded_table.entry is not None
             state = self._flushes.get(loaded_table.entry.uuid)
@@ -305,7 +309,7 @@ class Streams:
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
-    def _check_memory(self, table: StreamTable, size_bytes: int, reserved_bytes: int = 0) -> None:
+    def _check_memory(self, table: StreamTable, size_bytes: int, reserved_bytes: int = 0, other_bytes: int = 0) -> None:
         """Check that there is memory for rows of a table.
 
         With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
@@ -315,18 +319,20 @@ class Streams:
             table: The table.
             size_bytes: The size of the new rows.
             reserved_bytes: The bytes that are reserved for other rows of the table.
+            other_bytes: The size of the rows of other tables in the same request.
 
         Raises:
             TooManyRequests: The memory is full.
-            TooLarge: The rows are larger than the maximum memory of a table.
+            TooLarge: The rows are larger than the memory that they may ever use.
         """
         limit_bytes = self._context.settings.stream_memory_bytes
-        if 2 * size_bytes > limit_bytes:
+        if 2 * size_bytes + other_bytes > limit_bytes:
+            remark = f", and the rows of the other tables take {other_bytes:,} bytes" if other_bytes else ""
             raise TooLarge(
-                f"The rows take {size_bytes:,} bytes; a table may use half of {limit_bytes:,} bytes "
-                "(stream_memory_bytes). Send fewer rows"
+                f"The rows take {size_bytes:,} bytes{remark}; a table may use half of the memory that other tables "
+                f"leave free of {limit_bytes:,} bytes (stream_memory_bytes). Send fewer rows"
             )
-        free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes
+        free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes - other_bytes
         if table.size_bytes + size_bytes + reserved_bytes > free_bytes:
             reservation_text = f", and large bodies reserve {reserved_bytes:,} bytes" if reserved_bytes else ""
             raise TooManyRequests(

@@ -57,7 +57,9 @@ class StreamServer:
     def __init__(self, server: RunningServer, catalog: Catalog) -> None:
         self.server, self.catalog = server, catalog
 
-    async def send(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, Any]:
+    async def send(
+        self, body: bytes | AsyncIterator[bytes], content_type: str = "application/json", query: str = ""
+    ) -> tuple[int, Any]:
         url = f"{self.server.url}/api/v1/tables/db/t/rows{query}"
         async with self.server.http.post(url, data=body, headers={"Content-Type": content_type}) as answer:
             return answer.status, await answer.json()
@@ -68,7 +70,7 @@ class StreamServer:
         return answer
 
     async def send_refused(
-        self, body: bytes, content_type: str = "application/json", query: str = ""
+        self, body: bytes | AsyncIterator[bytes], content_type: str = "application/json", query: str = ""
     ) -> tuple[int, str]:
         status, answer = await self.send(body, content_type, query)
         return status, answer["error"]["message"]
@@ -89,6 +91,11 @@ class StreamServer:
     async def snapshots(self) -> int:
         table = await asyncio.to_thread(self.catalog.load_table, "db.t")
         return len(table.metadata.snapshots)
+
+
+async def iterate(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body. The request does not announce its size, so the server receives it without a wait."""
+    yield body
 
 
 @asynccontextmanager
@@ -409,19 +416,37 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
     body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
     tasks = [asyncio.create_task(stream.send(body)) for _ in range(3)]
-    await until(lambda: streams.body_room.waiter_count == 3)
+    tasks += [asyncio.create_task(stream.send(iterate(body))) for _ in range(2)]
+    await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (3, 2))
     assert (await stream.send_refused(b'[{"id": 2}]'))[
         0
     ] == 429  # A small body is refused, because the client can easily send it again.
     table.appending_bytes = 0
-    assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200, 200]
-    assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
-    assert await stream.ids() == [0, 1, 1, 1]
+    assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 5
+    assert (table.arriving_bytes, table.reserved_bytes, streams.body_room.waiter_count) == (0, 0, 0)
+    assert await stream.ids() == [0, *[1] * 5]
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.0)
     table.appending_bytes = streams._context.settings.stream_memory_bytes // 2
     assert (await stream.send(body))[0] == 429
     assert table.reserved_bytes == 0
     table.appending_bytes = 0
+
+
+async def test_announced_body_that_never_arrives_delays_other_bodies_only_for_a_time(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.01)
+    await stream.post({"id": 0})
+    components = stream.server.components
+    room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
+    (table,) = components.streams.tables.values()
+    loaded = await components.catalog.tables.load(("db",), "t")
+    async with asyncio.timeout(PATIENCE_S), room.await_arrival(loaded, half_bytes, "ann"):
+        async with room.await_arrival(loaded, half_bytes, "bob"):
+            assert table.arriving_bytes == 2 * half_bytes
+        async with room.reserve([(loaded, half_bytes // 2)], "bob"):  # The body of Ann reserves nothing.
+            pass
+    assert (table.arriving_bytes, room.sender_count) == (0, 0)
 
 
 @pytest.mark.slow
@@ -468,15 +493,18 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         await stream.flush()
         table.appending_bytes = 1 << 19  # This is the state during a slow flush.
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
-        waiting_tasks = [asyncio.create_task(stream.send_refused(body)) for _ in range(3)]
-        await until(lambda: streams.body_room.waiter_count == 3)
-        status, message = await stream.send_refused(body)  # The bodies would take more than a quarter of 4 MiB.
+        waiting = [asyncio.create_task(stream.send_refused(iterate(body))) for _ in range(3)]
+        waiting.append(asyncio.create_task(stream.send_refused(body)))
+        await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (1, 3))
+        status, message = await stream.send_refused(
+            iterate(body)
+        )  # The bodies would take more than a quarter of 4 MiB.
         assert (status, "(stream_memory_bytes)" in message) == (429, True), message
         async with stream.server.http.post(
             f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}
         ) as answer:
             assert answer.status == 200, await answer.text()
-        assert [status for status, _ in await asyncio.gather(*waiting_tasks)] == [503, 503, 503]
+        assert [status for status, _ in await asyncio.gather(*waiting)] == [503] * 4
         status, message = await stream.send_refused(body)
         assert (status, "move" in message) == (503, True), message
         assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
@@ -498,7 +526,7 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
     )
 
     async def reserve(principal_name: str) -> None:
-        async with room.reserve(loaded_table, 1, principal_name):
+        async with room.reserve([(loaded_table, 1)], principal_name):
             pass
 
     table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.

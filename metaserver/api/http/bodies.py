@@ -10,6 +10,7 @@ the check of the right. Only `getToken` reads bodies of unauthenticated clients.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from aiohttp import web
@@ -42,6 +43,8 @@ _INFLATED_BYTES = 64 << 10
 
 A step takes a fraction of a millisecond.
 """
+_CHUNK_BYTES = 8 << 10
+"""The smallest size of received bytes that are not copied. Smaller pieces are joined to save memory."""
 _STEP_BYTES = 1 << 20
 """The number of bytes that are copied or searched in one step, which takes a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
@@ -149,18 +152,22 @@ async def _receive_body(
             raise _make_too_large_error(limit)
         if slot is not None:
             slot.keep(len(chunk))
-        buffer += chunk
-        size += len(chunk)
-        if len(buffer) >= _STEP_BYTES:
+        is_large = len(chunk) >= _CHUNK_BYTES
+        if not is_large:
+            buffer += chunk
+        if buffer and (is_large or len(buffer) >= _STEP_BYTES):
             pieces.append(bytes(buffer))
             buffer = bytearray()
+        if is_large:
+            pieces.append(chunk)
+        size += len(chunk)
         deadline.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
 
     if slot is not None:
         slot.begin_reading()
     try:
         async with asyncio.timeout(timeout_s) as deadline:
-            async for encoded_chunk in request.content.iter_any():
+            async for encoded_chunk in _iterate_chunks(request):
                 if inflater is None:
                     take(encoded_chunk)
                     continue
@@ -175,11 +182,21 @@ async def _receive_body(
         inflater.finish()
     if slot is not None:
         slot.end_reading()
-    if not pieces:
-        return bytes(buffer)
     pieces.append(bytes(buffer))
+    if size < _STEP_BYTES:
+        return b"".join(pieces)
     # Copy in a thread, without the GIL, because copying 64 MB takes tens of milliseconds.
     return await asyncio.to_thread(b"".join, pieces)
+
+
+async def _iterate_chunks(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield the bytes of a body as they arrive, without a copy if possible."""
+    if request.content_length is None:  # The client may send very many small HTTP chunks, which are joined.
+        async for chunk in request.content.iter_any():
+            yield chunk
+        return
+    async for chunk, _ in request.content.iter_chunks():
+        yield chunk
 
 
 async def _inflate_body(request: web.Request, inflater: Inflater) -> bytes:

@@ -11,10 +11,11 @@ configured prefix. Other prefixes are names of further warehouses (`forwarding.p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -350,6 +351,10 @@ async def _find_plan(call: Call, kind: str) -> StoredPlanTable | None:
     return await call.components.store.plan_table(call.namespace, call.names[0])
 
 
+AwaitRoom: TypeAlias = Callable[[Call, int], AbstractAsyncContextManager[None]]
+"""A function that returns the context in which a large body is received, from the call and the announced bytes."""
+
+
 class Route(Description, frozen=True):
     """The declaration of a route.
 
@@ -415,11 +420,15 @@ class Route(Description, frozen=True):
 
         return make
 
-    def takes_bytes(self, body: Any = None) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
+    def takes_bytes(
+        self, body: Any = None, *, await_room: AwaitRoom | None = None
+    ) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
         """Make an endpoint of a handler that parses the body itself.
 
         Args:
             body: The type from which the OpenAPI schema is derived.
+            await_room: Returns the context in which a body of more than `QUICK_BYTES` is received, from the call and
+                the announced size of the body.
         """
         self._check_body()
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
@@ -428,7 +437,12 @@ class Route(Description, frozen=True):
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = await open_call(request)
-                data = await bodies.read_body(request, body_size)
+                announced_bytes = request.content_length or 0
+                if await_room is None or announced_bytes <= bodies.QUICK_BYTES:
+                    data = await bodies.read_body(request, body_size)
+                else:
+                    async with await_room(call, announced_bytes):
+                        data = await bodies.read_body(request, body_size)
                 call.body_bytes = len(data)
                 try:
                     answer = await work(call, data)

@@ -52,6 +52,7 @@ from seamark.metaserver.planner.scan.attribute_columns import list_attribute_nam
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack_request
+from seamark.metaserver.runtime.shared_reads import SharedReads
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.store.sql.changes import CommitCounter, open_commit_counter
 
@@ -87,18 +88,19 @@ class PointerCache:
     def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
         """Create an empty cache.
 
-        If `changes` is None, each request reads the pointer from the database.
+        If `changes` is None, the pointer is read from the database, once for all requests that arrive together.
         """
         self._tables = tables
         self._changes = changes
         self._number: int | None = None
         self._entries: dict[tuple[NamespacePath, str], Entry] = {}
+        self._reads = SharedReads[tuple[NamespacePath, str], Entry](lambda key: tables.load_entry(*key))
 
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
         """Return the table's entry as `Tables.load_entry` does."""
         number = None if self._changes is None else self._changes.read_number()
         if number is None:
-            return await self._tables.load_entry(namespace, name)
+            return await self._reads.load((namespace, name))
         if number != self._number or len(self._entries) >= _ENTRIES_MAX:
             self._entries.clear()
             self._number = number
@@ -111,6 +113,7 @@ class PointerCache:
         return entry
 
     def close(self) -> None:
+        self._reads.close()
         if self._changes is not None:
             self._changes.close()
 

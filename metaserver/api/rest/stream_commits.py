@@ -10,33 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-import structlog
-
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
-from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_HEADER, format_path
-from seamark.formats.runtime.errors import (
-    BadRequest,
-    CommitConflict,
-    CommitUnknown,
-    ReadOnlyServer,
-    RetryLater,
-    SeamarkError,
-)
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
+from seamark.metaserver.api.rest.stream_changes import drops_history, lower_action
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
-from seamark.metaserver.streams.keys import identify_key
 from seamark.metaserver.streams.log_opening import LogElsewhere
-
-_log = structlog.get_logger("seamark.streams")
 
 
 async def prepare_stream_table(
@@ -46,7 +33,7 @@ async def prepare_stream_table(
     requirements: Sequence[dict[str, Any]],
     updates: Sequence[dict[str, Any]],
 ) -> Snapshot | None:
-    """Flush a stream table before a commit that removes rows, or that changes its key or how its files are written.
+    """Flush a stream table before a commit that removes rows.
 
     A commit on an expired fresh snapshot is not refused here, because it may repeat a commit that succeeded. If it does
     not, its requirement fails, and the engine loads the table again.
@@ -60,24 +47,16 @@ async def prepare_stream_table(
         BadRequest: The commit is based on a fresh snapshot and is not one append. Or it may be based on an expired
             fresh snapshot, and has no requirement that would fail.
     """
-    updates = list(map(_lower_action, updates))
+    updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
-    is_reset = any(_drops_history(update) for update in updates)
+    is_reset = any(drops_history(update) for update in updates)
     await _check_new_properties(call, updates)
-    may_set_key = any(update.get("action") in _WRITING_ACTIONS for update in updates)
-    if not (snapshots or is_reset or may_set_key) or not call.components.streams.has_log:
+    if not snapshots or not call.components.streams.has_log:
         return None
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
         return None
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    if is_reset:
-        with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
-            await call.components.streams.flush(entry.uuid)
-    elif may_set_key and await call.run_in_turn(
-        partial(_changes_writing, updates, metadata, call.components.clock.now_ms())
-    ):
-        await _flush_before_change(call, entry)
     fresh_snapshot = None
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # The commit refuses it.
@@ -109,8 +88,8 @@ async def check_not_based_on_fresh(
     Raises:
         BadRequest: A snapshot is based on a fresh snapshot.
     """
-    lower_updates = map(_lower_action, updates)
-    snapshots = [update.get("snapshot") for update in lower_updates if update.get("action") == "add-snapshot"]
+    lowered = map(lower_action, updates)
+    snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
     if not snapshots or not call.components.streams.has_log:
         return
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
@@ -197,81 +176,3 @@ async def _check_new_properties(call: Call, updates: Sequence[dict[str, Any]]) -
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
             await check_named_tables(call, properties)
-
-
-_WRITING_ACTIONS = frozenset(
-    (
-        *("add-schema", "set-current-schema", "set-properties", "remove-properties"),
-        *("add-spec", "set-default-spec", "add-sort-order", "set-default-sort-order"),
-    )
-)
-"""The actions of updates that may change the key of a stream table, or how its files are written."""
-_WRITING_PROPERTIES = ("write.", "encryption.")
-"""The prefixes of properties that state how files are written."""
-
-
-def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
-    """Return whether updates may change the key of a stream table or how its files are written."""
-    try:
-        # The types of format version 3 need that version.
-        actions = (*_WRITING_ACTIONS, "upgrade-format-version")
-        relevant = [update for update in updates if update.get("action") in actions]
-        new_metadata = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
-    except SeamarkError:  # The commit will probably fail, too.
-        return True
-    return (
-        identify_key(new_metadata) != identify_key(metadata)
-        or _describe_writing(new_metadata) != _describe_writing(metadata)
-        or _promotes_column(metadata, new_metadata)
-    )
-
-
-def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
-    """Return the spec, the order and the properties by which files of a table are written."""
-    properties = {name: value for name, value in metadata.properties.items() if name.startswith(_WRITING_PROPERTIES)}
-    return metadata.default_spec, metadata.default_sort_order_id, properties
-
-
-def _promotes_column(metadata: TableMetadata, new_metadata: TableMetadata) -> bool:
-    """Return whether a column of the current schema gets another type."""
-    types = {column.id: column.type for column in metadata.current_schema.fields}
-    return any(types.get(column.id, column.type) != column.type for column in new_metadata.current_schema.fields)
-
-
-async def _flush_before_change(call: Call, entry: Entry) -> None:
-    """Flush a stream table before a change, so that rows that wait are written as they were appended.
-
-    The commit does not depend on the flush: rows state their key and their schema, and a later flush orders rows of
-    several keys and converts rows. An error that would occur again is therefore ignored, so that an update can correct
-    the table.
-
-    Raises:
-        SeamarkError: The flush failed, but may succeed if the client repeats the commit.
-    """
-    try:
-        await call.components.streams.flush(entry.uuid)
-    except LogElsewhere:  # No reader of this process has seen rows that wait on another server.
-        pass
-    except (CommitConflict, CommitUnknown, RetryLater, ReadOnlyServer):
-        raise
-    except Exception:  # noqa: BLE001  a table with a row that cannot be flushed must stay changeable
-        _log.warning("rows wait while their table changes", table=entry.uuid, exc_info=True)
-
-
-def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
-    """Return an update with its action in lower case, as the commit reads it."""
-    action = update.get("action")
-    return {**update, "action": action.lower()} if isinstance(action, str) else update
-
-
-def _drops_history(update: dict[str, Any]) -> bool:
-    """Return whether waiting rows have to be flushed into a snapshot before an update.
-
-    A replaced table loses its branch `main`, and the rows of the branch. Waiting rows have the schema that was current
-    when they arrived. This schema and the partition specs of its columns must not be removed before the rows are
-    flushed.
-    """
-    action = update.get("action")
-    return action in ("remove-schemas", "remove-partition-specs") or (
-        action == "remove-snapshot-ref" and update.get("ref-name") == MAIN
-    )

@@ -33,10 +33,11 @@ from seamark.metaserver.api.http.render import (
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
+from seamark.metaserver.api.rest.stream_changes import hold_appends
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
-from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
+from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, TableChange
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.objects.vending import VENDED
 from seamark.metaserver.store.model import TABLE, NamespacePath
@@ -141,17 +142,17 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     """Commit changes to a table."""
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
     await check_may_create(call, namespace, name, body.requirements)
-    fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
-
-    return await run_idempotent(
-        call,
-        lambda caller: commits.commit_table(
-            caller, namespace, name, body.requirements, body.updates, fresh_snapshot=fresh_snapshot
-        ),
-        lambda loaded: make_commit_answer(call, loaded, namespace, name),
-        answer_type=LoadedTable,
-        recover=lambda: commits.load_committed(namespace, name, body.requirements),
-    )
+    async with hold_appends(call, [TableChange(namespace, name, body.requirements, body.updates)]):
+        fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
+        return await run_idempotent(
+            call,
+            lambda caller: commits.commit_table(
+                caller, namespace, name, body.requirements, body.updates, fresh_snapshot=fresh_snapshot
+            ),
+            lambda loaded: make_commit_answer(call, loaded, namespace, name),
+            answer_type=LoadedTable,
+            recover=lambda: commits.load_committed(namespace, name, body.requirements),
+        )
 
 
 async def check_may_create(

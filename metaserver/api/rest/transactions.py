@@ -13,6 +13,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
+from seamark.metaserver.api.rest.stream_changes import hold_appends
 from seamark.metaserver.api.rest.stream_commits import check_not_based_on_fresh, prepare_stream_table
 from seamark.metaserver.api.rest.tables import check_may_create
 from seamark.metaserver.catalog.values import TableChange
@@ -68,11 +69,12 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
     fresh_snapshot = None
-    for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
-        fresh_snapshot = await prepare_stream_table(
-            call, change.namespace, change.name, change.requirements, change.updates
-        )
     commits = call.components.engine_commits
-    return await run_idempotent(
-        call, lambda caller: commits.commit_transaction(caller, changes, fresh_snapshot=fresh_snapshot)
-    )
+    async with hold_appends(call, changes):
+        for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
+            fresh_snapshot = await prepare_stream_table(
+                call, change.namespace, change.name, change.requirements, change.updates
+            )
+        return await run_idempotent(
+            call, lambda caller: commits.commit_transaction(caller, changes, fresh_snapshot=fresh_snapshot)
+        )

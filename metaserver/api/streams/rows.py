@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.api.streams.column_additions import add_columns, widen_target
 from seamark.metaserver.api.streams.row_appends import (
     PRODUCER_PARAMETERS,
@@ -27,6 +29,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import TABLE, Entry
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.joined_appends import can_join
@@ -48,6 +51,15 @@ _PARAMETERS = (
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
+
+
+@asynccontextmanager
+async def _await_room(call: Call, body_bytes: int) -> AsyncIterator[None]:
+    """Wait until the memory of the table has room for a large body, before the body is received."""
+    entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
+    loaded = LoadedTable(entry, await call.components.catalog.documents.table(entry.metadata_location))
+    async with call.components.streams.body_room.await_arrival(loaded, body_bytes, call.principal.name):
+        yield
 
 
 @Route(
@@ -73,7 +85,7 @@ _PARAMETERS = (
             "appended",
         ),
     ),
-).takes_bytes()
+).takes_bytes(await_room=_await_room)
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
     """Append rows to a stream table."""
     check_changeable(call.name)
@@ -82,7 +94,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     target = await load_target(call, call.namespace, call.name)
     if len(body) <= QUICK_BYTES:
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
-    async with call.components.streams.body_room.reserve(target.loaded, len(body), call.principal.name):
+    async with call.components.streams.body_room.reserve([(target.loaded, len(body))], call.principal.name):
         target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table.
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -87,13 +87,47 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]
     await call.allow(*dict.fromkeys(Securable(namespace, TABLE, name) for namespace, name in names))
     producer = read_producer(call.query)
+    for _, name in names:
+        check_changeable(name)
+    if call.body_bytes <= QUICK_BYTES:
+        return await _append_to_named(call, body, names, producer)
+    targets = [await load_target(call, *each) for each in names]
+    _check_distinct(names, targets)
+    parts = [(target.loaded, memoryview(table.rows).nbytes) for target, table in zip(targets, body.tables, strict=True)]
+    async with call.components.streams.body_room.reserve(parts, call.principal.name):
+        return await _append_to_named(call, body, names, producer)
+
+
+def _check_distinct(names: Sequence[tuple[NamespacePath, str]], targets: Sequence[RowTarget]) -> None:
+    """Check that a request names no table twice.
+
+    Raises:
+        BadRequest: Two names refer to the same table.
+    """
+    uuids: set[str] = set()
+    for (namespace, name), target in zip(names, targets, strict=True):
+        if target.uuid in uuids:
+            raise BadRequest(f"tables names {format_path(namespace, name)} twice; send all its rows together")
+        uuids.add(target.uuid)
+
+
+async def _append_to_named(
+    call: Call,
+    body: RowsOfTables,
+    names: Sequence[tuple[NamespacePath, str]],
+    producer: tuple[str, int] | None,
+) -> AppendedToTables:
+    """Append the rows of a request to the current state of its tables.
+
+    Raises:
+        BadRequest: A row does not fit, or a table is named twice.
+        TooLarge: The decoded rows are too large.
+    """
     requests: list[_TableRequest] = []
     size_bytes = 0
     for (namespace, name), table in zip(names, body.tables, strict=True):
-        check_changeable(name)
         target = await load_target(call, namespace, name)
-        if any(target.uuid == other.target.uuid for other in requests):
-            raise BadRequest(f"tables names {format_path(namespace, name)} twice; send all its rows together")
+        _check_distinct(names[: len(requests) + 1], [*(request.target for request in requests), target])
         request = _TableRequest(call, namespace, name, target, bytes(table.rows))
         await request.prepare()
         requests.append(request)

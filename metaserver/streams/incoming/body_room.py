@@ -2,21 +2,28 @@
 
 If the memory for rows is full, a large body waits some seconds for a flush, in the order of the requests. Without the
 wait, each large body would be decoded and refused, and its writer would send it again.
+
+A large body for one table waits before the server receives it, so it takes no memory of the server. If there is no room
+after the wait, it is received, because an answer before the body would break the connection of many clients.
+
+A body with rows of several tables waits until all of them have memory, and reserves nothing before. It takes its places
+in the queues of the tables in the order of their UUIDs, so bodies never wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple, Protocol
 
 from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.streams.pauses import Pauses
+from seamark.metaserver.streams.pauses import Pauses, StreamPaused
 from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_table import StreamTable
 
@@ -32,6 +39,26 @@ _CHECK_INTERVAL_S = 0.02
 """The interval between two checks for free memory."""
 
 
+class CheckMemory(Protocol):
+    """Checks that there is memory for rows of a table, like `Streams._check_memory`."""
+
+    def __call__(self, table: StreamTable, size_bytes: int, reserved_bytes: int, other_bytes: int, /) -> None: ...
+
+
+class _Share(NamedTuple):
+    """The part of a body for one open table.
+
+    Attributes:
+        table: The table.
+        size_bytes: The bytes to reserve.
+        other_bytes: The bytes to reserve for the other tables of the body.
+    """
+
+    table: StreamTable
+    size_bytes: int
+    other_bytes: int
+
+
 class BodyReservations:
     """Reserves memory for large bodies of rows. An instance belongs to one event loop."""
 
@@ -40,7 +67,7 @@ class BodyReservations:
         settings: Settings,
         clock: Clock,
         tables: Mapping[str, StreamTable],
-        check_memory: Callable[[StreamTable, int, int], None],
+        check_memory: CheckMemory,
         pauses: Pauses,
         counts: StreamCounts,
     ) -> None:
@@ -51,7 +78,7 @@ class BodyReservations:
             clock: The clock.
             tables: The open tables, by UUID.
             check_memory: Raises TooManyRequests if a table has no memory for a number of additional bytes, while
-                another number of bytes is reserved.
+                other bytes are reserved for the table, or for other tables of the body.
             pauses: The pauses of tables.
             counts: Counts refused bodies.
         """
@@ -61,78 +88,157 @@ class BodyReservations:
         self._check_memory = check_memory
         self._pauses = pauses
         self._counts = counts
+        self._senders: Counter[str] = Counter()
+        """The number of bodies that wait to be received, by principal."""
         self._waiters: Counter[str] = Counter()
         self._waiting_bytes = 0
 
     @property
+    def sender_count(self) -> int:
+        """The number of bodies that wait to be received."""
+        return self._senders.total()
+
+    @property
     def waiter_count(self) -> int:
-        """The number of waiting bodies."""
+        """The number of received bodies that wait."""
         return self._waiters.total()
 
     @asynccontextmanager
-    async def reserve(self, loaded_table: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
-        """Wait for memory for the rows of a large body, and reserve it while the context is active.
+    async def await_arrival(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
+        """Wait until a table has memory for a large body, at most `WAIT_S`, before the body is received in the context.
 
-        The number of waiting bodies is limited, in total and for each principal. A body beyond a limit is refused
-        immediately if there is no free memory, or if another body is waiting for the same table.
+        Nothing is reserved, so a client that sends slowly delays only other large bodies for the table, for `WAIT_S`.
 
         Args:
-            loaded_table: The table.
-            body_bytes: The size of the body, which is an estimate of the size of its rows. The append checks the exact
-                size.
+            loaded: The table.
+            body_bytes: The announced size of the body.
             principal_name: The principal that sends the body.
-
-        Raises:
-            StreamPaused: The table is paused.
-            TooManyRequests: The memory is full.
         """
-        assert loaded_table.entry is not None
-        self._check_pause(loaded_table)
-        table = self._tables.get(loaded_table.entry.uuid)
+        assert loaded.entry is not None
+        table = self._tables.get(loaded.entry.uuid)
         if table is None:
             yield
             return
         size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
-        try:
-            if table.admission.locked() or not self._has_room(table, size_bytes):
-                await self._wait(loaded_table, table, body_bytes, size_bytes, principal_name)
-        except TooManyRequests:
-            self._counts.refused += 1
-            raise
-        table.reserved_bytes += size_bytes
+        is_full = table.arrivals.locked() or not self._may_arrive(table, size_bytes)
+        if is_full and self._is_within_limits(self._senders, principal_name):
+            until_s = self._clock.monotonic() + WAIT_S
+            self._senders[principal_name] += 1
+            try:
+                async with table.arrivals:
+                    while not self._may_arrive(table, size_bytes):
+                        if self._clock.monotonic() >= until_s:
+                            break
+                        await asyncio.sleep(_CHECK_INTERVAL_S)
+                        self._check_pauses([(loaded, body_bytes)])
+            except StreamPaused:  # The body is received and then refused.
+                pass
+            finally:
+                _count_down(self._senders, principal_name)
+        table.arriving_bytes += size_bytes
         try:
             yield
         finally:
-            table.reserved_bytes -= size_bytes
+            table.arriving_bytes -= size_bytes
 
-    def _check_pause(self, loaded_table: LoadedTable) -> None:
-        entry = loaded_table.entry
-        assert entry is not None
-        self._pauses.check(entry.uuid, loaded_table.metadata, format_path(entry.namespace, entry.name))
-
-    def _has_room(self, table: StreamTable, size_bytes: int) -> bool:
+    def _may_arrive(self, table: StreamTable, size_bytes: int) -> bool:
+        """Return whether a table has memory for a body beside the bodies that are being received."""
         try:
-            self._check_memory(table, size_bytes, table.reserved_bytes)
+            self._check_memory(table, size_bytes, table.reserved_bytes + table.arriving_bytes, 0)
+        except TooManyRequests:
+            return False
+        return True
+
+    def _is_within_limits(self, waiters: Counter[str], principal_name: str) -> bool:
+        """Return whether another body of a principal may wait."""
+        is_within_share = self._settings.auth == "none" or waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
+        return waiters.total() < _WAITERS_MAX and is_within_share
+
+    @asynccontextmanager
+    async def reserve(self, parts: Sequence[tuple[LoadedTable, int]], principal_name: str) -> AsyncIterator[None]:
+        """Wait for memory for the rows of a large body, and reserve it while the context is active.
+
+        The number of waiting bodies is limited, in total and for each principal. A body beyond a limit is refused
+        immediately if there is no free memory, or if another body is waiting for one of the tables.
+
+        Args:
+            parts: The distinct tables of the body, each with the size of its part. The size is an estimate of the size
+                of its rows. The append checks the exact size.
+            principal_name: The principal that sends the body.
+
+        Raises:
+            StreamPaused: A table is paused.
+            TooManyRequests: The memory is full.
+        """
+        self._check_pauses(parts)
+        shares = self._make_shares(parts)
+        body_bytes = sum(size_bytes for _, size_bytes in parts)
+        try:
+            if any(share.table.admission.locked() for share in shares) or not self._has_room(shares):
+                await self._wait(parts, shares, body_bytes, principal_name)
+        except TooManyRequests:
+            self._counts.refused += 1
+            raise
+        for share in shares:
+            share.table.reserved_bytes += share.size_bytes
+        try:
+            yield
+        finally:
+            for share in shares:
+                share.table.reserved_bytes -= share.size_bytes
+
+    def _make_shares(self, parts: Sequence[tuple[LoadedTable, int]]) -> list[_Share]:
+        """Return the parts for tables that are open, in the order of their UUIDs."""
+        part_bytes_max = self._settings.stream_memory_bytes // (len(parts) + 1)
+        sizes = {
+            loaded.entry.uuid: min(size_bytes, part_bytes_max)
+            for loaded, size_bytes in parts
+            if loaded.entry is not None
+        }
+        body_bytes = sum(sizes.values())
+        return [
+            _Share(self._tables[uuid], size_bytes, body_bytes - size_bytes)
+            for uuid, size_bytes in sorted(sizes.items())
+            if uuid in self._tables
+        ]
+
+    def _check_pauses(self, parts: Sequence[tuple[LoadedTable, int]]) -> None:
+        for loaded, _ in parts:
+            entry = loaded.entry
+            assert entry is not None
+            self._pauses.check(entry.uuid, loaded.metadata, format_path(entry.namespace, entry.name))
+
+    def _check_shares(self, shares: Sequence[_Share]) -> None:
+        for share in shares:
+            self._check_memory(share.table, share.size_bytes, share.table.reserved_bytes, share.other_bytes)
+
+    def _has_room(self, shares: Sequence[_Share]) -> bool:
+        try:
+            self._check_shares(shares)
         except TooManyRequests:
             return False
         return True
 
     def _may_wait(self, body_bytes: int, principal_name: str) -> bool:
         bytes_max = self._settings.bodies_memory_bytes * _WAITING_SHARE
-        is_within_share = self._settings.auth == "none" or self._waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
-        return self.waiter_count < _WAITERS_MAX and is_within_share and self._waiting_bytes + body_bytes <= bytes_max
+        is_within_limits = self._is_within_limits(self._waiters, principal_name)
+        return is_within_limits and self._waiting_bytes + body_bytes <= bytes_max
 
     async def _wait(
-        self, loaded_table: LoadedTable, table: StreamTable, body_bytes: int, size_bytes: int, principal_name: str
+        self,
+        parts: Sequence[tuple[LoadedTable, int]],
+        shares: Sequence[_Share],
+        body_bytes: int,
+        principal_name: str,
     ) -> None:
-        """Wait until there is memory for a body, after the earlier bodies for the same table.
+        """Wait until there is memory for a body, after the earlier bodies for the same tables.
 
         Raises:
-            StreamPaused: The table was paused meanwhile.
+            StreamPaused: A table was paused meanwhile.
             TooManyRequests: The memory is still full, or too many bodies are waiting.
         """
         if not self._may_wait(body_bytes, principal_name):
-            self._check_memory(table, size_bytes, table.reserved_bytes)
+            self._check_shares(shares)
             raise TooManyRequests(
                 "Other large bodies wait for room in the memory for rows (stream_memory_bytes); send the rows again "
                 "later",
@@ -142,15 +248,21 @@ class BodyReservations:
         self._waiters[principal_name] += 1
         self._waiting_bytes += body_bytes
         try:
-            async with table.admission:
-                while not self._has_room(table, size_bytes):
+            async with AsyncExitStack() as queues:
+                for share in shares:
+                    await queues.enter_async_context(share.table.admission)
+                while not self._has_room(shares):
                     if self._clock.monotonic() >= until_s:
-                        self._check_memory(table, size_bytes, table.reserved_bytes)
+                        self._check_shares(shares)
                     await asyncio.sleep(_CHECK_INTERVAL_S)
-                    self._check_pause(loaded_table)
-                self._check_pause(loaded_table)
+                    self._check_pauses(parts)
+                self._check_pauses(parts)
         finally:
-            self._waiters[principal_name] -= 1
-            if not self._waiters[principal_name]:
-                del self._waiters[principal_name]
+            _count_down(self._waiters, principal_name)
             self._waiting_bytes -= body_bytes
+
+
+def _count_down(waiters: Counter[str], principal_name: str) -> None:
+    waiters[principal_name] -= 1
+    if not waiters[principal_name]:
+        del waiters[principal_name]

@@ -11,14 +11,17 @@ from collections.abc import Awaitable, Callable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.runtime.shared_reads import SharedReads
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import CommitCounter
+from seamark.metaserver.streams.keys import identify_key
 
 
 class CurrentTables:
     """Loads the current metadata of tables. An instance belongs to one event loop.
 
-    Like `PointerCache`, it reads a pointer from the database only if a commit has changed the database.
+    Like `PointerCache`, it reads a pointer from the database only if a commit has changed the database. PostgreSQL does
+    not count commits, so concurrent appends share a read.
     """
 
     def __init__(
@@ -30,7 +33,7 @@ class CurrentTables:
             load: Returns a table by its UUID, like `CatalogTables.load`.
             changes: Counts the commits to the database, or None if the database cannot count them.
         """
-        self._load = load
+        self._reads = SharedReads(load)
         self._changes = changes
         self._number: int | None = None
         self._locations: dict[str, str] = {}
@@ -51,7 +54,7 @@ class CurrentTables:
             self._number = number
         if number is not None and self._locations.get(uuid) == location:
             return loaded_table.metadata
-        entry, metadata = await self._load(uuid)
+        entry, metadata = await self._reads.load(uuid)
         if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
@@ -62,6 +65,7 @@ class CurrentTables:
         self._locations.pop(uuid, None)
 
     def close(self) -> None:
+        self._reads.close()
         if self._changes is not None:
             self._changes.close()
 
@@ -70,8 +74,13 @@ def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> No
     """Check that rows that were packed with earlier metadata can be added to the table's files.
 
     Raises:
-        RetryLater: The table no longer has the schema of the rows, or a column has a new type or has become required.
+        RetryLater: The table no longer has the schema of the rows, its key or its encryption has changed, or a column
+            has a new type or has become required.
     """
+    if identify_key(packing_metadata) != identify_key(current):
+        raise RetryLater("The key of the stream table has changed meanwhile; send the rows again")
+    if _list_encryption(packing_metadata) != _list_encryption(current):
+        raise RetryLater("The encryption of the table has changed meanwhile; send the rows again")
     schema = packing_metadata.current_schema
     if current.schema(schema.id) != schema:
         raise RetryLater("The table has removed the schema of the rows meanwhile; send the rows again")
@@ -83,3 +92,8 @@ def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> No
         is_filled = field.initial_default is not None if column is None else column.required
         if field.required and not is_filled:
             raise RetryLater(f"The column {field.name} has become required meanwhile; send the rows again")
+
+
+def _list_encryption(metadata: TableMetadata) -> dict[str, str]:
+    """Return the properties that state how files are encrypted."""
+    return {name: text for name, text in metadata.properties.items() if name.startswith("encryption.")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from seamark.metaserver.api.streams import several_tables
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from seamark.metaserver.streams.stream_properties import ENABLED
+from seamark.metaserver.streams.stream_table import StreamTable
+from tests.seeds import first_seed
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, open_stream_server
+from tests.waits import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -115,3 +119,77 @@ async def test_rows_of_all_tables_share_one_limit_of_bytes(
     status, answer = await send_rows(stream, t=[{"id": 1}] * 100, u=[{"id": 2}] * 100)
     assert (status, "more than 3,000 bytes" in answer["error"]["message"]) == (413, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
+
+
+async def open_tables(stream: StreamServer) -> list[StreamTable]:
+    """Append a row to each table, wait until they are flushed, and return the open tables by name."""
+    assert (await send_rows(stream, t=[{"id": 0}], u=[{"id": 0}]))[0] == 200
+    streams = stream.server.components.streams
+    await until(lambda: len(streams.tables) == 2 and streams.size_bytes == 0)
+    entries = [await stream.server.components.catalog.tables.load_entry(("db",), name) for name in ("t", "u")]
+    return [streams.tables[entry.uuid] for entry in entries]
+
+
+async def test_large_request_waits_until_all_tables_have_memory(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    t, u = await open_tables(stream)
+    room = stream.server.components.streams.body_room
+    t.appending_bytes = u.appending_bytes = stream.server.components.settings.stream_memory_bytes // 3
+    large = [{"id": 1, "name": "x" * 150_000}]
+    # The requests name the tables in opposite orders.
+    requests = [asyncio.create_task(send_rows(stream, t=large, u=large)) for _ in range(2)]
+    requests += [asyncio.create_task(send_rows(stream, u=large, t=large)) for _ in range(2)]
+    await until(lambda: room.waiter_count == 4)
+    tables = [{"namespace": ["db"], "name": name, "rows": [{"id": 2}]} for name in ("t", "u")]
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
+        assert (refusal.status, refusal.headers["Retry-After"]) == (429, "1")
+    t.appending_bytes = 0
+    u.appending_bytes *= 2
+    assert (await send_rows(stream, t=[{"id": 3}]))[0] == 200
+    assert not any(task.done() for task in requests), "the table u has no memory yet"
+    u.appending_bytes = 0
+    assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 4
+    assert (t.reserved_bytes, u.reserved_bytes, room.waiter_count) == (0, 0, 0)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.0)
+    u.appending_bytes = stream.server.components.settings.stream_memory_bytes
+    assert (await send_rows(stream, t=large, u=large))[0] == 429
+    assert (t.reserved_bytes, t.admission.locked()) == (0, False)
+    u.appending_bytes = 0
+    assert await read_ids(stream, "t") == [0, 1, 1, 1, 1, 3]
+
+
+async def test_rows_of_all_tables_must_fit_into_the_memory_together(tmp_path: Path) -> None:
+    async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20) as stream:
+        for name in ("t", "u"):
+            await asyncio.to_thread(stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true"})
+        await open_tables(stream)
+        large = [{"id": 1, "name": "x" * 400_000}]  # Each table may use half of the memory alone.
+        status, answer = await send_rows(stream, t=large, u=large)
+        assert (status, "the rows of the other tables" in answer["error"]["message"]) == (413, True), answer
+        smaller = [{"id": 1, "name": "x" * 300_000}]
+        assert (await send_rows(stream, t=smaller, u=smaller))[0] == 200
+
+
+async def test_requests_for_tables_in_any_order_never_block_each_other(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(first_seed())
+    tables = await open_tables(stream)
+    streams = stream.server.components.streams
+    limit_bytes = streams._context.settings.stream_memory_bytes
+    entries = [await stream.server.components.catalog.tables.load(("db",), name) for name in ("t", "u")]
+
+    async def reserve() -> None:
+        chosen = rng.sample(entries, rng.randint(1, 2))
+        async with streams.body_room.reserve([(loaded, rng.randrange(limit_bytes // 2)) for loaded in chosen], ""):
+            await asyncio.sleep(0.001)
+            used_bytes = sum(table.reserved_bytes for table in tables)
+            assert used_bytes <= limit_bytes
+
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room._WAITING_SHARE", 1e9)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(reserve() for _ in range(32)))
+    assert (streams.body_room.waiter_count, [table.reserved_bytes for table in tables]) == (0, [0, 0])

@@ -29,7 +29,14 @@ from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import ARROW, StreamServer, create_stream_table, encode_arrow, open_stream_server
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    StreamServer,
+    create_stream_table,
+    encode_arrow,
+    iterate,
+    open_stream_server,
+)
 from tests.waits import PATIENCE_S, until
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
@@ -224,7 +231,7 @@ async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_pa
         assert days == [(f"2026-01-0{number}T00:00:00", v) for number, v in enumerate("abc", 1)]
 
 
-async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:
+async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, schema, properties={"format-version": "2", KEY: "a"})
@@ -240,7 +247,9 @@ async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_n
 
         earlier_append = await prepare()
         await set_key(stream, "b")
-        await streams.append([earlier_append], None)  # No row has the new key yet, so the append is accepted.
+        with pytest.raises(RetryLater, match="The key of the stream table has changed"):
+            await streams.append([earlier_append], None)
+        await streams.append([await prepare()], None)
         earlier_append = await prepare()
         await set_key(stream, "a")
         await stream.post({"a": 3, "b": 2})
@@ -266,7 +275,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         (table,) = streams.tables.values()
         table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
-        waiting_task = asyncio.create_task(stream.send_refused(body))
+        waiting_task = asyncio.create_task(stream.send_refused(iterate(body)))
         await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:

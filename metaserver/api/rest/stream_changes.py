@@ -1,0 +1,167 @@
+"""Keeps appends to stream tables away from commits that change how their rows are written.
+
+Such a commit changes the key, the type of a column, the partition spec or another way in which files are written, or it
+removes schemas or the branch `main`. The rows that wait are flushed first, because the table may not accept them
+afterwards. While the commit runs, appends of this process wait, so that the log gets no such rows after the flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import structlog
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
+from seamark.formats.runtime.errors import (
+    CommitConflict,
+    CommitUnknown,
+    ReadOnlyServer,
+    RetryLater,
+    SeamarkError,
+)
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.catalog.values import TableChange
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.streams.keys import identify_key
+from seamark.metaserver.streams.log_opening import LogElsewhere
+from seamark.metaserver.streams.stream_properties import is_stream_table
+
+_log = structlog.get_logger("seamark.streams")
+
+
+@asynccontextmanager
+async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[None]:
+    """Flush the stream tables whose way of writing a commit changes, and keep appends away while the context is active.
+
+    The first flush runs beside appends, so that the second flush has few rows and appends wait only for a short time.
+
+    Raises:
+        SeamarkError: A flush failed, but may succeed if the client repeats the commit.
+    """
+    changed: list[tuple[Entry, bool]] = []
+    for change in changes:
+        updates = list(map(lower_action, change.updates))
+        is_reset = any(drops_history(update) for update in updates)
+        may_change = any(update.get("action") in _WRITING_ACTIONS for update in updates)
+        if not (is_reset or may_change):
+            continue
+        entry = await call.components.store.load_entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is None:
+            continue
+        metadata = await call.components.catalog.documents.table(entry.metadata_location)
+        if not (entry.flushed or is_stream_table(metadata)):
+            continue
+        now_ms = call.components.clock.now_ms()
+        if is_reset or await call.run_in_turn(partial(_changes_writing, updates, metadata, now_ms)):
+            changed.append((entry, is_reset))
+    if not changed:
+        yield
+        return
+    await _flush_tables(call, changed)
+    async with call.components.streams.gates.change({entry.uuid for entry, _ in changed}):
+        await _flush_tables(call, changed)
+        yield
+
+
+async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> None:
+    """Flush the tables that have rows in a log. Each table has a flag whether its schemas or its rows are removed."""
+    if not call.components.streams.has_log:
+        return
+    for read_entry, is_reset in changed:
+        entry = await call.components.store.load_entry(EntryKind.TABLE, read_entry.namespace, read_entry.name)
+        if entry is None or entry.uuid != read_entry.uuid or not entry.flushed:
+            continue
+        if is_reset:
+            with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
+                await call.components.streams.flush(entry.uuid)
+        else:
+            await _flush_before_change(call, entry)
+
+
+_WRITING_ACTIONS = frozenset(
+    (
+        *("add-schema", "set-current-schema", "set-properties", "remove-properties"),
+        *("add-spec", "set-default-spec", "add-sort-order", "set-default-sort-order"),
+    )
+)
+"""The actions of updates that may change the key of a stream table, or how its files are written."""
+_WRITING_PROPERTIES = ("write.", "encryption.")
+"""The prefixes of properties that state how files are written."""
+
+
+def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
+    """Return whether updates may change the key of a stream table or how its files are written."""
+    try:
+        # The types of format version 3 need that version.
+        actions = (*_WRITING_ACTIONS, "upgrade-format-version")
+        relevant = [update for update in updates if update.get("action") in actions]
+        changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
+    except SeamarkError:  # The commit will probably fail, too.
+        return True
+    return (
+        identify_key(changed) != identify_key(metadata)
+        or _describe_writing(changed) != _describe_writing(metadata)
+        or _restricts_column(metadata, changed)
+    )
+
+
+def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
+    """Return the spec, the order and the properties by which files of a table are written."""
+    properties = {name: value for name, value in metadata.properties.items() if name.startswith(_WRITING_PROPERTIES)}
+    return metadata.default_spec, metadata.default_sort_order_id, properties
+
+
+def _restricts_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
+    """Return whether a column of the current schema gets another type, or must have a value from now on."""
+    columns = {column.id: column for column in metadata.current_schema.fields}
+    for column in changed.current_schema.fields:
+        before = columns.get(column.id)
+        if before is not None and before.type != column.type:
+            return True
+        if column.required and (before is None or not before.required):
+            return True
+    return False
+
+
+async def _flush_before_change(call: Call, entry: Entry) -> None:
+    """Flush a stream table before a change, so that rows that wait are written as they were appended.
+
+    The commit does not depend on the flush: rows state their key and their schema, and a later flush orders rows of
+    several keys and converts rows. An error that would occur again is therefore ignored, so that an update can correct
+    the table.
+
+    Raises:
+        SeamarkError: The flush failed, but may succeed if the client repeats the commit.
+    """
+    try:
+        await call.components.streams.flush(entry.uuid)
+    except LogElsewhere:  # No reader of this process has seen rows that wait on another server.
+        pass
+    except (CommitConflict, CommitUnknown, RetryLater, ReadOnlyServer):
+        raise
+    except Exception:  # noqa: BLE001  a table with a row that cannot be flushed must stay changeable
+        _log.warning("rows wait while their table changes", table=entry.uuid, exc_info=True)
+
+
+def lower_action(update: dict[str, Any]) -> dict[str, Any]:
+    """Return an update with its action in lower case, as the commit reads it."""
+    action = update.get("action")
+    return {**update, "action": action.lower()} if isinstance(action, str) else update
+
+
+def drops_history(update: dict[str, Any]) -> bool:
+    """Return whether waiting rows have to be flushed into a snapshot before an update.
+
+    A replaced table loses its branch `main`, and the rows of the branch. Waiting rows have the schema that was current
+    when they arrived. This schema and the partition specs of its columns must not be removed before the rows are
+    flushed.
+    """
+    action = update.get("action")
+    return action in ("remove-schemas", "remove-partition-specs") or (
+        action == "remove-snapshot-ref" and update.get("ref-name") == MAIN
+    )
