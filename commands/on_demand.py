@@ -57,9 +57,9 @@ class DeferredGroup(click.Group):
     Other commands can be added in the same way as to every group.
     """
 
-    def __init__(self, *args: Any, commands: Mapping[str, DeferredCommand], **options: Any) -> None:
+    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._commands_by_name = dict(commands)
+        self._commands_by_name = dict(deferred)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._commands_by_name.keys() | self.commands.keys())
