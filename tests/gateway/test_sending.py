@@ -87,7 +87,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
     async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:
         for path in paths:
             assert await worker.get(path) == store.objects[to_location(path)].data
-        budget, address = worker.backend._sending, urlsplit(worker.url)
+        budget, address = worker.backend._send_budget, urlsplit(worker.url)
         readers = []
         for number in range(10):
             sock = socket.socket()
@@ -158,10 +158,10 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             await until(
                 lambda: len(transports) == 40 and all(transport.get_write_buffer_size() for transport in transports)
             )
-            taken_bytes = worker.backend._sending.taken_bytes
+            taken_bytes = worker.backend._send_budget.taken_bytes
             assert 0 < sum(transport.get_write_buffer_size() for transport in transports) <= taken_bytes + 40 * 1024
             assert taken_bytes <= (1 << 20) + 40 * STEP_MIN_BYTES
         finally:
             for sock in sockets:
                 sock.close()
-        await until(lambda: worker.backend._sending.taken_bytes == 0)
+        await until(lambda: worker.backend._send_budget.taken_bytes == 0)

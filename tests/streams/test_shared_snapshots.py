@@ -93,22 +93,22 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
         await stream.post({"id": 1})
         await stream.flush()
         streams, clock = stream.server.components.streams, stream.server.components.clock
-        seal, ends_ms = streams.snapshots._shared.seal, []
+        seal, ends_ms = streams.snapshots._shared_snapshots.seal, []
 
         def note_end(uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
             ends_ms.append(until_ms)
             return seal(uuid, snapshot, until_ms=until_ms)
 
-        monkeypatch.setattr(streams.snapshots._shared, "seal", note_end)
+        monkeypatch.setattr(streams.snapshots._shared_snapshots, "seal", note_end)
         await stream.post({"id": 2})
         assert await stream.ids() == [1, 2]
         await stream.flush()
         (table,) = streams.tables.values()
         now_ms, now_s = clock.now_ms(), clock.monotonic()
-        first_due_s = min(due_s for due_s, _ in table._unneeded)
+        first_due_s = min(due_s for due_s, _ in table._unneeded_files)
         # The tolerance covers the milliseconds between the two readings of the clock.
         assert first_due_s - now_s >= (ends_ms[-1] - now_ms) / 1000 + retention_s - 0.1
-        assert len(table._unneeded) >= 3
+        assert len(table._unneeded_files) >= 3
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
