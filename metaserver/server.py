@@ -43,7 +43,7 @@ from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
-from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
+from seamark.metaserver.access.guard import check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
 from seamark.metaserver.access.policies.opening import open_authorizer
 from seamark.metaserver.api.app import build_app
@@ -51,6 +51,7 @@ from seamark.metaserver.api.http.components import ServerComponents, SharedCompo
 from seamark.metaserver.api.http.errors import make_error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
+from seamark.metaserver.api.listening import bind_socket, make_server_url
 from seamark.metaserver.api.sampling import sample_gauges
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
@@ -476,48 +477,6 @@ def warn_of_plain_http(settings: Settings) -> None:
     """
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
-
-
-def bind_socket(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
-    """Return a bound TCP socket that does not listen yet.
-
-    Args:
-        settings: The settings.
-        shared: Whether other workers may bind the same port (SO_REUSEPORT).
-        port: The port. The default is the port in the settings.
-
-    Raises:
-        ConfigError: The address is in use, does not belong to this machine, or would serve other machines without
-            authentication.
-    """
-    check_binding(settings)
-    port = settings.port if port is None else port
-    try:
-        family = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0][0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"Cannot resolve the host {settings.host!r}: {reason}; set host to an address") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((settings.host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"Cannot bind {settings.host}:{port}: {error.strerror}; choose another --host or --port "
-            "(0 takes a free one)"
-        ) from None
-    return sock
-
-
-def make_server_url(settings: Settings, sock: socket.socket) -> str:
-    """Return the base URL of `sock`. If it is bound to all addresses, the URL has the loopback address."""
-    host, port = sock.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def make_connection_limits(settings: Settings) -> ConnectionLimits:

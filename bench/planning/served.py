@@ -16,7 +16,8 @@ from bench.wire import Request, build_request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.server import bind_socket, freeze_garbage, open_components, serve_requests
+from seamark.metaserver.api.listening import bind_socket
+from seamark.metaserver.server import freeze_garbage, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark

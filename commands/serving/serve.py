@@ -15,9 +15,10 @@ from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.commands.serving.workers import supervise
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.api.listening import bind_socket, make_server_url
 from seamark.metaserver.objects.router import check_warehouse_root
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
-from seamark.metaserver.server import bind_socket, log_repaired, make_server_url, open_certificate, run
+from seamark.metaserver.server import log_repaired, open_certificate, run
 from seamark.metaserver.settings.settings import Settings, redact_url
 
 

@@ -26,8 +26,9 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.api.http.observability.metrics import MULTIPROCESS_VARIABLE
+from seamark.metaserver.api.listening import bind_socket
 from seamark.metaserver.runtime.home import PRIVATE_UMASK
-from seamark.metaserver.server import bind_socket, run
+from seamark.metaserver.server import run
 from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0

@@ -18,13 +18,8 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.api import app
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, add_endpoints
-from seamark.metaserver.server import (
-    bind_socket,
-    make_server_url,
-    open_certificate,
-    open_components,
-    serve_requests,
-)
+from seamark.metaserver.api.listening import bind_socket, make_server_url
+from seamark.metaserver.server import open_certificate, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant

@@ -16,6 +16,7 @@ from typing import Any
 
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver import server
+from seamark.metaserver.api.listening import bind_socket
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
@@ -96,7 +97,7 @@ def main(settings: Settings) -> None:
     server.open_store = open_dying_store  # type: ignore[attr-defined]
     server.open_objects = open_dying_objects  # type: ignore[attr-defined]
     EngineCommits.commit = reply_and_pass  # type: ignore[method-assign]
-    server.run(settings, server.bind_socket(settings, shared=False), EXTENSIONS, lambda: None)
+    server.run(settings, bind_socket(settings, shared=False), EXTENSIONS, lambda: None)
 
 
 if __name__ == "__main__":
