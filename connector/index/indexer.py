@@ -291,7 +291,7 @@ class Indexer:
                 )  # fmt: skip
             return has_time()
 
-        options: dict[str, Any] = {"sample": sample, "verified": progress.locations, "on_verdict": on_verdict}
+        options: dict[str, Any] = {"sample": sample, "verified_locations": progress.locations, "on_verdict": on_verdict}
         if verify_sample(self.client, table, name, **options):
             self.client.record_audit(
                 table,

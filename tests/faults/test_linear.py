@@ -61,7 +61,7 @@ def test_phantom_stale_read_and_wrong_order_are_reported() -> None:
         in find_violations([1, 2], [first_append, second_append, Event("read", 0, 1, "ok", value=2)])[0]
     )
     assert any(
-        "stands after" in text for text in find_violations([2, 1], [first_append, build_append_event(2, None, 2, 3)])
+        "is after" in text for text in find_violations([2, 1], [first_append, build_append_event(2, None, 2, 3)])
     )
     assert (
         "was the head during the whole append"

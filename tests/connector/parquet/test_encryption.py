@@ -142,10 +142,10 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
             results = []
 
             class _CountingOutput:
-                position = 0
+                at = 0
 
                 def write(self, data: bytes) -> None:
-                    self.position += len(data)
+                    self.at += len(data)
 
             results = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied_group.ends[column])]
