@@ -35,7 +35,7 @@ class ServerFiles:
     """Plans scans and looks up keys of one snapshot like a `SeamarkClient`, but by calls inside the server.
 
     Args:
-        stored: The port of the server.
+        stored_rows: The port of the server.
         files_max: The maximum number of data files of a plan, or None for no limit.
 
     Attributes:

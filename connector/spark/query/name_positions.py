@@ -64,14 +64,12 @@ class UnsupportedQuery(Exception):
 
 
 class ReferencePosition(NamedTuple):
-    """The position of a table name in the text: the characters [start, end).
-
-    `after` is the position behind the name and its version, where options or an alias may begin.
-    """
+    """The position of a table name in the text: the characters [start, end)."""
 
     start: int
     end: int
-    after: int
+    end_with_version: int
+    """The end of the name and its version, where options or an alias may begin."""
     alias: str | None
     """The alias to add after a replaced name, or None if the reference already has an alias."""
     snapshot_id: int | None
@@ -224,8 +222,8 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
         new.append(Replacement(reference.start, reference.start, "("))
         new.append(
             Replacement(
-                reference.after,
-                reference.after,
+                reference.end_with_version,
+                reference.end_with_version,
                 f" AS {backquote(f'{_MARK}{number}')}){_write_alias_clause(reference)}",
             )
         )
@@ -242,8 +240,8 @@ def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]])
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.
-        new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
-        new.append(Replacement(reference.after, reference.after, _write_alias_clause(reference)))
+        new.append(Replacement(reference.start, reference.end_with_version, ".".join(map(backquote, name))))
+        new.append(Replacement(reference.end_with_version, reference.end_with_version, _write_alias_clause(reference)))
     return splice(text, new)
 
 
