@@ -124,8 +124,8 @@ class _ObjectFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size_bytes - self._position)
-        length = left if size is None or size < 0 else min(size, left)
+        remaining_bytes = max(0, self._size_bytes - self._position)
+        length = remaining_bytes if size is None or size < 0 else min(size, remaining_bytes)
         if not length:
             return b""
         with _raise_os_errors(self._location):

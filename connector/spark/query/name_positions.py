@@ -100,9 +100,9 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     references: list[ReferencePosition] = []
     query = find_query(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(query)
-    left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(query, ("", ""), None, frozenset())]
-    while left:
-        node, outer_kinds, parent, with_names = left.pop()
+    remaining_nodes: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(query, ("", ""), None, frozenset())]
+    while remaining_nodes:
+        node, outer_kinds, parent, with_names = remaining_nodes.pop()
         kind = catalyst.find_kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
@@ -114,12 +114,14 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
             recursive = bool(node.allowRecursion())
             for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
-                left.append((pair._2(), (kind, outer_kinds[0]), node, with_names | {name} if recursive else with_names))
+                remaining_nodes.append(
+                    (pair._2(), (kind, outer_kinds[0]), node, with_names | {name} if recursive else with_names)
+                )
                 with_names |= {name}
         child_nodes = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             child_nodes.append(node.relation())
-        left += [(child, (kind, outer_kinds[0]), node, with_names) for child in child_nodes]
+        remaining_nodes += [(child, (kind, outer_kinds[0]), node, with_names) for child in child_nodes]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"the query has more than {REFERENCES_MAX} tables")

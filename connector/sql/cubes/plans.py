@@ -143,7 +143,7 @@ def plan_cube(
 def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
     return [
         definition
-        for definition in read_definitions(table.opened.metadata).enabled
+        for definition in read_definitions(table.open_table.metadata).enabled
         if KINDS[definition.kind].aggregates
     ]
 
@@ -173,7 +173,7 @@ def _choose(
         cubes,
         key=lambda choice: (-tables[choice[0]].bytes, len(choice[1].terms), len(choice[1].measures), choice[1].name),
     )
-    open_tables = [table.opened for table in tables]
+    open_tables = [table.open_table for table in tables]
     reasons = []
     for number, cube in ordered_cubes:
         try:
@@ -268,7 +268,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
     """Return a condition that is true for each group that the query needs."""
     parts = [to_group_condition(reads[cube_query.facts].where, cube.terms)]
     for number, attributes in cube_query.attributes.items():
-        fields = {field.id: field.name for field in reads[number].named.opened.schema.fields}
+        fields = {field.id: field.name for field in reads[number].named.open_table.schema.fields}
 
         def find_number(
             predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
