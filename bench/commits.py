@@ -43,18 +43,18 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))
-            make = {"append": append_each, "change": change_each}.get(kind, set_property_of_each)
-            workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
+            make_worker = {"append": append_each, "change": change_each}.get(kind, set_property_of_each)
+            workers = [make_worker(names[n::clients] if tables > 1 else names) for n in range(clients)]
             return await drive_workers(target, workers, seconds=seconds)
 
-        pieces: dict[str, Slice] = {
+        common_slices: dict[str, Slice] = {
             f"{kind}, {_format_count(tables, 'table')}, {_format_count(clients, 'client')}": partial(
                 drive_commits, tables=tables, clients=clients, kind=kind
             )
             for tables, clients in ((1, 1), (1, CLIENTS), (TABLES, CLIENTS))
             for kind in ("property", "append")
         }
-        parallel: dict[str, Slice] = {
+        parallel_slices: dict[str, Slice] = {
             f"{kind}, {tables} tables, a client each": partial(drive_commits, tables=tables, clients=tables, kind=kind)
             for kind in ("property", "append")
             for tables in PARALLEL_TABLES
@@ -66,15 +66,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             )
             for tables in CHANGED_TABLES
         }
-        await warm_up(targets, pieces.values(), 1)
-        await warm_up(seamark_targets, [*parallel.values(), *changes.values()], 1)
-        for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
-            samples = await run_alternately(targets if case in pieces else seamark_targets, rounds, slice_)
+        await warm_up(targets, common_slices.values(), 1)
+        await warm_up(seamark_targets, [*parallel_slices.values(), *changes.values()], 1)
+        for case, slice_ in (*common_slices.items(), *parallel_slices.items(), *changes.items()):
+            samples = await run_alternately(targets if case in common_slices else seamark_targets, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add_failures(case, samples)
             report.add_generator(case, samples)
-            if case not in pieces:
+            if case not in common_slices:
                 report.add(case, "server CPU for a commit", "ms", samples, lambda s: s.server_cpu_us / 1000)
                 report.add(case, "server's core in use", "%", samples, lambda s: 100 * s.server_cpu_s / s.elapsed_s)
         report.bounds = {

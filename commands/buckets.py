@@ -71,7 +71,7 @@ def buckets(
         raise InvalidRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
         result = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
-        unchanged_note = "" if result.before != result.buckets else ", as before"
+        unchanged_note = "" if result.former_buckets != result.buckets else ", as before"
         count = show_count(result.buckets, "bucket")
         text = f"{result.column}: {count} from now on{unchanged_note} (partition spec {result.spec_id})"
         print_result(result, text, as_json=as_json)

@@ -58,7 +58,8 @@ class TimedJavaPlanner:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
-        return KeptFiles(**self.answer())
+        answer = self.answer()
+        return KeptFiles(answer["ms"], answer["files"], answer["bytes"], answer["paths"])
 
     def answer(self) -> dict[str, Any]:
         assert self._child.stdout is not None

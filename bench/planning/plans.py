@@ -13,19 +13,23 @@ class PlansDiffer(Exception):
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """The number of `files` that a plan keeps, their `bytes`, and `paths`, the sum of the CRC-32 of their paths.
+    """The time of a plan, and a summary of the files that it keeps.
 
-    The sum does not depend on the order of the files.
+    Attributes:
+        ms: The time of the plan, in milliseconds.
+        file_count: The number of files.
+        size_bytes: The total size of the files.
+        paths_crc: The sum of the CRC-32 of the paths. It does not depend on the order of the files.
     """
 
     ms: float
-    files: int
-    bytes: int
-    paths: int
+    file_count: int
+    size_bytes: int
+    paths_crc: int
 
     @property
     def answer(self) -> tuple[int, int, int]:
-        return self.files, self.bytes, self.paths
+        return self.file_count, self.size_bytes, self.paths_crc
 
     def check_same(self, other_files: KeptFiles, note: str) -> None:
         """Check that both planners kept the same files.
@@ -34,9 +38,11 @@ class KeptFiles:
             PlansDiffer: The planners kept different files. The message contains `note`.
         """
         if self.answer != other_files.answer:
-            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, the other planner {other_files.files}")
+            raise PlansDiffer(
+                f"{note}: the planners kept different files ({self.file_count} and {other_files.file_count})"
+            )
 
 
 def compute_fingerprint(paths: Iterable[bytes]) -> int:
-    """Return the fingerprint of the paths for `KeptFiles.paths`."""
+    """Return the fingerprint of the paths for `KeptFiles.paths_crc`."""
     return sum(map(zlib.crc32, paths))

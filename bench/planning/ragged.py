@@ -23,7 +23,7 @@ class Cells:
 
     Attributes:
         matrix: uint8[rows, width], the bytes.
-        used: bool[rows, width], True for the bytes that belong to the value; None means all.
+        used_mask: bool[rows, width], True for the bytes that belong to the value; None means all.
     """
 
     matrix: Bytes

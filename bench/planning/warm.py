@@ -93,7 +93,7 @@ async def _measure_filter(
         Row(_format_case(table, query_filter.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files))
     )
     report.notes.append(
-        f"{_format_case(table, query_filter.name)}: {first.files:,} files kept; ours p99"
+        f"{_format_case(table, query_filter.name)}: {first.file_count:,} files kept; ours p99"
         f" {_compute_p99(seamark_ms):.3f} ms, "
         f"the first on these columns {first.ms:.1f} ms."
     )

@@ -37,7 +37,7 @@ Rng = np.random.Generator
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSet:
     """A set of rows. `columns` are the clustering columns, which predicates use."""
 
     name: str
@@ -73,11 +73,11 @@ def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
     }
 
 
-SETS = (
-    Rows("uniform, 2 columns", ("a", "b"), lambda rng, n: {"a": rng.integers(0, 1 << 40, n), "b": rng.random(n)}),
-    Rows("skewed, 3 columns", ("a", "b", "c"), _draw_skewed),
-    Rows("strings with a long common prefix, 2 columns", ("a", "b"), _draw_strings),
-    Rows("correlated, 4 columns", ("a", "b", "c", "d"), _draw_correlated),
+ROW_SETS = (
+    RowSet("uniform, 2 columns", ("a", "b"), lambda rng, n: {"a": rng.integers(0, 1 << 40, n), "b": rng.random(n)}),
+    RowSet("skewed, 3 columns", ("a", "b", "c"), _draw_skewed),
+    RowSet("strings with a long common prefix, 2 columns", ("a", "b"), _draw_strings),
+    RowSet("correlated, 4 columns", ("a", "b", "c", "d"), _draw_correlated),
 )
 _TYPES = {pa.int64(): "long", pa.float64(): "double", pa.string(): "string"}
 
@@ -88,8 +88,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rows = QUICK_ROWS if quick else ROWS
     with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
-        for number, column_names in enumerate(SETS):
-            _measure_layout(report, new_lake.client, new_lake.spark, column_names, f"bench.t{number}", rows)
+        for number, row_set in enumerate(ROW_SETS):
+            _measure_layout(report, new_lake.client, new_lake.spark, row_set, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",
@@ -98,12 +98,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _measure_layout(
-    report: Report, client: IndexClient, spark: SparkSession, row_source: Rows, name: str, rows: int
+    report: Report, client: IndexClient, spark: SparkSession, row_set: RowSet, name: str, rows: int
 ) -> None:
     rng = np.random.default_rng(1)
-    base_table = pa.table({**row_source.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_draw_predicate(rng, base_table, row_source.columns) for _ in range(PREDICATES)]
-    columns = ", ".join(row_source.columns)
+    base_table = pa.table({**row_set.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_draw_predicate(rng, base_table, row_set.columns) for _ in range(PREDICATES)]
+    columns = ", ".join(row_set.columns)
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster_table(client, table, columns, "hilbert"),
         OUR_ZORDER: lambda table: _cluster_table(client, table, columns, "zorder"),
@@ -119,13 +119,13 @@ def _measure_layout(
         seconds[layout] = time.perf_counter() - began_s
         payloads = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
         if len(payloads) != rows or not np.array_equal(np.sort(payloads), np.sort(base_table["payload"].to_numpy())):
-            raise AnswersDiffer(f"{layout} of {row_source.name} changed the rows")
+            raise AnswersDiffer(f"{layout} of {row_set.name} changed the rows")
         readers[layout] = _measure_planned_percent(client, table, predicates)
     for peer in (SORT, ZORDER):
         report.rows.append(
-            Row(row_source.name, f"bytes opened, beside {peer}", "%", readers, peer=peer, goal=readers[peer])
+            Row(row_set.name, f"bytes opened, beside {peer}", "%", readers, peer=peer, goal=readers[peer])
         )
-    report.rows.append(Row(row_source.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
+    report.rows.append(Row(row_set.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
 
 
 def _create_table(client: IndexClient, table: str, layout: pa.Table) -> None:

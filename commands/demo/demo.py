@@ -65,15 +65,15 @@ class DemoResult:
     Attributes:
         files: The number of data files of the table.
         files_with_rows: The number of data files that contain a row of the result. Every plan must contain them.
-        before: The lookup before the index was built.
-        after: The lookup after the index was built.
+        lookup_before: The lookup before the index was built.
+        lookup_after: The lookup after the index was built.
         build_s: The time until the index was built, in seconds.
     """
 
     files: int
     files_with_rows: int
-    before: DemoLookup
-    after: DemoLookup
+    lookup_before: DemoLookup
+    lookup_after: DemoLookup
     build_s: float
 
 
@@ -251,7 +251,7 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 
 def show_demo_result(result: DemoResult, console: Console) -> None:
     """Print the result as bars and a sentence."""
-    scan_before, scan_after = result.before, result.after
+    scan_before, scan_after = result.lookup_before, result.lookup_after
     rows = (
         ("stock Iceberg", scan_before.files, scan_before.seconds),
         (f"with {DEFINITION}", scan_after.files, scan_after.seconds),

@@ -173,7 +173,8 @@ def _show_applied(applied_proposal: dict[str, Any]) -> None:
     type=click.IntRange(1, 3650),
     default=30,
     show_default=True,
-    help="Number of days: list columns that no query has read for this time.",
+    metavar="DAYS",
+    help="List columns that no query has read in the last DAYS days.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options

@@ -186,15 +186,15 @@ def _find_innermost(node: exp.Expr) -> exp.Expr:
 
 def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
     """Return whether all values in a chain of operations are integers. They are not in `(c - 0.5) * 10`."""
-    left = [node]
-    while left:
-        part = left.pop()
+    remaining_nodes = [node]
+    while remaining_nodes:
+        part = remaining_nodes.pop()
         if isinstance(part, exp.Paren | exp.Neg):
-            left.append(part.this)
+            remaining_nodes.append(part.this)
             continue
         literal = reader.read_literal(part)
         if literal is None and type(part) in (exp.Add, exp.Sub, exp.Mul):
-            left += [part.this, part.expression]
+            remaining_nodes += [part.this, part.expression]
         elif (reader.find_kind(part) not in ("int", "long")) if literal is None else literal.kind != "integer":
             return False
     return True

@@ -218,10 +218,10 @@ class Queries:
             and all(_is_of_one_row(projection) for projection in node.expressions),
             keys=None if node.args.get("group") is None else keys,
             having=None if having_clause is None else predicates.build_condition_on(having_clause.this, keys),
-            counted=any_of(map(predicates.read_condition, filters)) if filters else None,
+            aggregate_filter=any_of(map(predicates.read_condition, filters)) if filters else None,
             partitions=[_find_partition_columns(window, names) for window in windows],
             extremes=find_extremes(names),
-            inner=[
+            inner_queries=[
                 *(self._make_inner_query(rows, predicates) for _, rows in subqueries),
                 *(
                     self._make_inner_query(rows, predicates, list_sources(join))

@@ -142,22 +142,22 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
         and (times := compare_formatted_prefix(node.this, literal.value, reader))
     ):
         return times
-    left = int(str(size.this)) - len(literal.value)
+    missing_chars = int(str(size.this)) - len(literal.value)
     if int(str(size.this)) < 1:
         return None
     match op:
         case "=" | "<>":
-            if left < 0:
+            if missing_chars < 0:
                 return NEVER if op == "=" else None
-            if left > 0:
+            if missing_chars > 0:
                 return reader.compare_column(op, node.this, literal)
             comparison = reader.compare_column("STARTS WITH", node.this, literal)
             return comparison if comparison is None or op == "=" else comparison.negate()
-        case "<" | ">=" if left >= 0:
+        case "<" | ">=" if missing_chars >= 0:
             return reader.compare_column(op, node.this, literal)
-        case ">" if left >= 0:  # If the column is greater than the literal, the prefix may be equal to it.
+        case ">" if missing_chars >= 0:  # If the column is greater than the literal, the prefix may be equal to it.
             return reader.compare_column(op, node.this, literal)
-        case "<=" if left > 0:
+        case "<=" if missing_chars > 0:
             return reader.compare_column(op, node.this, literal)
     return None
 

@@ -221,9 +221,9 @@ class ViewPlanner:
             TimeoutError: The deadline `until_s` has passed.
         """
         expanded_views: list[ExpandedView] = []
-        left = deque(views.items())
-        while left and len(expanded_views) < VIEWS_MAX:
-            number, planned_scan = left.popleft()
+        remaining_views = deque(views.items())
+        while remaining_views and len(expanded_views) < VIEWS_MAX:
+            number, planned_scan = remaining_views.popleft()
             resolved_view, outer_numbers = definitions.views[planned_scan.table], (*planned_scan.within, number)
             tables_by_name = _select_tables(resolved_view, definitions.tables)
             text = plan_view_query(resolved_view.view.text, planned_scan.table[-1], get_predicate(planned_scan))
@@ -251,7 +251,7 @@ class ViewPlanner:
                     planned_scan, resolved_view.view, tuple(tables.values()), tuple(inner.values()), dimensions
                 )
             )
-            left.extend(inner.items() if len(outer_numbers) < DEPTH_MAX else ())
+            remaining_views.extend(inner.items() if len(outer_numbers) < DEPTH_MAX else ())
         return expanded_views
 
     # Plan views

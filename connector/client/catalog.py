@@ -286,7 +286,7 @@ def _send(
     *,
     query: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Send a request only once, because the server would refuse a repeat of a request that has succeeded."""
+    """Send a request only once, because the server would refuse a retry of a request that has succeeded."""
     payload = None if body is None else json.dumps(body).encode()
     return client._request(method, path, query or {}, payload, repeatable=False)
 

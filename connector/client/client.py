@@ -233,14 +233,14 @@ class SeamarkClient:
         """
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{make_table_path(table)}/timeline"
-        left = limit
-        while left is None or left > 0:
-            answer = self._request_json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
+        remaining_count = limit
+        while remaining_count is None or remaining_count > 0:
+            answer = self._request_json("GET", path, {**query, **omit_none({"since": since, "limit": remaining_count})})
             yield from self._convert(answer["instants"], list[TimelineInstant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
             since = answer["next-since"]
-            left = None if left is None else left - len(answer["instants"])
+            remaining_count = None if remaining_count is None else remaining_count - len(answer["instants"])
 
     # Contents of the catalog
 
@@ -329,10 +329,10 @@ class SeamarkClient:
                 f"The plan of {'.'.join(split_table(table))} has the status {answer['status']}: {answer.get('error')}"
             )
         yield answer
-        left = list(answer.get("plan-tasks") or ())
-        while left:
-            page = self._request_json("POST", f"{path}/tasks", {}, {"plan-task": left.pop(0)})
-            left += page.get("plan-tasks") or ()
+        remaining_tasks = list(answer.get("plan-tasks") or ())
+        while remaining_tasks:
+            page = self._request_json("POST", f"{path}/tasks", {}, {"plan-task": remaining_tasks.pop(0)})
+            remaining_tasks += page.get("plan-tasks") or ()
             yield page
 
     def explain(

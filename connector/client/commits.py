@@ -1,7 +1,7 @@
 """Commits changes, and repeats a commit if its response is lost.
 
 A change with a producer can be sent any number of times, because the server commits each sequence number once, and
-answers a repeat with the first response. Therefore the client repeats the change after a lost response, an error of a
+answers a retry with the first response. Therefore the client repeats the change after a lost response, an error of a
 gateway, and `CommitStateUnknownException`. Without a producer, the client raises these errors, because the change may
 or may not be in the table.
 """
@@ -103,7 +103,7 @@ def sleep_before_attempt(number: int, *, first_s: float, max_s: float) -> None:
 
 
 def _may_succeed_on_repeat(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Return whether a repeat of a commit may succeed.
+    """Return whether a retry of a commit may succeed.
 
     A bug of the server causes the same error each time. After a 503 of the server itself, nothing was committed, and
     the client has already repeated the request.

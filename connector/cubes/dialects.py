@@ -117,7 +117,7 @@ class CubeDialect(ABC):
         operand = measure.operand
         assert operand is not None
         if measure.function == APPROX_DISTINCT:
-            return self.count_sketches(first, filter_clause)
+            return self.write_distinct_count(first, filter_clause)
         if measure.function == MIN:
             self.check_extreme(operand)
             return f"min({first}){filter_clause}"
@@ -130,8 +130,8 @@ class CubeDialect(ABC):
         return self.combine_average(first, columns[1], operand, filter_clause)
 
     @abstractmethod
-    def count_sketches(self, column: str, filter_clause: str) -> str:
-        """Return the number of distinct values that the merged sketches of a column estimate."""
+    def write_distinct_count(self, column: str, filter_clause: str) -> str:
+        """Return SQL for the number of distinct values that the merged sketches of a column estimate."""
 
     def sketch_row(self, value: str, kind: str) -> str:
         """Return the sketch of the value of one row. By default it is null, for an engine that adds no rows."""
@@ -193,7 +193,7 @@ class DuckDBCubes(CubeDialect):
         }
     )
 
-    def count_sketches(self, column: str, filter_clause: str) -> str:
+    def write_distinct_count(self, column: str, filter_clause: str) -> str:
         return write_count(column, filter_clause)
 
     def sketch_row(self, value: str, kind: str) -> str:
@@ -241,7 +241,7 @@ class TrinoCubes(CubeDialect):
         is_decimal = measure.operand is not None and get_base_name(measure.operand.kind) == "decimal"
         return super().adds_floats(measure) and not is_decimal
 
-    def count_sketches(self, column: str, filter_clause: str) -> str:
+    def write_distinct_count(self, column: str, filter_clause: str) -> str:
         return f"coalesce(cardinality(merge({column}){filter_clause}), 0)"
 
     def check_extreme(self, operand: Operand) -> None:
@@ -294,7 +294,7 @@ class SparkCubes(CubeDialect):
         }
     )
 
-    def count_sketches(self, column: str, filter_clause: str) -> str:
+    def write_distinct_count(self, column: str, filter_clause: str) -> str:
         return f"coalesce(hll_sketch_estimate(hll_union_agg({column}){filter_clause}), 0)"
 
     def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:

@@ -81,7 +81,9 @@ def find_cube_table(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable |
     return CubeTable(table.cube_metadata.current_schema, cubes, truncates_in_utc) if cubes else None
 
 
-def find_doubt(statement: CubeStatement, find_filter: Callable[[str, str], Expression | None]) -> Expression | None:
+def build_negated_filter(
+    statement: CubeStatement, find_filter: Callable[[str, str], Expression | None]
+) -> Expression | None:
     """Return a filter that is true for each row that does not meet `row_condition`, or None if there is no condition.
 
     Args:
@@ -92,12 +94,15 @@ def find_doubt(statement: CubeStatement, find_filter: Callable[[str, str], Expre
     Raises:
         NotFromCube: The condition is not understood, so no file is known whose rows all meet it.
     """
-    if not statement.doubt:
+    if not statement.negated_row_condition:
         return None
-    doubt = find_filter(statement.alias, statement.doubt)
-    if doubt is None:
-        raise NotFromCube(f"{statement.cube.name}: no statistics of files decide {statement.row_condition[:200]}")
-    return doubt
+    negated_filter = find_filter(statement.alias, statement.negated_row_condition)
+    if negated_filter is None:
+        raise NotFromCube(
+            f"{statement.cube.name}: file statistics cannot show which files have only rows with "
+            f"{statement.row_condition[:200]}"
+        )
+    return negated_filter
 
 
 async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlanRequest, table: KnownTable) -> CubeScan:

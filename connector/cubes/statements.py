@@ -97,9 +97,9 @@ class CubeStatement:
     Attributes:
         cube: The cube.
         columns: The columns of entries that the query uses, in the order of the entries.
-        row_condition: A condition on rows that groups cannot decide, or an empty text. A file is answered from the cube
-            only if all its rows meet the condition.
-        doubt: A condition that is true for each row for which `row_condition` is false or null.
+        row_condition: A condition on rows that cannot be evaluated on groups, or an empty text. A file is answered from
+            the cube only if all its rows meet the condition.
+        negated_row_condition: A condition that is true for each row for which `row_condition` is false or null.
         alias: The name of the table in the conditions.
         joins: The dimension tables that attributes in the cube replace.
         has_sketches: Whether the query uses sketches of distinct values.
@@ -108,7 +108,7 @@ class CubeStatement:
     cube: IndexDefinition
     columns: tuple[str, ...]
     row_condition: str
-    doubt: str
+    negated_row_condition: str
     alias: str
     _tree: exp.Select
     _dialect: CubeDialect

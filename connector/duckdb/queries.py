@@ -37,10 +37,10 @@ from seamark.connector.cubes.dialects import NotFromCube
 from seamark.connector.cubes.plans import (
     CUBE_FAILURES,
     CubeScan,
+    build_negated_filter,
     convert_uuids,
     explain_failure,
     find_cube_table,
-    find_doubt,
     scan_cube,
 )
 from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary, check_cube_use
@@ -317,7 +317,9 @@ class _Query:
                 query.translated.cube.id,
                 query.translated.columns,
                 self._find_filter(tables, known_tables, utc=utc),
-                find_doubt(query.translated, partial(self._find_filter_of, table, known_tables[number], utc=utc)),
+                build_negated_filter(
+                    query.translated, partial(self._find_filter_of, table, known_tables[number], utc=utc)
+                ),
                 table.reference.snapshot_id,
                 hide_partitions=True,
             )

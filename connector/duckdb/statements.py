@@ -135,13 +135,13 @@ class DuckDBStatement:
         for condition in list(self._tree.find_all(exp.Predicate)):
             _convert_condition(condition, kinds, utc=utc)
         # For NULL and NaN, DuckDB's contains() returns true or false. Trino's contains() returns neither.
-        left = list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous, exp.Column))
-        for function in left:
+        functions_and_columns = list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous, exp.Column))
+        for function in functions_and_columns:
             if isinstance(function, exp.Column) or (isinstance(function, exp.Anonymous) and function.name == HIDDEN):
                 continue
             for column in list(list_columns(function)):
                 _hide(column)
-        for leaf in left:
+        for leaf in functions_and_columns:
             if isinstance(leaf, exp.Column) and _is_condition(leaf) and kinds.find_kind(leaf) != "boolean":
                 _hide(leaf)
         try:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import DEBUG, INFO
 from traceback import format_tb
-from typing import Any
 
 import structlog
 
@@ -291,8 +290,9 @@ class Indexer:
                 )  # fmt: skip
             return has_time()
 
-        options: dict[str, Any] = {"sample": sample, "verified_locations": progress.locations, "on_verdict": on_verdict}
-        if verify_sample(self.client, table, name, **options):
+        if verify_sample(
+            self.client, table, name, sample=sample, verified_locations=progress.locations, on_verdict=on_verdict
+        ):
             self.client.record_audit(
                 table,
                 name,

@@ -287,7 +287,7 @@ class _LayerWork:
         first: The index of the layer's first row among the rows of the rewrite.
     """
 
-    opened: OpenTable
+    table: OpenTable
     read_plan: ReadPlan
     tasks: Layer
     layout: ClusteringLayout
@@ -328,9 +328,9 @@ class _LayerWork:
     def sample(self) -> tuple[int, pa.Table]:
         """The number of rows, and a sample of the rows with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
-        narrow_plan = plan_read(self.opened, self.attributes.columns, TRUE)
+        narrow_plan = plan_read(self.table, self.attributes.columns, TRUE)
         draw, rows, samples = np.random.default_rng(1), 0, []
-        reader = TaskReader(narrow_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
+        reader = TaskReader(narrow_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         for batch in reader.read_all(self.tasks):
             rows += batch.num_rows
             samples.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
@@ -338,7 +338,7 @@ class _LayerWork:
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """Yield the rows of the layer with their origins."""
-        reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
+        reader = TaskReader(self.read_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first = self.first
         for task in self.tasks:

@@ -184,13 +184,13 @@ class _PartitionRewrite:
     """A rewrite of partitions for a merge or a drop.
 
     Attributes:
-        opened: The table.
+        table: The table.
         read: The table with the schema of the new files.
         target: A target with the schema of the new files.
         policy: The rules by which row groups are copied, or None to encode all rows.
     """
 
-    opened: OpenTable
+    table: OpenTable
     read: OpenTable
     target: WriteTarget
     policy: CopyPolicy | None
@@ -206,7 +206,7 @@ class _PartitionRewrite:
         new = rewrite_rows(self.read, self.target, batch, self.policy)
         files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
         # The commit reads and writes deletes of concurrent commits with the table's current schema.
-        return replace(new, opened=self.opened, written=replace(new.written, files=files))
+        return replace(new, table=self.table, written=replace(new.written, files=files))
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:

@@ -138,15 +138,17 @@ def _with_plain_footer(
                     else "the file is encrypted and has no field ids",
                 )
         footer = encryption.plain
-        end = footer + len(footer).to_bytes(4, "little") + MAGIC
-        return pa.PythonFile(io.BufferedReader(_Overlaid(source, file.data_end, end), _BLOCK_BYTES), mode="r")
+        tail = footer + len(footer).to_bytes(4, "little") + MAGIC
+        return pa.PythonFile(
+            io.BufferedReader(_FileWithReplacedEnd(source, file.data_end, tail), _BLOCK_BYTES), mode="r"
+        )
 
 
-class _Overlaid(io.RawIOBase):
-    """A file in which new bytes replace the bytes from `at` on."""
+class _FileWithReplacedEnd(io.RawIOBase):
+    """A read-only view of a file whose bytes from `start` on are replaced by `tail`."""
 
-    def __init__(self, source: pa.NativeFile, start: int, end: bytes) -> None:
-        self._source, self._start, self._end, self._place = source, start, end, 0
+    def __init__(self, source: pa.NativeFile, start: int, tail: bytes) -> None:
+        self._source, self._start, self._tail, self._position = source, start, tail, 0
 
     def readable(self) -> bool:
         return True
@@ -155,20 +157,20 @@ class _Overlaid(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._start + len(self._end)}
-        self._place = starts[whence] + offset
-        return self._place
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._start + len(self._tail)}
+        self._position = starts[whence] + offset
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        if self._place < self._start:
-            data = self._source.read_at(min(len(buffer), self._start - self._place), self._place)
+        if self._position < self._start:
+            data = self._source.read_at(min(len(buffer), self._start - self._position), self._position)
         else:
-            data = self._end[self._place - self._start :][: len(buffer)]
+            data = self._tail[self._position - self._start :][: len(buffer)]
         buffer[: len(data)] = data
-        self._place += len(data)
+        self._position += len(data)
         return len(data)
 
 

@@ -191,7 +191,7 @@ def all_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def any_of(parts: Iterable[Condition | None]) -> Condition | None:
-    """Return the OR of the conditions. It is None if it is true for all rows."""
+    """Return the OR of the conditions, or None if it is true for all rows or has more than `LEAVES_MAX` leaves."""
     distinct: dict[Condition, None] = {}
     for part in parts:
         if part is None:

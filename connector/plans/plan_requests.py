@@ -118,8 +118,8 @@ class PlanRequests:
         effective = (
             _select_effective_joins(dimensions.get(planned_scan, ()), plan) for planned_scan, plan in plans.items()
         )
-        needed = {dimension.planned.read for joins in effective for dimension, _ in joins}
-        for table_read in pins.keys() - needed:
+        joined_reads = {dimension.planned.read for joins in effective for dimension, _ in joins}
+        for table_read in pins.keys() - joined_reads:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(
                 group for group in groups.values() if any(planned_scan.read == table_read for planned_scan in group)
@@ -247,10 +247,10 @@ def drop_scans(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
     """Return the plans that stay valid if the scans in `dropped_scans` get no plan."""
-    left = dict(plans)
-    _drop(left, dropped_scans)
-    _drop_inconsistent(_group_scans(planned_scans), dimensions, left)
-    return left
+    remaining_plans = dict(plans)
+    _drop(remaining_plans, dropped_scans)
+    _drop_inconsistent(_group_scans(planned_scans), dimensions, remaining_plans)
+    return remaining_plans
 
 
 def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int | None]]:

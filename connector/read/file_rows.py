@@ -64,8 +64,8 @@ class FileRowReader:
         self._inherited_lineage = InheritedLineage.of(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited_lineage is None else [*read_plan.fields, *read_plan.lineage]
         fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
-        needed = {field.id: field for field in (*outputs, *tested_fields.values())}
-        self._projected = FileProjection(fields, needed.values(), _read_identity_values(read_plan, task))
+        needed_fields = {field.id: field for field in (*outputs, *tested_fields.values())}
+        self._projected = FileProjection(fields, needed_fields.values(), _read_identity_values(read_plan, task))
         self._tested_ids = list(tested_fields)
         self._tested_outputs = [field.id for field in outputs if field.id in tested_fields]
         self._other_outputs = [field.id for field in outputs if field.id not in tested_fields]

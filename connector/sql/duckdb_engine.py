@@ -81,7 +81,11 @@ class TableStream:
         self._has_places = len(stored_names) < len(self._names)
         row_filter = extract_row_filter(table_read.where)
         self._plan = ReadPlan(
-            table_read.opened.metadata, table_read.opened.schema, stored_names, row_filter, positions=self._has_places
+            table_read.open_table.metadata,
+            table_read.open_table.schema,
+            stored_names,
+            row_filter,
+            positions=self._has_places,
         )
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
         self.failure: Exception | None = None
@@ -100,7 +104,7 @@ class TableStream:
         return pa.RecordBatchReader.from_batches(self.schema, self._read_batches()).__arrow_c_stream__(requested_schema)
 
     def _read_batches(self) -> Iterator[pa.RecordBatch]:
-        reader = TaskReader(self._plan, self._read.opened.storage)
+        reader = TaskReader(self._plan, self._read.open_table.storage)
         schema = self.schema
         try:
             for number, task in enumerate(self._read.tasks):

@@ -62,7 +62,7 @@ class NamedTable:
     """A table in the statement, at one snapshot."""
 
     name: Name
-    opened: OpenTable
+    open_table: OpenTable
     columns: Mapping[str, SqlType]
     files: int
     """The number of data files in the summary of the snapshot."""
@@ -80,7 +80,7 @@ class PlannedTableRead:
 
     table: StoredTable
     named: NamedTable
-    opened: OpenTable
+    open_table: OpenTable
     where: Expression
     """A condition that is true for all needed rows. It may be true for more rows than the statement's condition."""
     tasks: tuple[ScanTask, ...]
@@ -288,7 +288,7 @@ class ReadPlanner:
             named_table = catalog.of_node[id(table.node)]
             used_joins: tuple[tuple[str, int | None], ...] = ()
             statements: list[str] = []
-            source_table = named_table.opened
+            source_table = named_table.open_table
             condition = self._scans[number].where
             if number in plans_by_number:
                 name, used_joins, statement = plans_by_number[number]
@@ -380,7 +380,7 @@ def find_scans(
     """
     scans = []
     for table, scan in zip(tables, _find_scans(query, tables, catalog, today), strict=True):
-        source_table = catalog.of_node[id(table.node)].opened
+        source_table = catalog.of_node[id(table.node)].open_table
         scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, source_table)))
     return scans
 
@@ -395,7 +395,7 @@ def _find_scans(
         named_table = catalog.of_node[id(table.node)]
         columns = {
             field.name.lower(): field.type if isinstance(field.type, str) else "nested"
-            for field in named_table.opened.schema.fields
+            for field in named_table.open_table.schema.fields
         }
         kinds[key] = columns if kinds.get(key, columns) == columns else None
     try:
@@ -431,13 +431,13 @@ def _request_join_plans(
     for position, number in enumerate(numbers):
         scan, named_table = scans[number], catalog.of_node[id(tables[number].node)]
         if scan.ref is not None:  # The branch may have moved since the table was opened.
-            scan = replace(scan, ref=None, snapshot_id=named_table.opened.snapshot_id)
+            scan = replace(scan, ref=None, snapshot_id=named_table.open_table.snapshot_id)
         planned_scans[position] = PlannedScan(scan, "", named_table.name)
-        if named_table.opened.snapshot_id is not None:
+        if named_table.open_table.snapshot_id is not None:
             known_tables[scan.catalog, scan.schema, scan.table] = KnownTable(
                 version="",
                 columns=None,
-                snapshot_id=named_table.opened.snapshot_id,
+                snapshot_id=named_table.open_table.snapshot_id,
                 size_bytes=named_table.bytes,
                 files=named_table.files,
             )

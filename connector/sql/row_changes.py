@@ -110,17 +110,17 @@ class _UpdatedRows(RowDifference):
     The stored columns are read file by file while the new rows are written, so only the new values are in memory.
     """
 
-    opened: OpenTable | None = None
+    table: OpenTable | None = None
     values: pa.Table | None = None
     """The new values, in columns with the names of the table's columns. The rows are in the order of `located`."""
 
     def iter_rows(self) -> Iterator[pa.RecordBatch]:
-        if self.values is None or self.opened is None:
+        if self.values is None or self.table is None:
             return
-        names = [field.name for field in self.opened.schema.fields if field.name not in self.values.column_names]
+        names = [field.name for field in self.table.schema.fields if field.name not in self.values.column_names]
         names += [ROW_ID_NAME] if self.tracked else []
-        read_plan, first = plan_read(self.opened, names, TRUE), 0
-        reader = TaskReader(read_plan, self.opened.storage, keys=self.opened.keys)
+        read_plan, first = plan_read(self.table, names, TRUE), 0
+        reader = TaskReader(read_plan, self.table.storage, keys=self.table.keys)
         for file in self.located.files:
             values = self.values.slice(first, len(file.positions))
             first += len(file.positions)

@@ -282,7 +282,7 @@ class SqlSession:
         )
         planned_reads, cube = plan_cube(self._reads, query, prepared_query.cube, planner)
         # All requests end before the check, because it may forbid this process to open files such as certificates.
-        self._check_tables([table_read.named.opened for table_read in planned_reads])
+        self._check_tables([table_read.named.open_table for table_read in planned_reads])
         reads = tuple(planned_reads)
         read_bytes = sum(table_read.bytes for table_read in reads)
         if isinstance(cube, CubePlan):
@@ -340,7 +340,7 @@ class SqlSession:
         if query is not None:
             scans = find_scans(query, tables, catalog, now.date())
             reads = ReadPlanner(self._reads, tables, catalog, scans, is_counted=is_counted).plan()
-        self._check_tables([table_read.named.opened for table_read in reads])
+        self._check_tables([table_read.named.open_table for table_read in reads])
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:

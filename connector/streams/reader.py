@@ -288,11 +288,11 @@ def plan_step(reads: StreamReads, step: FileStep) -> tuple[OpenTable, list[ScanT
 
 def skip_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the batches without their first `rows` rows."""
-    left = rows
+    remaining_rows = rows
     for batch in batches:
-        if batch.num_rows > left:
-            yield batch.slice(left)
-        left = max(0, left - batch.num_rows)
+        if batch.num_rows > remaining_rows:
+            yield batch.slice(remaining_rows)
+        remaining_rows = max(0, remaining_rows - batch.num_rows)
 
 
 def _show_flag(flag: bool) -> str:

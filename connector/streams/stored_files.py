@@ -35,7 +35,7 @@ class ServerFiles:
     """Plans scans and looks up keys of one snapshot like a `SeamarkClient`, but by calls inside the server.
 
     Args:
-        stored: The port of the server.
+        stored_rows: The port of the server.
         files_max: The maximum number of data files of a plan, or None for no limit.
 
     Attributes:
@@ -124,8 +124,8 @@ class _ObjectFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size_bytes - self._position)
-        length = left if size is None or size < 0 else min(size, left)
+        remaining_bytes = max(0, self._size_bytes - self._position)
+        length = remaining_bytes if size is None or size < 0 else min(size, remaining_bytes)
         if not length:
             return b""
         with _raise_os_errors(self._location):

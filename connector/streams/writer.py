@@ -323,5 +323,5 @@ def _join(parts: Sequence[_Part]) -> bytes:
 
 
 def _may_pass(error: ClientError) -> bool:
-    """Return whether a repeat may succeed. After a bug of the server, it cannot succeed."""
+    """Return whether a retry may succeed. After a bug of the server, it cannot succeed."""
     return not isinstance(error, ServerFailed) or error.status in (502, 503, 504) or "Unknown" in error.kind

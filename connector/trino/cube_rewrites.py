@@ -22,7 +22,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import ParsedQuery, find_scans, parse_query
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
-from seamark.connector.cubes.plans import CubeScan, find_cube_table, find_doubt, scan_cube
+from seamark.connector.cubes.plans import CubeScan, build_negated_filter, find_cube_table, scan_cube
 from seamark.connector.cubes.sketches import convert_sketches, encode_for_trino
 from seamark.connector.cubes.star_scans import StarScan, find_group_condition, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
@@ -137,16 +137,18 @@ async def rewrite_over_cube(
         ClientError: The server refuses the request or does not respond.
     """
     scan, name = planned_scan.scan, text.text[planned_scan.scan.start : planned_scan.scan.end]
-    doubt = None
-    if statement.doubt:
-        find = partial(find_doubt, statement, partial(_find_filter, name, text, table))
-        doubt = await reader.run(len(name) + len(statement.doubt), find, until_s, in_loop_max=0)
+    negated_filter = None
+    if statement.negated_row_condition:
+        find = partial(build_negated_filter, statement, partial(_find_filter, name, text, table))
+        negated_filter = await reader.run(
+            len(name) + len(statement.negated_row_condition), find, until_s, in_loop_max=0
+        )
     request = CubePlanRequest(
         planned_scan.table,
         statement.cube.id,
         statement.columns,
         scan.filter,
-        doubt,
+        negated_filter,
         scan.snapshot_id,
         scan.ref,
         groups_max=GROUPS_MAX,

@@ -57,7 +57,7 @@ class RewriteResult(RewrittenStatement):
     reads: Sequence[PlannedRead] = ()
     """The files and bytes of each table that `statement` reads, for the query history."""
     is_wasted: bool = False
-    """Whether all plans kept too many files, so that a repeat of the statement will probably not get better plans."""
+    """Whether all plans kept too many files, so that plans of the same statement will probably not be better."""
 
 
 def build_cube_result(planned_scan: PlannedScan, cube: CubeRewrite) -> RewriteResult:

@@ -101,7 +101,7 @@ class ResizeResult:
     """
 
     column: str
-    before: int
+    former_buckets: int
     buckets: int
     spec_id: int
 

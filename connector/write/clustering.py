@@ -264,12 +264,12 @@ class Ranks:
 
     Attributes:
         values: The distinct values of the sample in ascending order.
-        before: The number of sample rows with smaller values or null, for each value, and then the number of all rows,
-            as int64[values + 1].
+        rows_below: The number of sample rows with smaller values or null, for each value, and then the number of all
+            rows, as int64[values + 1].
     """
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
-    before: Longs
+    rows_below: Longs
 
     @staticmethod
     def of(sample: pa.Array) -> Ranks:
@@ -281,9 +281,9 @@ class Ranks:
         """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS."""
         dictionary_array = column.dictionary_encode()
         low, high = self._count_smaller(dictionary_array.dictionary)
-        nulls = int(self.before[0])
-        middles = np.append(self.before[low] + self.before[high], nulls)
-        ranks = (middles << RANK_BITS) // max(1, 2 * int(self.before[-1]))
+        nulls = int(self.rows_below[0])
+        middles = np.append(self.rows_below[low] + self.rows_below[high], nulls)
+        ranks = (middles << RANK_BITS) // max(1, 2 * int(self.rows_below[-1]))
         codes = pc.fill_null(dictionary_array.indices, len(low)).to_numpy(zero_copy_only=False)
         places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << RANK_BITS) - 1)[codes].astype(np.uint64)
         return places
@@ -330,9 +330,9 @@ class Clustering:
 
     curve: str
     attributes: Attributes
-    own: Mapping[int, Ranks] = field(default_factory=dict)
+    own_ranks: Mapping[int, Ranks] = field(default_factory=dict)
     """The ranks of attributes of the clustered rows, by the index of the attribute."""
-    joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    joined_ranks: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
     """The ranks of the joined table's rows, by the index of the attribute. The last rank is for a missing row."""
 
     @staticmethod
@@ -394,11 +394,11 @@ class Clustering:
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
             if not name:
-                points[:, number] = self.own[number].places(combine_to_array(rows[column]))
+                points[:, number] = self.own_ranks[number].places(combine_to_array(rows[column]))
                 continue
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.find_rows(name, rows)
-            points[:, number] = self.joined[number][rows_by_table[name]]
+            points[:, number] = self.joined_ranks[number][rows_by_table[name]]
         return points
 
 

@@ -320,7 +320,7 @@ def rewrite_rows(
 class _Copies:
     """Copies the files of the partitions that have large row groups."""
 
-    opened: OpenTable
+    table: OpenTable
     target: WriteTarget
     policy: CopyPolicy
     keys: ParquetKeys | None
@@ -336,7 +336,7 @@ class _Copies:
             Unreadable: A file cannot be read.
             Unwritable: The rows cannot be written.
         """
-        with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
+        with CopyWriter(self.table, self.target, self.policy, origins, self.keys) as writer:
             groups, not_copied = list[_Group](), list[ScanTask]()
             for tasks in group_by_partition(batch):
                 partition = writer.find_partition(tasks)
@@ -398,7 +398,7 @@ class _Copies:
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
         """Copy a partition with its own writer, which deletes its files if an error occurs."""
         log = OriginLog()
-        with CopyWriter(self.opened, target, self.policy, log) as writer:
+        with CopyWriter(self.table, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
             return log, writer.close(), writer.counts
 

@@ -56,13 +56,13 @@ def find_latest_rows(
     """
     fields = find_key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
-    needed = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
-    _check_columns("the table has", needed, by_name)
+    needed_columns = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
+    _check_columns("the table has", needed_columns, by_name)
     for batch in batches:
         names = batch.schema.names
-        _check_columns("the rows have", needed, names)
+        _check_columns("the rows have", needed_columns, names)
         _check_columns("the table has", names, by_name)
-        if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
+        if duplicates := [name for name in (names if columns is None else needed_columns) if names.count(name) > 1]:
             raise Unwritable(
                 f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
             )
@@ -70,8 +70,8 @@ def find_latest_rows(
             name = min(set(names) ^ set(batches[0].schema.names))
             raise Unwritable(f"only some of the rows have the column {name}; all rows must have the same columns")
     table = _concatenate(
-        batches if columns is None else [batch.select(needed) for batch in batches],
-        [by_name[column] for column in needed],
+        batches if columns is None else [batch.select(needed_columns) for batch in batches],
+        [by_name[column] for column in needed_columns],
     )
     key_columns = [read_column(table, field) for field in fields]
     check_no_nulls(fields, key_columns)

@@ -147,7 +147,7 @@ class RewrittenFiles:
     The origin of row `p` of the data file `tasks[i]` is `p` plus the total number of records of `tasks[:i]`.
     """
 
-    opened: OpenTable
+    table: OpenTable
     target: WriteTarget
     tasks: Sequence[ScanTask]
     written: WrittenFiles
@@ -174,7 +174,7 @@ class RewrittenFiles:
             Overtaken: It is uncertain which rows are still live, or too few rows are live.
             Unreadable: A file cannot be read.
         """
-        metadata = self.opened.metadata
+        metadata = self.table.metadata
         if (metadata.table_uuid, metadata.format_version) != (
             source_table.metadata.table_uuid,
             source_table.metadata.format_version,
@@ -191,13 +191,19 @@ class RewrittenFiles:
         deleted_rows_by_path = {rows.path: rows for rows in self._find_deleted_rows(source_table, current)}
         new_files, old_tasks, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
         for numbers, files in self._group_files():
-            left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
+            current_tasks = [
+                current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current
+            ]
             dead_rows = sum(len(deleted_rows_by_path[file["file-path"]].positions) for file in files)
-            part = DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES if len(files) < len(left) else DELETED_ROWS_MAX_FRACTION
-            if left and dead_rows <= part * sum(file["record-count"] for file in files):
-                new_files, old_tasks = [*new_files, *files], [*old_tasks, *left]
+            part = (
+                DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES
+                if len(files) < len(current_tasks)
+                else DELETED_ROWS_MAX_FRACTION
+            )
+            if current_tasks and dead_rows <= part * sum(file["record-count"] for file in files):
+                new_files, old_tasks = [*new_files, *files], [*old_tasks, *current_tasks]
             else:
-                other_tasks += left
+                other_tasks += current_tasks
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
         if not old_tasks:
             raise Overtaken(ROWS)
@@ -287,7 +293,7 @@ class FileReplacement:
         deletes: The delete files for the new files.
     """
 
-    opened: OpenTable
+    table: OpenTable
     written: WrittenFiles
     tasks: Sequence[ScanTask]
     other_tasks: Sequence[ScanTask]
@@ -323,10 +329,10 @@ def commit_replacement(
         Unreadable: A delete file of a concurrent commit cannot be read.
     """
     storage = new.target.storage
-    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, other_tasks)
+    attempt, current = 1, FileReplacement(new.table, new.written, new.tasks, other_tasks)
     while True:
         body = build_replacement(
-            current.opened,
+            current.table,
             current.tasks,
             current.written,
             branch=branch,
@@ -336,7 +342,7 @@ def commit_replacement(
         )
         cleanup_flags: list[bool] = []
         try:
-            commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(cleanup_flags.append, True))
+            commit(client, new.table.name, {**body, "summary": dict(summary)}, partial(cleanup_flags.append, True))
             new.exclude(current.written).discard(storage)
             return current
         except Refused as error:
@@ -349,7 +355,7 @@ def commit_replacement(
                     if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
                     sleep_before_attempt(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
-                    source_table = open_table(client, new.opened.name, At(ref=branch))
+                    source_table = open_table(client, new.table.name, At(ref=branch))
                     replacement = new.rebase(source_table, plan(client, source_table))
             finally:
                 if replacement is None:

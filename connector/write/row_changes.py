@@ -175,7 +175,7 @@ def commit_row_change(
             source_table = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if source_table.snapshot_id != previous.snapshot_id:
                 continue
-        # The number of a producer is recorded even if the change is empty, because a repeat may find rows to change.
+        # The number of a producer is recorded even if the change is empty, because a retry may find rows to change.
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:

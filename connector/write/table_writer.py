@@ -180,17 +180,17 @@ class _PartitionBuffer:
     """The buffered rows and the open file of one partition."""
 
     partition: Partition
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    batch_bytes: int = 0
     file: FileWriter | None = None
-    indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
+    indexed_columns: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
     """The indexed columns of each row group of the file, or None if they were larger than `index_bytes`."""
     indexed_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
         """The approximate memory of the buffered rows. Many small batches take more memory than their values."""
-        return self.waiting_bytes + len(self.waiting) * _BATCH_OVERHEAD_BYTES
+        return self.batch_bytes + len(self.batches) * _BATCH_OVERHEAD_BYTES
 
     @property
     def written_bytes(self) -> int:
@@ -232,7 +232,7 @@ class TableWriter:
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}
         """The buffers, by the `repr` of the partition, which differs for 0.0 and -0.0 and is the same for all NaN."""
-        self._open: dict[str, _PartitionBuffer] = {}
+        self._open_buffers: dict[str, _PartitionBuffer] = {}
         """The partitions with an open file."""
         self._held_bytes = self._indexed_bytes = 0
         self._ratio: float | None = None
@@ -286,8 +286,8 @@ class TableWriter:
         key = repr(partition)
         buffer = self._buffers.setdefault(key, _PartitionBuffer(partition))
         self._held_bytes -= buffer.held_bytes
-        buffer.waiting.append(rows)
-        buffer.waiting_bytes += rows.nbytes
+        buffer.batches.append(rows)
+        buffer.batch_bytes += rows.nbytes
         self._held_bytes += buffer.held_bytes
         if self._should_flush(buffer):
             self._flush(key, buffer)
@@ -305,11 +305,11 @@ class TableWriter:
         # If the table has an ordering, all rows of a file are sorted together.
         if self._target.ordering is None:
             room = min(room, self._row_group_bytes)
-        if buffer.waiting_bytes * (self._ratio or 1.0) < room:
+        if buffer.batch_bytes * (self._ratio or 1.0) < room:
             return False
         if self._ratio is None:
-            self._ratio = self._measure_ratio(buffer.waiting)
-        return buffer.waiting_bytes * self._ratio >= room
+            self._ratio = self._measure_ratio(buffer.batches)
+        return buffer.batch_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
         """Return the ratio of bytes in files to bytes of Arrow data, measured by writing a sample to memory."""
@@ -327,22 +327,23 @@ class TableWriter:
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
         """Write the buffered rows to the partition's file.
 
-        Close the file if it is full, or if the table has a sort order.
+        Close the file if it is full, or if the table has a sort order. If too many files are open, close the largest
+        file first.
         """
-        if not buffer.waiting:
+        if not buffer.batches:
             return
-        rows = pa.Table.from_batches(buffer.waiting)
+        rows = pa.Table.from_batches(buffer.batches)
         self._held_bytes -= buffer.held_bytes
-        buffer.waiting, buffer.waiting_bytes = [], 0
+        buffer.batches, buffer.batch_bytes = [], 0
         if self._target.ordering is not None:
             rows = self._target.ordering.sort(rows)
         if buffer.file is None:
-            if len(self._open) >= self._limits.open_files:
-                self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
+            if len(self._open_buffers) >= self._limits.open_files:
+                self._close_file(*max(self._open_buffers.items(), key=lambda item: item[1].written_bytes))
             buffer.file = open_data_file_writer(
                 self._target, self._target.generate_location(buffer.partition, suffix=self._suffix), self._protection
             )
-            self._open[key] = buffer
+            self._open_buffers[key] = buffer
         if self._origins is not None:
             self._origins.add(buffer.file.location, buffer.file.rows, rows.column(rows.num_columns - 1).to_numpy())
             rows = _drop_origins(rows, self._target)
@@ -361,26 +362,26 @@ class TableWriter:
             file.write(rows.slice(start, step))
         if rows.nbytes >= _SAMPLE_BYTES:
             self._ratio = (file.size_bytes - size_before) / rows.nbytes
-        if buffer.indexed is not None and self._field_positions:
+        if buffer.indexed_columns is not None and self._field_positions:
             columns = {column_id: get_column_at(rows, path) for column_id, path in self._field_positions.items()}
             size = sum(column.nbytes for column in columns.values())
-            buffer.indexed.append(columns)
+            buffer.indexed_columns.append(columns)
             buffer.indexed_bytes += size
             self._indexed_bytes += size
             if self._indexed_bytes > self._limits.index_bytes:
                 self._indexed_bytes -= buffer.indexed_bytes
-                buffer.indexed, buffer.indexed_bytes = None, 0
+                buffer.indexed_columns, buffer.indexed_bytes = None, 0
 
     def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
         """Close the partition's file. Buffered rows are written to the next file."""
         assert buffer.file is not None
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
-        del self._open[key]
-        indexed_columns = buffer.indexed
+        del self._open_buffers[key]
+        indexed_columns = buffer.indexed_columns
         self._indexed_bytes -= buffer.indexed_bytes
-        buffer.file, buffer.indexed, buffer.indexed_bytes = None, [], 0
-        if not buffer.waiting:
+        buffer.file, buffer.indexed_columns, buffer.indexed_bytes = None, [], 0
+        if not buffer.batches:
             del self._buffers[key]
         self._indexes.add(file, indexed_columns)
 
@@ -389,7 +390,7 @@ class TableWriter:
         while self._buffers:
             key, buffer = next(iter(self._buffers.items()))
             self._flush(key, buffer)
-            if key in self._open:
+            if key in self._open_buffers:
                 self._close_file(key, buffer)
 
     def close(self) -> WrittenFiles:
@@ -400,11 +401,11 @@ class TableWriter:
 
     def abort(self) -> None:
         """Delete the written files, and ignore errors of the storage. The method never raises."""
-        for buffer in self._open.values():
+        for buffer in self._open_buffers.values():
             if buffer.file is not None:
                 buffer.file.abort()
         self._buffers.clear()
-        self._open.clear()
+        self._open_buffers.clear()
         WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
 
 

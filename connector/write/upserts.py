@@ -204,10 +204,10 @@ def delete(
 
 
 def extract_keys(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> KeyedBatch:
-    """Return the key columns of the rows.
+    """Return the distinct keys of the rows.
 
     Raises:
-        Unwritable: The key columns cannot be determined, or one of them is missing.
+        Unwritable: The key columns cannot be determined, one of them is missing, or a key is null.
     """
     for batch in batches:
         names = choose_key_names(schema, key, batch.schema.names)

@@ -281,9 +281,9 @@ class Authorizer(ABC):
             Forbidden: The principal may not do the operation anywhere.
         """
         if not await self.allows_somewhere(principal, operation):
-            needed = describe_need(find_rule(operation).bits)
+            need_text = describe_need(find_rule(operation).bits)
             raise Forbidden(
-                f"{principal.name} may not {operation} anywhere: it needs {needed}. "
+                f"{principal.name} may not {operation} anywhere: it needs {need_text}. "
                 f"An admin grants it with: {format_grant_command(principal, find_rule(operation).bits, WAREHOUSE)}"
             )
 

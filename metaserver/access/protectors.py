@@ -37,8 +37,8 @@ class WrongKey(Exception):
 class KeyProtector(Protocol):
     """Encrypts small secrets.
 
-    The argument `about` names the purpose of a secret. A secret that is sealed for one purpose cannot be opened for
-    another, because `about` is authenticated data.
+    The argument `associated_data` names the purpose of a secret. It is authenticated, so a secret that is sealed for
+    one purpose cannot be opened for another.
     """
 
     @property

@@ -182,7 +182,7 @@ class FolderBackend:
         listing = ListingRequest.parse(bucket, query)
 
         def work(_: LocalPlace) -> bytes:
-            keys = list_keys(self._root, bucket, listing.prefix, listing.delimiter, listing.after)
+            keys = list_keys(self._root, bucket, listing.prefix, listing.delimiter, listing.start_after)
             return listing.write(list(islice(keys, listing.limit + 1)) if listing.limit else [])
 
         return make_xml_response(await self._files.run(start, work), call)

@@ -28,7 +28,7 @@ class ListingRequest:
     """A parsed request for a listing.
 
     Attributes:
-        after: The listing starts after this key.
+        start_after: The listing starts after this key.
         limit: The maximum number of keys in the answer.
     """
 
@@ -36,7 +36,7 @@ class ListingRequest:
     query: Mapping[str, str]
     prefix: str
     delimiter: str
-    after: str
+    start_after: str
     limit: int
 
     @staticmethod
@@ -49,9 +49,9 @@ class ListingRequest:
         if query.get("list-type") != "2":
             raise S3Error("NotImplemented", "Only version 2 of listings is supported; send list-type=2")
         token = query.get("continuation-token")
-        after = query.get("start-after", "") if token is None else _read_token(token)
+        start_after = query.get("start-after", "") if token is None else _read_token(token)
         limit = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
-        return ListingRequest(bucket, query, query["prefix"], query.get("delimiter", ""), after, limit)
+        return ListingRequest(bucket, query, query["prefix"], query.get("delimiter", ""), start_after, limit)
 
     def write(self, entries: Sequence[Listed]) -> bytes:
         """Return the answer as XML.

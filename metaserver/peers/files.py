@@ -55,7 +55,7 @@ class PeerCounts:
 
 
 class PeerObjects(ForwardingObjects):
-    """An ObjectStore that reads the files of the store `stored` through the replicas.
+    """An ObjectStore that reads the files of `stored_objects` through the replicas.
 
     An instance belongs to one event loop.
     """

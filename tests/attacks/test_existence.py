@@ -29,25 +29,25 @@ _OWN_STATE = ("putFunction", "dropFunction")
 """Operations whose first request changes the attacker's own namespace, and so the answer to the second request."""
 
 
-class _Fakes:
-    """Creates handles of the same form, with each identifier replaced by one that exists nowhere."""
+class _FakeIdentifiers:
+    """Replaces each identifier in a handle by one of the same form that exists nowhere."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.known_secrets: dict[str, str] = {}
+        self.fake_by_real: dict[str, str] = {}
 
     def replace_atoms(self, text: str) -> str:
         return _ATOM.sub(lambda match: self._replace_atom(match[0]), text)
 
     def _replace_atom(self, atom: str) -> str:
-        if atom not in self.known_secrets:
-            fake_atom = self._replace(atom)
+        if atom not in self.fake_by_real:
+            fake_atom = self._draw_fake(atom)
             while atom.isdigit() and int(fake_atom) > _LONG_MAX >= int(atom):
-                fake_atom = self._replace(atom)
-            self.known_secrets[atom] = fake_atom
-        return self.known_secrets[atom]
+                fake_atom = self._draw_fake(atom)
+            self.fake_by_real[atom] = fake_atom
+        return self.fake_by_real[atom]
 
-    def _replace(self, atom: str) -> str:
+    def _draw_fake(self, atom: str) -> str:
         digits = "123456789" if atom.isdigit() else "123456789abcdef"
         return atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
 
@@ -64,7 +64,7 @@ class _Twins(AttackCampaign):
         return Answer(200, {}, b"{}")
 
 
-def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
+def _build_attackers(world: AttackWorld, fakes: _FakeIdentifiers, seed: int) -> tuple[_Twins, _Twins]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
     real_twins, fake_twins = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
@@ -77,7 +77,7 @@ def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twi
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
-    fakes, results = _Fakes(random.Random(1)), []
+    fakes, results = _FakeIdentifiers(random.Random(1)), []
     campaign = AttackCampaign(world, random.Random(1), 1)
     campaign.give_hints(KINDS)
     for operation, method, template in routes.list_routes():

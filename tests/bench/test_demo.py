@@ -125,9 +125,9 @@ def test_demo_gives_right_answers_from_fewer_files_and_prints_working_snippets(
         assert second_demo.returncode == 1
         assert f"kill {document['pid']}" in second_demo.stdout
         snippet = connect.format_pyiceberg(document["url"], "ssb.lineorder")
-        ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.count("'lo_orderkey':") == 5
+        process = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.count("'lo_orderkey':") == 5
     finally:
         os.kill(document["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 40

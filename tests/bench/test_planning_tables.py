@@ -241,7 +241,7 @@ def test_table_with_more_columns_repeats_the_columns_under_new_names(tmp_path: P
     assert len({field.name for field in schema.fields}) == 100
     assert {field.name for field in schema.fields} >= {"ts", "comment", "event_id_2", "comment_5"}
     plan = PyIcebergPlanner(wide_table.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
-    assert plan.files == 16
+    assert plan.file_count == 16
 
 
 @pytest.mark.slow  # This starts a separate JVM; tests/planner/ also compares both planners with Seamark's.
@@ -251,13 +251,13 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
     pyiceberg_planner = PyIcebergPlanner(generated_table.metadata_location)
     with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java_planner:
         assert java_planner.plan(True).answer == pyiceberg_planner.plan(True).answer
-        assert java_planner.plan(True).files == FILES
+        assert java_planner.plan(True).file_count == FILES
         for expected in FILTERS.values():
             java_files = java_planner.plan(expected.build_expression(generated_table))
             java_files.check_same(pyiceberg_planner.plan(expected.build_expression(generated_table)), expected.name)
             for plan in (java_files, java_planner.plan(expected.build_expression(generated_table, round_number=2000))):
-                assert 0 < plan.files < FILES, expected.name
-        assert 0 < java_planner.plan(build_small_filter(generated_table)).files < 20
+                assert 0 < plan.file_count < FILES, expected.name
+        assert 0 < java_planner.plan(build_small_filter(generated_table)).file_count < 20
 
 
 @pytest.mark.slow

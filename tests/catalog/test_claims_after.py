@@ -209,7 +209,7 @@ async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -
         await check_location_is_refused(rig, A, "a", location)
 
 
-async def test_entries_of_a_namespace_that_keep_locations_are_limited(
+async def test_number_of_dropped_entries_that_keep_their_locations_is_limited_per_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(names, "DROPPED_MAX", 3)

@@ -152,11 +152,11 @@ async def _check_refused(rig: CatalogRig, location: str) -> None:
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 
 
-async def test_entries_that_an_older_server_creates_concurrently_can_be_written(tmp_path: Path) -> None:
+async def test_table_without_claims_from_an_older_server_accepts_commits(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         with sqlite3.connect(tmp_path / "seamark.db") as connection:
-            connection.execute("DELETE FROM claims")
+            connection.execute("DELETE FROM claims")  # An older server would create the table without claims.
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         await rig.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
         assert await rig.catalog.load_location(("b",), "moved") == location

@@ -42,9 +42,9 @@ def test_printed_pyiceberg_script_reads_a_table(client: IndexClient, tmp_path: P
     assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
     script.write_text("\n".join(line for line in result.stdout.splitlines() if "[info" not in line))
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert "db" in ran.stdout
+    process = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "db" in process.stdout
 
 
 @pytest.mark.parametrize("has_token", [False, True])

@@ -210,10 +210,13 @@ def format_operations_page() -> str:
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [
         "",
-        "*key*: takes an `Idempotency-Key` (a UUID of version 7). A repeat with the same key receives the first answer",
-        "for [`idempotency_ttl_s`](settings.md#idempotency_ttl_s); the same key with a different request is a 422.",
-        "Requests of more than 256 KiB are compared byte by byte.",
-        "Planning changes nothing: its operations accept a key and compute a repeat again.",
+        "*key*: accepts an `Idempotency-Key` (a UUID of version 7).",
+        "If a client sends a request again with the same key, it receives the first response",
+        "for [`idempotency_ttl_s`](settings.md#idempotency_ttl_s).",
+        "The server answers 422 if the key was used for a different request.",
+        "It compares bodies of up to 256 KiB as JSON, so the order of the keys does not matter;",
+        "larger bodies must have the same bytes.",
+        "Planning operations have no effects. They accept a key, but plan again.",
         "",
         "In paths, `%1F` separates the levels of a namespace.",
         "",

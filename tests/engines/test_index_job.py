@@ -90,12 +90,17 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         client = IndexClient(server.base_url)
         with (
             plain_server,
-            RestCatalog("indexed", uri=server.base_url) as pyiceberg_catalog,
-            RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
+            RestCatalog("indexed", uri=server.base_url) as planned_pyiceberg,
+            RestCatalog("alone", uri=plain_server.base_url) as unplanned_pyiceberg,
         ):
-            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
-            spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            engines = PlanningEngines(server, spark, catalog, by_itself, pyiceberg_catalog, python_by_itself)
+            planned_catalog, unplanned_catalog = (
+                new_catalog(spark, server.base_url),
+                new_catalog(spark, plain_server.base_url),
+            )
+            spark.sql(f"CREATE NAMESPACE {planned_catalog}.db")
+            engines = PlanningEngines(
+                server, spark, planned_catalog, unplanned_catalog, planned_pyiceberg, unplanned_pyiceberg
+            )
             snapshot_before_rename = _create_wide_table(engines)
             index_properties = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({index_properties})")
@@ -239,7 +244,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
         assert engines.run_sql(query) == expected
         if case.pyiceberg_filter is not None:
             rows = (
-                engines.pyiceberg_catalog.load_table("db.wide")
+                engines.planned_pyiceberg.load_table("db.wide")
                 .scan(case.pyiceberg_filter, selected_fields=("id",))
                 .to_arrow()
             )
@@ -259,7 +264,7 @@ def test_filter_for_two_values_that_never_occur_in_one_row_reads_no_file(wide_la
     )
     with engines.hide_other_files("wide", plan):
         assert engines.run_sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
-        rows = engines.pyiceberg_catalog.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
+        rows = engines.planned_pyiceberg.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
     assert (plan, len(rows)) == ([], 0)
 
 
@@ -273,7 +278,7 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Indexe
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.run_sql(query) == [("M1",)]
         rows = (
-            engines.pyiceberg_catalog.load_table("db.wide")
+            engines.planned_pyiceberg.load_table("db.wide")
             .scan("id = 151", snapshot_id=wide_lake.before_rename)
             .to_arrow()
         )

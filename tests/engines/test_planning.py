@@ -26,31 +26,35 @@ from tests.services.spark import new_catalog
 
 @dataclass(frozen=True)
 class PlanningEngines:
-    """A server, and a second server on the same tables that leaves planning to its clients.
+    """Two servers on the same tables, each with a catalog in Spark and in PyIceberg.
 
-    Spark and PyIceberg use both servers.
+    The clients of the second server plan their own scans.
     """
 
     server: Seamark
     spark: SparkSession
-    catalog: str
-    by_itself: str
-    pyiceberg_catalog: Catalog
-    python_by_itself: Catalog
+    planned_catalog: str
+    unplanned_catalog: str
+    planned_pyiceberg: Catalog
+    unplanned_pyiceberg: Catalog
 
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark catalog whose scans the server plans.
 
-        `{db}` in the statement stands for catalog and namespace.
+        In the statement, `{cat}` is replaced by the catalog, and `{db}` by the catalog and the namespace.
         """
         return collect_rows(
-            self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog))
+            self.spark.sql(
+                statement.replace("{db}", f"{self.planned_catalog}.db").replace("{cat}", self.planned_catalog)
+            )
         )
 
     def run_unplanned_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark catalog that plans itself."""
         return collect_rows(
-            self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself))
+            self.spark.sql(
+                statement.replace("{db}", f"{self.unplanned_catalog}.db").replace("{cat}", self.unplanned_catalog)
+            )
         )
 
     def plan(self, table: str, where: Any = True, **fields: Any) -> list[str]:
@@ -112,12 +116,17 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         )
         with (
             plain_server,
-            RestCatalog("planned", uri=server.base_url) as python,
-            RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
+            RestCatalog("planned", uri=server.base_url) as planned_pyiceberg,
+            RestCatalog("alone", uri=plain_server.base_url) as unplanned_pyiceberg,
         ):
-            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
-            spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            new_engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
+            planned_catalog, unplanned_catalog = (
+                new_catalog(spark, server.base_url),
+                new_catalog(spark, plain_server.base_url),
+            )
+            spark.sql(f"CREATE NAMESPACE {planned_catalog}.db")
+            new_engines = PlanningEngines(
+                server, spark, planned_catalog, unplanned_catalog, planned_pyiceberg, unplanned_pyiceberg
+            )
             _create_tables(new_engines)
             yield new_engines
 
@@ -269,12 +278,12 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEng
 )
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     assert case.pyiceberg_filter is not None
-    unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
+    unplanned_rows = engines.unplanned_pyiceberg.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
     with engines.record_requests() as requests:
         expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
     plan = engines.plan(case.table, case.build_json)
-    scan = engines.pyiceberg_catalog.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
+    scan = engines.planned_pyiceberg.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
     with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
         assert _sort_rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
@@ -295,7 +304,7 @@ def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Planni
     """Iceberg's own planner sets its metrics on files and manifests, so they stay zero."""
     buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
-    frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
+    frame = engines.spark.sql(f"SELECT * FROM {engines.planned_catalog}.db.hashed WHERE id = 42")
     assert len(frame.collect()) == 1
     plan = frame._jdf.queryExecution().executedPlan()
     assert _read_metric(plan, "numSplits", "BatchScan") == 1
@@ -348,7 +357,7 @@ def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
         assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
-    pyiceberg_scan = engines.pyiceberg_catalog.load_table(f"db.{table}").scan()
+    pyiceberg_scan = engines.planned_pyiceberg.load_table(f"db.{table}").scan()
     assert {row["id"]: row["v"] for row in pyiceberg_scan.to_arrow().to_pylist()} == expected
     assert pyiceberg_scan.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
@@ -375,7 +384,7 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
         assert engines.run_sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
         assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
     assert requests.count("planTableScan") == 4
-    table = engines.pyiceberg_catalog.load_table("db.history")
+    table = engines.planned_pyiceberg.load_table("db.history")
     with engines.record_requests() as requests:
         assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
         assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
@@ -402,8 +411,8 @@ def test_engines_read_partition_values_of_every_kind(engines: PlanningEngines) -
     for number in (1, 2, 3, 4):
         assert engines.run_sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
     assert engines.run_sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
-    planned_rows = engines.pyiceberg_catalog.load_table("db.kinds").scan().to_arrow()
-    assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
+    planned_rows = engines.planned_pyiceberg.load_table("db.kinds").scan().to_arrow()
+    assert _sort_rows(planned_rows) == _sort_rows(engines.unplanned_pyiceberg.load_table("db.kinds").scan().to_arrow())
 
 
 def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: PlanningEngines) -> None:
@@ -418,7 +427,7 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Plannin
     assert "loadTable" in requests
     assert "planTableScan" not in requests
     with engines.record_requests() as requests:
-        actual_rows = engines.pyiceberg_catalog.load_table("db.v3").scan().to_arrow()
+        actual_rows = engines.planned_pyiceberg.load_table("db.v3").scan().to_arrow()
     assert sorted(actual_rows["id"].to_pylist()) == list(range(1, 20, 2))
     assert "planTableScan" in requests
 
@@ -547,7 +556,7 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     caching_catalog = new_catalog(
         engines.spark, engines.server.base_url, extra={"cache-enabled": str(not is_fresh).lower()}
     )
-    caching_engines = replace(engines, catalog=caching_catalog)
+    caching_engines = replace(engines, planned_catalog=caching_catalog)
     table = f"{name}_{'fresh' if is_fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
     inserted_values = [columns[part.split()[0]] for part in column.split(", ")]
@@ -595,7 +604,7 @@ def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engine
     engines.run_sql("ALTER TABLE {db}.again DROP COLUMN f")
     engines.run_sql("ALTER TABLE {db}.again ADD COLUMN f string")
     for where, count in (("f = 'x'", 0), ("f IS NULL", 8), ("id < 3", 3)):
-        assert engines.pyiceberg_catalog.load_table("db.again").scan(where).to_arrow().num_rows == count
+        assert engines.planned_pyiceberg.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
 @pytest.mark.slow

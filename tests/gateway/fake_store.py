@@ -32,13 +32,13 @@ class StoredObject:
 class FakeStore:
     """The store of the cache, and also the backend behind it.
 
-    `fails` is the share of answers that break.
+    `failure_rate` is the share of answers that break.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.objects: dict[str, StoredObject] = {}
-        self.fails = 0.0
+        self.failure_rate = 0.0
         self.is_unavailable = False
         self.requests: list[tuple[str, str, str]] = []
         """(method, location, range) of each request for the cache."""
@@ -54,7 +54,7 @@ class FakeStore:
     ) -> AsyncIterator[StoreAnswer]:
         self.requests.append((method, f"s3://{bucket}/{key}", headers.get("range", "")))
         await self._pause()
-        if self.is_unavailable or self.rng.random() < self.fails:
+        if self.is_unavailable or self.rng.random() < self.failure_rate:
             raise RetryLater("The store did not answer")
         status, result, data = self._find(f"s3://{bucket}/{key}", headers, method)
         yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))
@@ -83,7 +83,7 @@ class FakeStore:
         return 206, results | {"content-length": str(length)}, stored_object.data[start : start + length]
 
     async def _yield_pieces(self, data: bytes) -> AsyncIterator[bytes]:
-        end = self.rng.randrange(len(data)) if data and self.rng.random() < self.fails else len(data)
+        end = self.rng.randrange(len(data)) if data and self.rng.random() < self.failure_rate else len(data)
         start = 0
         while start < end:
             size = self.rng.choice((1, 100, 4096, 50_000, 300_000))

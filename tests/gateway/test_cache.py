@@ -399,7 +399,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
         "gateway_cache_fetch_bytes": rng.choice((BLOCK_BYTES * 2, 2 << 20)),
         "gateway_cache_request_bytes": rng.choice((BLOCK_BYTES, BLOCK_BYTES * 8)),
     }
-    store.fails = rng.choice((0.0, 0.0, 0.1))
+    store.failure_rate = rng.choice((0.0, 0.0, 0.1))
 
     async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
@@ -436,12 +436,12 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
         try:
             status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
-            assert store.fails or len(model.list_possible_contents(path, begin_tick)) > 1, (
+            assert store.failure_rate or len(model.list_possible_contents(path, begin_tick)) > 1, (
                 "the answer is incomplete, but neither the store failed nor the object changed"
             )
             return
         if status == 503:
-            assert store.fails
+            assert store.failure_rate
             return
         assert any(
             _agrees(content, method, text, headers, status, body, actual)

@@ -28,8 +28,8 @@ class ScriptedAnswer:
     """The behaviour of the store for one request. It waits until `release_event` is set, then answers or fails."""
 
     status: int = 206
-    fails: bool = False
-    breaks: bool = False
+    must_fail: bool = False
+    must_break: bool = False
     release_event: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: str = ""
 
@@ -49,7 +49,7 @@ class ScriptedStore:
         self.sent_count += 1
         try:
             await answer.release_event.wait()
-            if answer.fails:
+            if answer.must_fail:
                 raise RetryLater("no answer")
             yield StoreAnswer(answer.status, {"turn": str(self.answers.index(answer))}, self._yield_pieces(answer))
             answer.outcome = "read"
@@ -62,7 +62,7 @@ class ScriptedStore:
 
     async def _yield_pieces(self, answer: ScriptedAnswer) -> AsyncIterator[bytes]:
         yield b"a"
-        if answer.breaks:
+        if answer.must_break:
             raise ConnectionError
 
 
@@ -91,7 +91,7 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
 
 
 @pytest.mark.parametrize(
-    "refused_answer", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"]
+    "refused_answer", [ScriptedAnswer(status=503), ScriptedAnswer(must_fail=True)], ids=["503", "no answer"]
 )
 async def test_failure_is_used_only_if_no_answer_arrives(refused_answer: ScriptedAnswer) -> None:
     last_answer = ScriptedAnswer()
@@ -105,7 +105,7 @@ async def test_failure_is_used_only_if_no_answer_arrives(refused_answer: Scripte
 
 
 async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
-    answers = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
+    answers = ScriptedAnswer(must_fail=True), ScriptedAnswer(must_fail=True)
     scripted_store = ScriptedStore(*answers)
     reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
     await until(lambda: scripted_store.sent_count == 2)
@@ -116,7 +116,7 @@ async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
 
 
 async def test_interrupted_answer_has_the_error_of_its_request() -> None:
-    answer = ScriptedAnswer(breaks=True)
+    answer = ScriptedAnswer(must_break=True)
     answer.release_event.set()
     with pytest.raises(RetryLater, match="ended early"):
         await read_object(HedgedStore(ScriptedStore(answer, ScriptedAnswer()), SystemClock(), percent=100))
@@ -163,7 +163,7 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     no_cache = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **no_cache) as worker:
         for round_number in range(150):
-            store.fails = (0.0, 0.1)[round_number % 2]
+            store.failure_rate = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)
             data = store.objects[to_location(path)].data
             start = rng.randrange(len(data))
@@ -172,7 +172,7 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
                 status, actual, _ = await worker.send("GET", path, Range=f"bytes={start}-{end - 1}")
             except aiohttp.ClientError:  # An interrupted answer does not count as wrong.
                 status, actual = 0, b""
-            assert status == 206 or store.fails
+            assert status == 206 or store.failure_rate
             assert status != 206 or actual == data[start:end]
         assert worker.backend._tiers.store.hedged > 10
     worker.backend._fetches.check_invariants()

@@ -200,14 +200,16 @@ def _draw_row(rng: random.Random, table: RandomTable, nulls: float) -> Row:
     }
 
 
-async def delete_some(rng: random.Random, random_table: RandomTable) -> None:
+async def delete_random_rows(rng: random.Random, random_table: RandomTable) -> None:
     table = random_table.table
     if table.version > 2 or not table.data:
         return
     chosen_data = rng.sample(table.data, min(2, len(table.data)))
     position_deletes = [
-        table.write_position_deletes(item, rng.sample(range(item.record_count), rng.randint(1, item.record_count)))
-        for item in chosen_data
+        table.write_position_deletes(
+            data_file, rng.sample(range(data_file.record_count), rng.randint(1, data_file.record_count))
+        )
+        for data_file in chosen_data
     ]
     await table.commit(deletes=position_deletes)
 
@@ -328,7 +330,7 @@ async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
     is_deleted = rng.random() < 0.4
     if is_deleted:
         for item in (*outer, *dims, fact):
-            await delete_some(rng, item)
+            await delete_random_rows(rng, item)
     indexing_mode, described = rng.choice(["none", "some", "all", "all"]), True
     for column in fact.table.columns if fact.table.data and indexing_mode != "none" else ():
         if indexing_mode == "all" or rng.random() < 0.5:

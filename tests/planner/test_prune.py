@@ -168,19 +168,19 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
 
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop sums up the sizes of views while planning threads add columns to the views."""
-    table = build_view(ColumnMetrics())
+    """The event loop adds the sizes of the views while planning threads add columns to the views."""
+    view = build_view(ColumnMetrics())
     new_rows = iter(range(100, 200))
     for column in (ColumnStatistics, PartitionValues):
         size = column.size_bytes.fget
 
         def grow_size(self: object, size: Callable[[object], int] = size) -> int:
-            table.find_statistics(next(new_rows), "long")
-            table.partition(next(new_rows), "long")
+            view.find_statistics(next(new_rows), "long")
+            view.partition(next(new_rows), "long")
             return size(self)
 
         monkeypatch.setattr(column, "size_bytes", property(grow_size))
-    table.find_statistics(1, "long")
-    table.find_statistics(2, "string")
-    table.partition(1000, "long")
-    assert table.size_bytes > 0
+    view.find_statistics(1, "long")
+    view.find_statistics(2, "string")
+    view.partition(1000, "long")
+    assert view.size_bytes > 0

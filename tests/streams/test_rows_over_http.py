@@ -493,8 +493,8 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         await stream.flush()
         table.appending_bytes = 1 << 19  # This is the state during a slow flush.
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
-        waiting = [asyncio.create_task(stream.send_refused(iterate(body))) for _ in range(3)]
-        waiting.append(asyncio.create_task(stream.send_refused(body)))
+        refused_sends = [asyncio.create_task(stream.send_refused(iterate(body))) for _ in range(3)]
+        refused_sends.append(asyncio.create_task(stream.send_refused(body)))
         await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (1, 3))
         status, message = await stream.send_refused(
             iterate(body)
@@ -504,7 +504,7 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
             f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}
         ) as answer:
             assert answer.status == 200, await answer.text()
-        assert [status for status, _ in await asyncio.gather(*waiting)] == [503] * 4
+        assert [status for status, _ in await asyncio.gather(*refused_sends)] == [503] * 4
         status, message = await stream.send_refused(body)
         assert (status, "move" in message) == (503, True), message
         assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)

@@ -166,7 +166,7 @@ class StoredLists(dict[str, bytes]):
         return self[location]
 
 
-async def test_record_is_read_only_with_the_signature_for_its_table_until_its_time() -> None:
+async def test_record_without_a_valid_signature_or_after_its_expiry_is_ignored() -> None:
     clock, objects, folder = SimulatedClock(1), StoredLists(), f"file:///t/{FRESH_FOLDER}"
 
     def make_process(root: bytes = b"r" * 32) -> SharedSnapshots:

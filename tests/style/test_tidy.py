@@ -159,9 +159,10 @@ def parse_error_tree(text: str) -> dict[str, str]:
     return parents
 
 
-def read_real_tree() -> dict[str, str]:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    return {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
+def list_error_bases() -> dict[str, str]:
+    """Return the name of the base of each class of errors, by the name of the class."""
+    error_classes = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    return {error_class.__name__: error_class.__bases__[0].__name__ for error_class in error_classes}
 
 
 def test_no_module_has_more_than_700_lines() -> None:
@@ -177,14 +178,16 @@ def test_no_folder_has_more_than_20_modules(package: str) -> None:
 
 def test_tree_drawn_in_the_errors_module_matches_the_classes() -> None:
     assert errors.__doc__ is not None
-    assert parse_error_tree(errors.__doc__) == read_real_tree()
+    assert parse_error_tree(errors.__doc__) == list_error_bases()
 
 
 def test_no_two_errors_share_a_kind() -> None:
     kinds = [
-        kind.kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.SeamarkError) and kind is not errors.SeamarkError
+        error_class.kind
+        for error_class in vars(errors).values()
+        if isinstance(error_class, type)
+        and issubclass(error_class, errors.SeamarkError)
+        and error_class is not errors.SeamarkError
     ]
     shared_kinds = {kind for kind in kinds if kinds.count(kind) > 1}
     assert shared_kinds == set()

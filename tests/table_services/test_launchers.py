@@ -38,10 +38,10 @@ from tests.waits import PATIENCE_S, block_until
 
 class RecordingLauncher:
     def __init__(self) -> None:
-        self.ran: list[str] = []
+        self.started_services: list[str] = []
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        self.ran.append(job.service)
+        self.started_services.append(job.service)
         return {}
 
     async def close(self) -> None:
@@ -95,8 +95,8 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
         if is_ignored:
             assert name == runner.find_launcher_name(build_job(size_bytes))
         await runner.run(build_job(size_bytes, launcher), ignore)
-        assert launchers[name].ran.pop() == "compaction"
-        assert not any(launcher.ran for launcher in launchers.values())
+        assert launchers[name].started_services.pop() == "compaction"
+        assert not any(launcher.started_services for launcher in launchers.values())
 
 
 @given(memory_bytes=st.integers(3 << 30, 1 << 42))

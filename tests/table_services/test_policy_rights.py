@@ -48,13 +48,13 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
         recorder = ScriptedLauncher()
         rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
         async with run_scheduler(server, recorder, services=services, rights=rights):
-            await until(lambda: len(recorder.ran) >= 2)
-        assert sorted(recorder.ran) == ["of_hers", "of_his"]
+            await until(lambda: len(recorder.started_tables) >= 2)
+        assert sorted(recorder.started_tables) == ["of_hers", "of_his"]
         await parts.store.transact([RemoveGrant(WENDY)])
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=services, rights=rights):
-            await until(lambda: "failed" in recorder.outcomes and recorder.ran)
-        assert set(recorder.ran) == {"of_his"}
+            await until(lambda: "failed" in recorder.outcomes and recorder.started_tables)
+        assert set(recorder.started_tables) == {"of_his"}
         runs = await parts.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)

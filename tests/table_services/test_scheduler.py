@@ -58,7 +58,7 @@ class ScriptedLauncher:
         agains: The number of jobs that request another run.
     """
 
-    ran: list[str] = field(default_factory=list)
+    started_tables: list[str] = field(default_factory=list)
     failures: int = 0
     takes_s: float = 0.0
     stop_count: int = 0
@@ -73,7 +73,7 @@ class ScriptedLauncher:
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
         """Record the job, wait, and then fail, ask for a recheck or succeed as scripted."""
-        self.ran.append(job.table)
+        self.started_tables.append(job.table)
         self.services.append(job.service)
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
@@ -215,9 +215,9 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
         await create_tables(server, "z", "t4")
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
-            await until(lambda: sorted(recorder.ran) == ["t1", "t2", "t3", "t4"])
+            await until(lambda: sorted(recorder.started_tables) == ["t1", "t2", "t3", "t4"])
             await create_tables(server, "z", "t5")
-            await until(lambda: recorder.ran[4:] == ["t5"])
+            await until(lambda: recorder.started_tables[4:] == ["t5"])
         assert set(recorder.outcomes) == {"completed"}
 
 
@@ -273,13 +273,13 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
         await create_tables(server, "a", "t")
         first_launcher, second_launcher = ScriptedLauncher(takes_s=100), ScriptedLauncher()
         async with run_scheduler(server, first_launcher, lasts_s=4.0):
-            await until(lambda: first_launcher.ran)
+            await until(lambda: first_launcher.started_tables)
             async with run_scheduler(server, second_launcher, lasts_s=4.0):
                 await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
-                assert (first_launcher.ran, second_launcher.ran) == (["t"], [])
+                assert (first_launcher.started_tables, second_launcher.started_tables) == (["t"], [])
         assert first_launcher.stop_count == 1
         async with run_scheduler(server, second_launcher, lasts_s=2.0):
-            await until(lambda: second_launcher.ran == ["t"])
+            await until(lambda: second_launcher.started_tables == ["t"])
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
                 async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/{name}") as answer:
                     assert answer.status == 204
             await create_tables(server, "a", "replaced")
-            await until(lambda: sorted(recorder.ran[4:]) == ["replaced", "wanted"])
+            await until(lambda: sorted(recorder.started_tables[4:]) == ["replaced", "wanted"])
             await asyncio.sleep(1.0)
-        assert sorted(recorder.ran[4:]) == ["replaced", "wanted"]
+        assert sorted(recorder.started_tables[4:]) == ["replaced", "wanted"]
 
 
 async def test_table_with_unreadable_metadata_does_not_stop_jobs_of_other_tables(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ async def test_table_with_unreadable_metadata_does_not_stop_jobs_of_other_tables
     async with run_server(tmp_path) as server:  # The cache of this new server is empty.
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
-            await until(lambda: "good" in recorder.ran)
-        assert "bad" not in recorder.ran
+            await until(lambda: "good" in recorder.started_tables)
+        assert "bad" not in recorder.started_tables
 
 
 async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
@@ -338,11 +338,11 @@ async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
         await create_tables(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = FailingRecorder()
         async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leader:
-            await until(lambda: "good" in recorder.ran)
-            await until(lambda: recorder.ran.count("a-worker") > 1)
+            await until(lambda: "good" in recorder.started_tables)
+            await until(lambda: recorder.started_tables.count("a-worker") > 1)
             assert not leader.done()
-        assert "a-fault" not in recorder.ran
-        assert "an-answer" in recorder.ran
+        assert "a-fault" not in recorder.started_tables
+        assert "an-answer" in recorder.started_tables
 
 
 async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,12 @@ class Openings:
     clock: SimulatedClock
     lake: Path
     events: list[str] = field(default_factory=list)
-    fails: bool = False
+    must_fail: bool = False
 
     @asynccontextmanager
     async def open(self, settings: Settings, stored_warehouse: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
         self.events.append(f"open {stored_warehouse.version}")
-        if self.fails:
+        if self.must_fail:
             raise ConfigError("The database is missing")
         yield ServedWarehouse(_answer, lambda: None)
         await asyncio.sleep(0)
@@ -109,11 +109,11 @@ async def test_requests_for_unknown_names_cause_one_query_each_second(
 
 async def test_server_retries_to_open_a_failed_warehouse_after_some_seconds(openings: Openings) -> None:
     await openings.create("sales")
-    openings.fails = True
+    openings.must_fail = True
     for _ in range(5):
         with pytest.raises(RetryLater, match="cannot be opened"):
             await openings.is_served("sales")
     assert openings.events == ["open 1"]
-    openings.fails = False
+    openings.must_fail = False
     openings.clock.advance(6000)
     assert await openings.is_served("sales")

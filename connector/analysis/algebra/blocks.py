@@ -172,11 +172,12 @@ class QueryBlock:
         needs_rows: Whether the result has exactly the rows of the sources that meet `where`, each at least once.
         keys: The grouping keys that have one value in each group, or None if the rows are not grouped.
         having: The condition of HAVING on `keys`.
-        counted: A condition that is true for each row that an aggregate uses.
+        aggregate_filter: A condition that is true for each row that an aggregate uses.
         partitions: The PARTITION BY columns of each window function.
         extremes: The outputs that are the minimum or maximum of a source column.
-        inner: The subqueries in expressions of the block, and its LATERAL sources.
-        correlated: A condition on the rows of the sources that follows from comparisons with columns of an outer block.
+        inner_queries: The subqueries in expressions of the block, and its LATERAL sources.
+        correlated_condition: A condition on the rows of the sources that follows from comparisons with columns of an
+            outer block.
     """
 
     sources: Sequence[Relation]
@@ -187,11 +188,11 @@ class QueryBlock:
     needs_rows: bool = False
     keys: frozenset[ColumnReference] | None = None
     having: Condition | None = None
-    counted: Condition | None = None
+    aggregate_filter: Condition | None = None
     partitions: Sequence[frozenset[ColumnReference]] = ()
     extremes: Mapping[str, Extreme] = field(default_factory=dict)
-    inner: Sequence[InnerQuery] = ()
-    correlated: Condition | None = None
+    inner_queries: Sequence[InnerQuery] = ()
+    correlated_condition: Condition | None = None
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
     # These two caches prevent exponential time for nested blocks.
     _kinds: dict[str, str | None] = field(default_factory=dict)
@@ -283,9 +284,9 @@ class QueryBlock:
             self._push_to(self.tree, self._move_to_rows(condition))
         # The subqueries are last, because the conditions on the sources also apply to equal columns of correlated
         # subqueries.
-        for query in self.inner:
+        for query in self.inner_queries:
             if query.block is not None:
-                query.block.correlated = self._derive_correlated_condition(query.block, query.pairs)
+                query.block.correlated_condition = self._derive_correlated_condition(query.block, query.pairs)
             query.relation.push_down(None if query.source is None else self._lateral_conditions.get(query.source))
 
     # Conditions on the joined rows
@@ -293,7 +294,7 @@ class QueryBlock:
     def _move_to_rows(self, condition: Condition | None) -> Condition | None:
         """Return a condition that is true for each joined row that can change the result."""
         row_condition = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
-        row_condition = all_of([row_condition, self.having, self.counted, self.correlated])
+        row_condition = all_of([row_condition, self.having, self.aggregate_filter, self.correlated_condition])
         if self.where is None:
             return row_condition
         return self._extend_by_equalities(all_of([self.where.condition, row_condition]), self.where.equalities)
@@ -336,7 +337,7 @@ class QueryBlock:
             (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, condition)
             return
         own_part = move(restrict_to_sources(condition, frozenset({tree})), lambda reference: (0, reference[1]))
-        if any(query.source == tree for query in self.inner):
+        if any(query.source == tree for query in self.inner_queries):
             self._lateral_conditions[tree] = own_part
         else:
             self.sources[tree].push_down(own_part)

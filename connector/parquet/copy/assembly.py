@@ -130,7 +130,7 @@ class FileAssembler:
 
     @property
     def size_bytes(self) -> int:
-        return self._sink.at
+        return self._sink.position
 
     def add(self, picks: Sequence[Pick]) -> None:
         """Add a row group. The fields of the row group itself are copied from that of the first pick.
@@ -148,7 +148,7 @@ class FileAssembler:
             raise ValueError("the picks of a row group must have one chunk for each column")
         if self._encryption is not None and len(self._groups) > ORDINAL_MAX:
             raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} row groups; merge fewer files")
-        begin, parts = self._sink.at, []
+        begin, parts = self._sink.position, []
         for pick in picks:
             footer = pick.source.footer
             group = footer.groups[pick.group]
@@ -206,7 +206,7 @@ class FileAssembler:
                 values[number, PATCH["packed_bytes"]] = sum(size for _, _, size in pages.pages)
                 values[number, PATCH["plain_bytes"]] += pages.headers_grown
             else:
-                shifts[members] = self._sink.at - run.begin
+                shifts[members] = self._sink.position - run.begin
                 source.copy(run, self._sink)
         for name in _SHIFTED:
             offsets = values[:, PATCH[name]]
@@ -260,7 +260,7 @@ class FileAssembler:
                     else:
                         header = cipher.encrypt(Module.BLOOM_HEADER, bloom[0])
                         data = b"".join((header, cipher.encrypt(Module.BLOOM_BITSET, bloom[1])))
-                    part.values[number, PATCH["bloom"]] = self._sink.at
+                    part.values[number, PATCH["bloom"]] = self._sink.position
                     part.values[number, PATCH["bloom_length"]] = len(data)
                     self._sink.write(data)
         except ValueError as error:
@@ -276,7 +276,7 @@ class FileAssembler:
                     if index is not None:
                         cipher = part.ciphers[number]
                         data = index if cipher is None else cipher.encrypt(module, index)
-                        part.values[number, PATCH[name]] = self._sink.at
+                        part.values[number, PATCH[name]] = self._sink.position
                         part.values[number, PATCH[f"{name}_length"]] = len(data)
                         self._sink.write(data)
         chunks = [self._assemble_chunks(group) for group in self._groups]

@@ -113,7 +113,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         offset += packed_bytes
         if len(data) > _PACKED_MAX:
             raise ValueError(f"the page at {begin} has more than {_PACKED_MAX:,} bytes when it is encrypted")
-        new_begin = sink.at
+        new_begin = sink.position
         new_header = _footer.resized_header(header, len(data), _compute_signed_crc(data) if crc is not None else 0)
         if chunk.new is not None:
             new_header = chunk.new.encrypt(_get_header_module(ordinal), new_header, ordinal)
@@ -122,7 +122,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         else:
             sink.write(new_header)
             sink.write(data)
-        moved_pages.pages.append((begin, new_begin, sink.at - new_begin))
+        moved_pages.pages.append((begin, new_begin, sink.position - new_begin))
         moved_pages.headers_grown += len(new_header) - header_size
         if ordinal is not None:
             page, values = page + 1, values - count
@@ -137,17 +137,17 @@ def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | Non
     Args:
         page: The ordinal of the page, or None for a dictionary page.
     """
-    left = chunk.end - offset
+    remaining_bytes = chunk.end - offset
     if chunk.old is None:
-        with view(offset, min(PAGE_HEADER_MAX_BYTES, left)) as data:
+        with view(offset, min(PAGE_HEADER_MAX_BYTES, remaining_bytes)) as data:
             size = _footer.page_details(data)[0]
             return bytes(data[:size]), size
-    if left < LENGTH_BYTES:
+    if remaining_bytes < LENGTH_BYTES:
         raise ValueError(f"the column chunk ends within a page header at {offset}")
     with view(offset, LENGTH_BYTES) as data:
         size = LENGTH_BYTES + struct.unpack("<I", data)[0]
-    if size > min(left, PAGE_HEADER_MAX_BYTES):
-        raise ValueError(f"the page header at {offset} has {size:,} bytes; its column chunk has {left:,}")
+    if size > min(remaining_bytes, PAGE_HEADER_MAX_BYTES):
+        raise ValueError(f"the page header at {offset} has {size:,} bytes; its column chunk has {remaining_bytes:,}")
     with view(offset, size) as data:
         return strip_padding(chunk.old.decrypt(_get_header_module(page), data, page)), size
 

@@ -18,7 +18,7 @@ class Sink(Protocol):
     """A new file that is written once, from beginning to end."""
 
     @property
-    def at(self) -> int:
+    def position(self) -> int:
         """The number of bytes written so far."""
 
     def write(self, data: bytes) -> None: ...
@@ -53,14 +53,14 @@ class _LocalSink:
     def __init__(self, path: LocalPath) -> None:
         self._path = path
         self._fd = path.create()
-        self.at = 0
+        self.position = 0
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
         while view.nbytes:
             count = os.write(self._fd, view)
             view = view[count:]
-            self.at += count
+            self.position += count
 
     def copy(self, fd: int, begin: int, size: int) -> None:
         end = begin + size
@@ -74,7 +74,7 @@ class _LocalSink:
                 count = len(data)
                 self.write(data)
             else:
-                self.at += count
+                self.position += count
             if not count:
                 raise ValueError("the file became shorter while it was copied")
             begin += count
@@ -97,11 +97,11 @@ class _StreamSink:
 
     def __init__(self, stream: Any, location: str, storage: Storage) -> None:
         self._stream, self._location, self._storage = stream, location, storage
-        self.at = 0
+        self.position = 0
 
     def write(self, data: bytes) -> None:
         self._stream.write(data)
-        self.at += len(data)
+        self.position += len(data)
 
     def copy(self, fd: int, begin: int, size: int) -> None:
         end = begin + size

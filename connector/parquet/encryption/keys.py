@@ -108,7 +108,7 @@ class ParquetKeys:
     """Unwraps and wraps the keys of files with a key management service.
 
     Attributes:
-        replaced: The master keys that new files use in place of old master keys, by the name of the old master key.
+        replaced_keys: The master keys that new files use in place of old master keys, by the name of the old key.
     """
 
     def __init__(self, kms: Kms, replaced_keys: Mapping[str, str] | None = None) -> None:

@@ -57,7 +57,7 @@ class FileChanges:
     """Changes the files of located rows, on the driver or, if there are many files, in Spark tasks."""
 
     spark: SparkSession
-    opened: OpenTable
+    table: OpenTable
     target: WriteTarget
 
     def copy_files(
@@ -72,7 +72,7 @@ class FileChanges:
         """
         partial_files = [file for file in files if not file.is_whole]
         if sum(file.task.size_bytes for file in partial_files) <= DRIVER_COPY_BYTES_MAX:
-            return rewrite_files(self.opened, self.target, files, new)
+            return rewrite_files(self.table, self.target, files, new)
         new_files = write_batches(with_lineage(self.target) if tracked else self.target, new)
         with discard_on_error([new_files], self.target.storage):
             return WrittenFiles.join((new_files, self.copy_by_tasks(partial_files)))
@@ -82,14 +82,14 @@ class FileChanges:
         total = sum(file.task.size_bytes for file in files)
         bytes_per_task = min(_TASK_BYTES_MAX, -(-total // self._cores))
         groups = divide(files, lambda file: (file.task.size_bytes,), (bytes_per_task,))
-        return WrittenFiles.join(_run_tasks(self.spark, partial(_copy, self.opened, self.target), groups))
+        return WrittenFiles.join(_run_tasks(self.spark, partial(_copy, self.table, self.target), groups))
 
     def mark_deleted(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
         """Write deletes of these rows (merge-on-read)."""
         if len(files) <= DRIVER_FILES_MAX:
-            return delete_by_position(self.opened, self.target, files)
+            return delete_by_position(self.table, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES_MAX, -(-len(files) // self._cores)),))
-        parts = _run_tasks(self.spark, partial(_mark, self.opened, self.target), groups)
+        parts = _run_tasks(self.spark, partial(_mark, self.table, self.target), groups)
         return WrittenDeletes.join(parts)
 
     @property

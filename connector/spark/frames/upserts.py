@@ -150,14 +150,14 @@ class UpsertRequest:
             *(self.columns or ()),
             *([] if self.precombine is None else [self.precombine]),
         ]
-        needed = list(
+        needed_columns = list(
             dict.fromkeys(named_columns if self.deletes or self.columns is not None else [*row_columns, *named_columns])
         )
-        for name in needed:
+        for name in needed_columns:
             if (times := row_columns.count(name)) != 1:
                 columns_found = "no column" if not times else f"{times} columns"
                 raise Unwritable(f"the rows have {columns_found} {name}; they have {', '.join(row_columns)[:500]}")
-        return needed
+        return needed_columns
 
 
 def commit_change(
@@ -183,8 +183,8 @@ def commit_change(
     source_table = open_table(client, table, At(ref=branch))
     check_supports_deletes(source_table.metadata)
     request = replace(request, keys=tuple(choose_key_names(source_table.schema, request.keys, df.columns)))
-    needed = request.choose_columns(df.columns)
-    nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
+    needed_columns = request.choose_columns(df.columns)
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed_columns], needed_columns)
     find_latest_rows([nothing], source_table.schema, request.resolved_keys, request.precombine, request.columns)
     if request.strategy == EQUALITY:
         check_table(
@@ -193,7 +193,7 @@ def commit_change(
             request.resolved_keys,
         )
     commit_options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    selected_frame = df.select(*map(backquote, needed))
+    selected_frame = df.select(*map(backquote, needed_columns))
     rows = None if _would_copy_much(source_table, request, 1) else _collect(selected_frame, driver_rows)
     if rows is None or _would_copy_much(source_table, request, rows.num_rows):
         with _persist(selected_frame) as persisted_frame:
@@ -365,7 +365,7 @@ class UpsertTask:
     """The input of a task. Instances can be pickled."""
 
     client: SeamarkClient
-    opened: OpenTable
+    table: OpenTable
     target: WriteTarget
     request: UpsertRequest
     mode: str
@@ -424,15 +424,13 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     if not row_batches:
         return
     request = work.request
-    batch = find_latest_rows(
-        row_batches, work.opened.schema, request.resolved_keys, request.precombine, request.columns
-    )
+    batch = find_latest_rows(row_batches, work.table.schema, request.resolved_keys, request.precombine, request.columns)
     result = _write_without_locating(work, batch) if request.strategy == EQUALITY else _change_located_rows(work, batch)
     yield encode_result(msgspec.msgpack.encode(result))
 
 
 def _write_without_locating(work: UpsertTask, batch: KeyedBatch) -> _Result:
-    upsert = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
+    upsert = write_equality_upsert(batch, work.table, work.target, deletes=work.request.deletes)
     return _Result(upsert.data, upsert.deletes)
 
 
@@ -441,7 +439,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
 
     With copy-on-write, also rewrite the files of which this task has all keys.
     """
-    source_table, target, request = work.opened, work.target, work.request
+    source_table, target, request = work.table, work.target, work.request
     try:
         check_unchanged(work.client, source_table, batch.keys, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:

@@ -48,9 +48,9 @@ def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Nod
     is empty if any row may affect an output.
     """
     row_conditions: list[Node] = []
-    left = list(outputs)
-    while left:
-        node = left.pop()
+    remaining_outputs = list(outputs)
+    while remaining_outputs:
+        node = remaining_outputs.pop()
         kind = catalyst.find_kind(node)
         if kind == "AggregateExpression":
             conditions = _find_conditions(catalyst, node)
@@ -60,7 +60,7 @@ def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Nod
         elif kind in ("", "PythonUDF", "PythonUDAF"):
             return []
         else:
-            left += to_list(node.children())
+            remaining_outputs += to_list(node.children())
     return row_conditions
 
 

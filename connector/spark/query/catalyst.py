@@ -198,17 +198,17 @@ class Catalyst:
 
         Each leaf is in a pair with the result of `read_leaf` for the alias directly above it, or with None.
         """
-        left: list[tuple[Node, T | None]] = [(plan, None)]
+        remaining_nodes: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
-        while left:
-            node, alias = left.pop()
+        while remaining_nodes:
+            node, alias = remaining_nodes.pop()
             if self.find_kind(node) == "SubqueryAlias":
                 alias = alias if alias is not None else read_leaf(str(node.alias()))
-                left.append((node.child(), alias))
+                remaining_nodes.append((node.child(), alias))
                 continue
             children = self.list_children(node)
             child_nodes = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
-            left += [(child, None) for child in child_nodes]
+            remaining_nodes += [(child, None) for child in child_nodes]
             if not children:
                 yield node, alias
 

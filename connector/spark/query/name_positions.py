@@ -64,14 +64,12 @@ class UnsupportedQuery(Exception):
 
 
 class ReferencePosition(NamedTuple):
-    """The position of a table name in the text: the characters [start, end).
-
-    `after` is the position behind the name and its version, where options or an alias may begin.
-    """
+    """The position of a table name in the text: the characters [start, end)."""
 
     start: int
     end: int
-    after: int
+    end_with_version: int
+    """The end of the name and its version, where options or an alias may begin."""
     alias: str | None
     """The alias to add after a replaced name, or None if the reference already has an alias."""
     snapshot_id: int | None
@@ -102,9 +100,9 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     references: list[ReferencePosition] = []
     query = find_query(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(query)
-    left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(query, ("", ""), None, frozenset())]
-    while left:
-        node, outer_kinds, parent, with_names = left.pop()
+    remaining_nodes: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(query, ("", ""), None, frozenset())]
+    while remaining_nodes:
+        node, outer_kinds, parent, with_names = remaining_nodes.pop()
         kind = catalyst.find_kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
@@ -116,12 +114,14 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
             recursive = bool(node.allowRecursion())
             for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
-                left.append((pair._2(), (kind, outer_kinds[0]), node, with_names | {name} if recursive else with_names))
+                remaining_nodes.append(
+                    (pair._2(), (kind, outer_kinds[0]), node, with_names | {name} if recursive else with_names)
+                )
                 with_names |= {name}
         child_nodes = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             child_nodes.append(node.relation())
-        left += [(child, (kind, outer_kinds[0]), node, with_names) for child in child_nodes]
+        remaining_nodes += [(child, (kind, outer_kinds[0]), node, with_names) for child in child_nodes]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"the query has more than {REFERENCES_MAX} tables")
@@ -224,8 +224,8 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
         new.append(Replacement(reference.start, reference.start, "("))
         new.append(
             Replacement(
-                reference.after,
-                reference.after,
+                reference.end_with_version,
+                reference.end_with_version,
                 f" AS {backquote(f'{_MARK}{number}')}){_write_alias_clause(reference)}",
             )
         )
@@ -242,8 +242,8 @@ def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]])
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.
-        new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
-        new.append(Replacement(reference.after, reference.after, _write_alias_clause(reference)))
+        new.append(Replacement(reference.start, reference.end_with_version, ".".join(map(backquote, name))))
+        new.append(Replacement(reference.end_with_version, reference.end_with_version, _write_alias_clause(reference)))
     return splice(text, new)
 
 

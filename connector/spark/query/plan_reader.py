@@ -345,7 +345,7 @@ class PlanReader:
             0,
             AttributeOutputs(references),
             keys=self._find_references(groups, child) if groups else None,
-            counted=None
+            aggregate_filter=None
             if counted_condition is None
             else _move_to_sources(counted_condition, dict.fromkeys(child.columns, 0)),
             extremes=extremes,

@@ -36,7 +36,7 @@ from seamark.connector.analysis.algebra.needed_rows import (
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
-from seamark.connector.cubes.plans import CUBE_FAILURES, explain_failure, find_doubt, scan_cube
+from seamark.connector.cubes.plans import CUBE_FAILURES, build_negated_filter, explain_failure, scan_cube
 from seamark.connector.cubes.star_scans import StarScan, find_group_condition
 from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary, check_cube_use
 from seamark.connector.jobs.statements import parse_statement
@@ -368,7 +368,7 @@ class _Query:
                     statement.cube.id,
                     statement.columns,
                     scan.filter,
-                    find_doubt(statement, partial(self._find_filter_of, self._text[scan.start : scan.end])),
+                    build_negated_filter(statement, partial(self._find_filter_of, self._text[scan.start : scan.end])),
                     snapshot_id=scan.snapshot_id,
                     ref=scan.ref,
                     group_filter=find_group_condition(statement, star_scans),

@@ -65,9 +65,9 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
     The query returns all other columns unchanged.
     """
     used_ids: set[int] = set()
-    left = [statement.query]
-    while left:
-        node = left.pop()
+    remaining_nodes = [statement.query]
+    while remaining_nodes:
+        node = remaining_nodes.pop()
         if catalyst.find_kind(node) == "Project":
             for output in to_list(node.projectList()):
                 used_ids |= (
@@ -79,9 +79,9 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
             used_ids |= catalyst.list_reference_ids(node)
         # The source of a MERGE has no stored row, so only the other side of the join is searched.
         if statement.join is not None and node.fastEquals(statement.join):
-            left.append(node.right() if statement.appends else node.left())
+            remaining_nodes.append(node.right() if statement.appends else node.left())
         else:
-            left += catalyst.list_children(node)
+            remaining_nodes += catalyst.list_children(node)
     return [name for number, name in catalyst.list_attributes(statement.stored) if number in used_ids]
 
 

@@ -41,7 +41,7 @@ _PAYING_MAX_FRACTION = 0.7
 """The maximum cost of groups and rows, as a fraction of the rows that are read without a cube."""
 
 
-class _RowsAreCheaper(NotFromCube):
+class _ExpensiveCube(NotFromCube):
     """Raised if it is cheaper to read the rows than the groups of a cube.
 
     Attributes:
@@ -129,7 +129,7 @@ def plan_cube(
     try:
         cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner)
         return cube_plan.reads, cube_plan
-    except _RowsAreCheaper as problem:
+    except _ExpensiveCube as problem:
         return problem.reads, CubeSummary(None, 0, _count_files(problem.reads), str(problem))
     except NotFromCube as problem:
         reason = str(problem)
@@ -143,7 +143,7 @@ def plan_cube(
 def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
     return [
         definition
-        for definition in read_definitions(table.opened.metadata).enabled
+        for definition in read_definitions(table.open_table.metadata).enabled
         if KINDS[definition.kind].aggregates
     ]
 
@@ -173,7 +173,7 @@ def _choose(
         cubes,
         key=lambda choice: (-tables[choice[0]].bytes, len(choice[1].terms), len(choice[1].measures), choice[1].name),
     )
-    open_tables = [table.opened for table in tables]
+    open_tables = [table.open_table for table in tables]
     reasons = []
     for number, cube in ordered_cubes:
         try:
@@ -237,7 +237,7 @@ def _read_groups(
             joined_reads = planner.plan() if len(reads) > 1 else reads
             rows_without_cube = sum(task.records for task in joined_reads[cube_query.facts].tasks)
             if rows >= _PAYING_MAX_FRACTION * rows_without_cube:
-                raise _RowsAreCheaper(
+                raise _ExpensiveCube(
                     f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
                     f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "
                     f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
@@ -268,7 +268,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
     """Return a condition that is true for each group that the query needs."""
     parts = [to_group_condition(reads[cube_query.facts].where, cube.terms)]
     for number, attributes in cube_query.attributes.items():
-        fields = {field.id: field.name for field in reads[number].named.opened.schema.fields}
+        fields = {field.id: field.name for field in reads[number].named.open_table.schema.fields}
 
         def find_number(
             predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields

@@ -321,14 +321,14 @@ def make_error_response(status: int, reason: str) -> web.Response:
 
 def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
     """Return the headers without `names`, and without the headers that `Connection` lists as hop-by-hop."""
-    left = CIMultiDict(headers)
+    remaining_headers = CIMultiDict(headers)
     for value in headers.getall("Connection", ()):
         for name in value.split(","):
-            left.popall(name.strip(), None)
+            remaining_headers.popall(name.strip(), None)
     for name in names:
-        if name in left:
-            left.popall(name)
-    return left
+        if name in remaining_headers:
+            remaining_headers.popall(name)
+    return remaining_headers
 
 
 def _make_own_address(request: web.BaseRequest) -> str:

@@ -13,9 +13,9 @@ literal, negated or not, becomes a condition that all rows satisfy. The conditio
 file is `true`, PyIceberg counts the file's rows from metadata.
 
 A filter uses current names for every snapshot. If the schema of the snapshot lacks a name, the name is looked up in the
-table's other schemas, newest first. Columns inside lists and maps have many values per row, so statistics cannot decide
-their predicates. They are bound with the kind `list` or `map`. Other nested columns are bound with the kind of their
-type.
+table's other schemas, newest first. Columns inside lists and maps have many values per row, so their predicates
+cannot be evaluated on statistics. They are bound with the kind `list` or `map`. Other nested columns are bound with the
+kind of their type.
 
 A JSON literal of a filter, in the format of any client, becomes a value of the column's type. Java sends raw numbers
 (days, microseconds), decimals as strings, bytes as hexadecimal, and infinities as strings. PyIceberg sends dates and

@@ -151,14 +151,14 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
         file_size: The size of the file in bytes.
         location: The location of the file, for errors.
     """
-    needed = read_footer_size(tail, location)
-    start = file_size - needed
-    if start < len(MAGIC) or needed > len(tail):
+    footer_bytes = read_footer_size(tail, location)
+    start = file_size - footer_bytes
+    if start < len(MAGIC) or footer_bytes > len(tail):
         raise Corrupt(
-            f"{location}: a footer of {needed} bytes does not fit into the {min(len(tail), file_size)} bytes that were "
-            "read"
+            f"{location}: a footer of {footer_bytes} bytes does not fit into the {min(len(tail), file_size)} bytes "
+            "that were read"
         )
-    footer = memoryview(tail)[len(tail) - needed :]
+    footer = memoryview(tail)[len(tail) - footer_bytes :]
     if footer[: len(MAGIC)] != MAGIC:
         raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
     payload = footer[len(MAGIC) : -TAIL_BYTES]

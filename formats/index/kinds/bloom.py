@@ -81,11 +81,11 @@ def compute_filter_bits(keys: int, fpp: float) -> int:
     are large. A filter is at most a quarter larger than needed.
     """
     k = compute_hash_count(fpp)
-    needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
-    if needed <= FILTER_BITS_MIN:
+    needed_bits = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
+    if needed_bits <= FILTER_BITS_MIN:
         return FILTER_BITS_MIN
-    quarter = 1 << needed.bit_length() - 3
-    return min(-(-needed // quarter) * quarter, FILTER_BITS_MAX)
+    quarter = 1 << needed_bits.bit_length() - 3
+    return min(-(-needed_bits // quarter) * quarter, FILTER_BITS_MAX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

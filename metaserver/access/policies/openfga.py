@@ -67,8 +67,8 @@ class OpenFgaClient(PolicyClient):
         self._warehouse = warehouse_name or OWN_WAREHOUSE
 
     async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
-        needed = [list_checks(operation, securable) for securable in securables]
-        checks = list(dict.fromkeys(check for checks in needed for check in checks))
+        needed_checks = [list_checks(operation, securable) for securable in securables]
+        checks = list(dict.fromkeys(check for checks in needed_checks for check in checks))
         try:
             async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
                 requests = [
@@ -80,7 +80,7 @@ class OpenFgaClient(PolicyClient):
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         allowed = {check for request in requests for check in request.result()}
-        return [all(check in allowed for check in checks) for checks in needed]
+        return [all(check in allowed for check in checks) for checks in needed_checks]
 
     async def _check(self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool) -> list[_Check]:
         """Return the checks that OpenFGA allows.

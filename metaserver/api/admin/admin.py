@@ -254,21 +254,21 @@ async def list_grants(call: Call) -> GrantPage:
     if principal is not None:
         check_name(principal, "principal")
     token, size = _read_paging(call)
-    after = None if token is None else _decode_position(token)
+    last_grant = None if token is None else _decode_position(token)
     grants: list[Grant] = []
     count = 0
     while count < _GRANTS_READ_MAX:
-        stored_grants = await call.components.store.grants_page(principal, after, _GRANTS_PER_PAGE)
+        stored_grants = await call.components.store.grants_page(principal, last_grant, _GRANTS_PER_PAGE)
         grants += await _select_visible(call, stored_grants)
         if len(grants) > size:
             grants = grants[:size]
-            after = grants[-1]
+            last_grant = grants[-1]
             break
-        after = stored_grants[-1] if len(stored_grants) == _GRANTS_PER_PAGE else None
-        if after is None:
+        last_grant = stored_grants[-1] if len(stored_grants) == _GRANTS_PER_PAGE else None
+        if last_grant is None:
             break
         count += len(stored_grants)
-    next_token = None if after is None else call.components.catalog.pages.encode(_encode_position(after))
+    next_token = None if last_grant is None else call.components.catalog.pages.encode(_encode_position(last_grant))
     return GrantPage([_describe_grant(grant) for grant in grants], next_token)
 
 

@@ -163,13 +163,13 @@ class _Predicate:
 class _Selection:
     """The parsed request.
 
-    `after` is the last file of the previous page, as an entry id. `checksum` is the checksum in page tokens.
+    `last_entry_id` is the last file of the previous page, as an entry id. `checksum` is the checksum in page tokens.
     """
 
     bound_scan: BoundScan
     predicate: _Predicate
     snapshot_id: int | None
-    after: int
+    last_entry_id: int
     checksum: int
 
 
@@ -249,7 +249,7 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     selection = await (call.run_in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.components.planner.plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
-    await page.fill(selection.after, metadata, entry)
+    await page.fill(selection.last_entry_id, metadata, entry)
     token = None if page.last is None else encode_page_token(selection.checksum, selection.snapshot_id, page.last)
     page_bytes = await asyncio.to_thread(
         page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token

@@ -264,8 +264,10 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
     kinds = pairs[0].kind, pairs[0].other_kind
     is_ordered = transform in (*EXTREMES, RANGE)
     if not is_ordered and (spec.operator is not None or spec.end is not None):
+        names = [name for name, text in (("operator", spec.operator), ("end", spec.end)) if text is not None]
+        fields, verb = " and ".join(names), "needs" if len(names) == 1 else "need"
         raise BadRequest(
-            f"The join with {table_name} has operator or end, but not the transform min, max or range that they need"
+            f"The join with {table_name} has {fields}, which {verb} the transform min, max or range, not {transform}"
         )
     if is_ordered:
         is_limited = has_ranges if transform == RANGE else has_order

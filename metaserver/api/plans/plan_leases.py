@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
-from seamark.metaserver.catalog.plans.plan_tables import make_too_many_plans
+from seamark.metaserver.catalog.plans.plan_tables import build_plan_limit_error
 from seamark.metaserver.settings.settings import Settings
 
 SNAPSHOTS_MAX = 1000
@@ -88,7 +88,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     plans, principal = call.components.catalog.plan_tables, call.principal.name
     plan = await plans.share(namespace, name, lease_s, principal) if is_plan_name(name) else None
     if plan is None and not await plans.has_room(principal):
-        raise make_too_many_plans(principal)
+        raise build_plan_limit_error(principal)
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {format_path(namespace, name)}")
     return RenewPlanTableResponse(plan.expires_ms)

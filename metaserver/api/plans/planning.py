@@ -132,7 +132,7 @@ class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
     headers: CIMultiDict[str]
     considered: int
     files: int
-    counted: _CountedReads
+    counted_reads: _CountedReads
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
@@ -189,8 +189,8 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     cached_value = app[ANSWERS].get(key)
     if cached_value is not None:
         app[COMPONENTS].metrics.plans.observe(cached_value.considered, cached_value.files, 0.0)
-        count_read(call, cached_value.counted.columns)
-        count_statement(call, cached_value.counted.statement)
+        count_read(call, cached_value.counted_reads.columns)
+        count_statement(call, cached_value.counted_reads.statement)
         return web.Response(body=cached_value.body, headers=cached_value.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)

@@ -58,7 +58,7 @@ def find_unpruned_reasons(
     reasons += [_explain_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
     reasons += unrequested_reasons
     if not complete:
-        reasons.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
+        reasons.append("a time limit ended the plan, or an index was late: a new plan may keep fewer files")
     return tuple(reasons[:REASONS_MAX])
 
 

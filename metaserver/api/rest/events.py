@@ -45,7 +45,7 @@ _UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
 """The errors that a deleted, damaged, overwritten, too large or disallowed metadata file causes."""
 _OBJECT_TYPES = ("namespace", "table", "view")
 _POINTER_ACTIONS = ("create", "commit", "register", "undrop")
-"""The actions whose instants name the metadata file of the entry after the action."""
+"""The actions that change the metadata file of an entry. Their instants have its new location."""
 _NO_UPDATES = msgspec.Raw(b"[]")
 _log = structlog.get_logger("seamark.events")
 

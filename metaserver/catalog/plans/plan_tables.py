@@ -258,7 +258,7 @@ class PlanTables:
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(plan_snapshot_ids)))
         if lease_s and not self._may_lease(principal, ids):
-            raise make_too_many_plans(principal)
+            raise build_plan_limit_error(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
         (count,) = await self._context.store.transact([operation])
         now_s = self._context.clock.monotonic()
@@ -401,7 +401,7 @@ class PlanTables:
                 await self._context.objects.delete(location)
 
 
-def make_too_many_plans(principal: str) -> TooManyRequests:
+def build_plan_limit_error(principal: str) -> TooManyRequests:
     return TooManyRequests(
         f"{principal} has reached the limit of plans of one principal (plan_tables_limit, plan_tables_bytes); "
         "withdraw some",

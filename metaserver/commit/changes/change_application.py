@@ -321,7 +321,9 @@ class ChangeApplication:
             merge=None if undo is not None and undo.manifests else self._manifest_merge,
             now_ms=self._context.clock.now_ms(),
         )
-        self._needed_paths = produced.needed if self._filter is None else produced.needed | self._filter.written
+        self._needed_paths = (
+            produced.needed_paths if self._filter is None else produced.needed_paths | self._filter.written
+        )
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:

@@ -112,12 +112,12 @@ class CommitPriority:
         if self._longest_s <= 0 or self.find_holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
             return
         self._pauses.pop(table, None)
-        waiting = [
+        waiting_changes = [
             (waiter.first_s, change, waiter)
             for (waited_for, change), waiter in self._waiting.items()
             if waited_for == table and waiter.collisions >= self._after
         ]
-        if waiting:
-            _, change, longest = min(waiting, key=lambda candidate: candidate[0])
+        if waiting_changes:
+            _, change, longest = min(waiting_changes, key=lambda candidate: candidate[0])
             length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * longest.took_s)
             self._priorities[table] = _Priority(change, now_s + length_s, length_s)

@@ -63,7 +63,7 @@ class ConflictCheck:
     """Checks one change against one head of its branch.
 
     Attributes:
-        listed: The manifests of the head.
+        manifest_files: The manifests of the head.
         to_remove: The files to remove.
     """
 

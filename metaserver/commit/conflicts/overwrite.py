@@ -66,8 +66,8 @@ async def find_replaced_files(
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
             raise BadRequest(
-                f"replace: only some of the rows of {min(partly)[:1000]} may match the filter; use a filter that "
-                "partitions and column bounds can decide, or rewrite the file"
+                f"replace: only some of the rows of {min(partly)[:1000]} may match the filter; use a filter for "
+                "which partitions or column bounds show that all rows match, or rewrite the file"
             )
     return await asyncio.to_thread(lambda: {Remove(path) for path in paths})
 

@@ -73,11 +73,11 @@ async def check_row_counts(
 
 
 class _Counts(NamedTuple):
-    before: int
+    removed_rows: int
     """The number of rows of the removed data files."""
-    after: int
+    added_rows: int
     """The number of rows of the added data files."""
-    dead: int
+    deleted_rows: int
     """The maximum number of rows that the added delete files remove."""
     is_exact: bool
     """Whether the added delete files remove rows by position."""

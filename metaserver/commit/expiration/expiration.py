@@ -102,14 +102,14 @@ class _Removal(msgspec.Struct, frozen=True):
     """One attempt of an expiration: the metadata before and after the commit, and the files that become unused.
 
     Attributes:
-        left: The number of expired snapshots that remain for the next expiration.
+        remaining_count: The number of expired snapshots that remain for the next expiration.
     """
 
     entry: Entry
-    before: TableMetadata
-    after: TableMetadata
+    base_metadata: TableMetadata
+    new_metadata: TableMetadata
     expired: Expired
-    left: int
+    remaining_count: int
     unused: UnusedFiles
 
 
@@ -174,7 +174,7 @@ class Expiration:
         """
         if number < _LOCKED_FROM:
             removal = await self._plan(namespace, name, request)
-            if request.dry_run or removal.after is removal.before:
+            if request.dry_run or removal.new_metadata is removal.base_metadata:
                 return removal, None
             return removal, await self._commit(caller, removal)
         # A writer that commits continuously would win every race. Take the lock from this attempt on: only the files
@@ -187,7 +187,7 @@ class Expiration:
                 raise CommitConflict(
                     f"{format_path(namespace, name)} changes faster than the expiration can read it; try again later"
                 ) from None
-            if request.dry_run or removal.after is removal.before:
+            if request.dry_run or removal.new_metadata is removal.base_metadata:
                 return removal, None
             return removal, await self._publish(caller, removal)
 
@@ -310,8 +310,8 @@ class Expiration:
         await self._publisher.publish(
             caller,
             entry,
-            removal.before,
-            removal.after,
+            removal.base_metadata,
+            removal.new_metadata,
             events=[event],
             operations=[RecordInstant(instant=instant)],
         )
@@ -389,7 +389,7 @@ def _make_report(removal: _Removal) -> ExpirationReport:
     return ExpirationReport(
         snapshots=len(removal.expired.snapshot_ids),
         refs=removal.expired.refs,
-        snapshots_left=removal.left,
+        snapshots_left=removal.remaining_count,
         content_files=len(unused_files.content_files),
         manifests=len(unused_files.manifests),
         other_files=len(unused_files.list_files),

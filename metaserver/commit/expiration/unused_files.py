@@ -60,12 +60,12 @@ class TooManyEntries(Exception):
 async def find_unused(
     manifests: Manifests,
     old_metadata: TableMetadata,
-    after: TableMetadata,
+    new_metadata: TableMetadata,
     may_delete: Callable[[str], bool],
     *,
     repeated_ids: Collection[int] | None = None,
 ) -> UnusedFiles:
-    """Return the files that `old_metadata` needs and `after` does not need.
+    """Return the files that `old_metadata` needs and `new_metadata` does not need.
 
     Args:
         may_delete: Returns whether the file at a location may be deleted.
@@ -73,18 +73,18 @@ async def find_unused(
             have deleted some of their files, so missing files are not an error.
 
     Raises:
-        Corrupt: A file of `after` cannot be read.
+        Corrupt: A file of `new_metadata` cannot be read.
         TooManyEntries: There are too many entries, and `repeated_ids` is None.
         BadRequest: The table exceeds the limits.
     """
-    remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
+    remaining = {snapshot.snapshot_id for snapshot in new_metadata.snapshots}
     removed_snapshots = [
         snapshot
         for snapshot in old_metadata.snapshots
         if snapshot.snapshot_id not in remaining and (repeated_ids is None or snapshot.snapshot_id in repeated_ids)
     ]
     is_repeat = repeated_ids is not None
-    live_manifests = await _read_manifests(manifests, after.snapshots)
+    live_manifests = await _read_manifests(manifests, new_metadata.snapshots)
     removed_manifests = await _read_manifests(manifests, removed_snapshots, skip_missing=is_repeat)
     manifests_to_delete = {key: manifest for key, manifest in removed_manifests.items() if key not in live_manifests}
     if (
@@ -106,7 +106,8 @@ async def find_unused(
         for key in files:
             unused_files.pop(key, None)
     paths_in_use = {
-        normalize_location(path) for path in (*_list_manifest_lists(after.snapshots), *list_statistics_files(after))
+        normalize_location(path)
+        for path in (*_list_manifest_lists(new_metadata.snapshots), *list_statistics_files(new_metadata))
     }
     unused_paths = [
         path

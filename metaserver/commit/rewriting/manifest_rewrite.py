@@ -204,19 +204,23 @@ class ManifestRewrite:
         if request.dry_run or not groups:
             return _make_report(manifest_files, groups, ())
         writer = await open_writer(self._context, self._manifests, entry.uuid, metadata)
-        needed: frozenset[str] = frozenset()
+        needed_paths: frozenset[str] = frozenset()
         try:
             written_groups = [await _write_group(writer, group, metadata) for group in groups]
             async with self._publisher.lock(namespace, name):
                 try:
-                    report, needed = await self._commit(caller, entry, metadata.format_version, writer, written_groups)
+                    report, needed_paths = await self._commit(
+                        caller, entry, metadata.format_version, writer, written_groups
+                    )
                 except CommitConflict:  # Another server has committed first.
                     report = _make_report(manifest_files, (), (), conflicts=len(groups))
         except CommitUnknown:
-            needed = frozenset(writer.written)  # Keep all files until the outcome is known, because they may be live.
+            needed_paths = frozenset(
+                writer.written
+            )  # Keep all files until the outcome is known, because they may be live.
             raise
         finally:
-            self._cleanup.remove([path for path in writer.written if path not in needed])
+            self._cleanup.remove([path for path in writer.written if path not in needed_paths])
         return report
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
@@ -334,7 +338,7 @@ class ManifestRewrite:
         report = _make_report(
             manifest_files, groups, stored_manifests, conflicts=len(written_groups) - len(matching_groups)
         )
-        return msgspec.structs.replace(report, snapshot_id=new_snapshot.snapshot.snapshot_id), new_snapshot.needed
+        return msgspec.structs.replace(report, snapshot_id=new_snapshot.snapshot.snapshot_id), new_snapshot.needed_paths
 
 
 @asynccontextmanager

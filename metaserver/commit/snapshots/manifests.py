@@ -289,22 +289,22 @@ class Manifests:
             memory: Counts the memory of the change that keeps the blocks, or None.
         """
 
-        async def block(manifest: ManifestFile) -> Block:
+        async def read_block(manifest: ManifestFile) -> Block:
             # Cache the block, because the writers of a table read mostly the same manifests.
-            manifest_rows = self._blocks.get(manifest.manifest_path)
-            if manifest_rows is None:
+            block = self._blocks.get(manifest.manifest_path)
+            if block is None:
                 data = await self.read_encoded(manifest)
-                manifest_rows = await _run_by_size(len(data), lambda: _decode_block(data, manifest.manifest_path))
-                self._blocks.put(manifest.manifest_path, manifest_rows, manifest_rows.size_bytes)
-            if manifest_rows.spec_id != manifest.partition_spec_id or manifest_rows.content > manifest.content:
+                block = await _run_by_size(len(data), lambda: _decode_to_block(data, manifest.manifest_path))
+                self._blocks.put(manifest.manifest_path, block, block.size_bytes)
+            if block.spec_id != manifest.partition_spec_id or block.content > manifest.content:
                 raise Corrupt(
                     f"The spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
                 )
             if memory is not None:
-                memory.hold(("block", manifest.manifest_path), manifest_rows.size_bytes)
-            return manifest_rows
+                memory.hold(("block", manifest.manifest_path), block.size_bytes)
+            return block
 
-        return await gather([partial(block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
+        return await gather([partial(read_block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
 
     async def find_listing_manifests(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
@@ -403,7 +403,7 @@ def _has_any(values: Hashes, sorted_hashes: Hashes) -> bool:
     return bool((sorted_hashes.take(sorted_hashes.searchsorted(values), mode="clip") == values).any())
 
 
-def _decode_block(data: bytes, location: str) -> Block:
+def _decode_to_block(data: bytes, location: str) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 

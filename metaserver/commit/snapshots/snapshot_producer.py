@@ -46,7 +46,7 @@ class ProducedSnapshot(NamedTuple):
     summary: dict[str, str]
     metadata: TableMetadata
     """The metadata with the snapshot at the head of its branch."""
-    needed: frozenset[str]
+    needed_paths: frozenset[str]
     """The manifests of the snapshot and its manifest list."""
 
 
@@ -125,7 +125,7 @@ async def produce_snapshot(
         snapshot=new_metadata.snapshots_by_id[writer.snapshot_id],
         summary=summary,
         metadata=new_metadata,
-        needed=frozenset({location, *(manifest.manifest_path for manifest in manifest_files)}),
+        needed_paths=frozenset({location, *(manifest.manifest_path for manifest in manifest_files)}),
     )
 
 

@@ -49,6 +49,8 @@ _ALLOWED_AMZ = frozenset(
     )
 )
 _SEQUENCES_MAX = 4096
+_STREAK_MAX = 6
+"""The number of consecutive reads after which the parts that are read ahead stop growing."""
 _log = structlog.get_logger("seamark.gateway")
 _READ_AHEAD_MIN_BYTES = 1 << 20
 _BYTES_PER_TURN = 4 << 20
@@ -159,7 +161,7 @@ class CachingBackend:
             pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not continues)
             if not pieces:
                 return None
-            self._follow(record, start, end, owner)
+            self._record_read(record, start, end, owner)
         head = _encode_head(record, part, s3_read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
         sent_end += sum(map(len, pieces))
@@ -365,7 +367,7 @@ class CachingBackend:
             await response.write_eof()
             return response
         continues = self._continues_last_read(record, start)
-        self._follow(record, start, start + length, owner)
+        self._record_read(record, start, start + length, owner)
         unsent = AnswerBudget(self._send_budget, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not continues)
         async with aclosing(pieces):
@@ -396,15 +398,15 @@ class CachingBackend:
         previous_read = self._sequences.get(record.location)
         return previous_read is not None and start == previous_read[0] and start % self._tiers.blocks.block_bytes != 0
 
-    def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
+    def _record_read(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Record a read. If it continues the previous read, read ahead.
 
-        Each part that is read ahead has twice the size of the previous part. The next part is read when half of the
-        previous part was requested.
+        Each part that is read ahead is twice as large as the previous part, up to `request_bytes`. The next part is
+        read when half of the previous part was requested.
         """
         previous_end, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
-        follows = start == previous_end
-        streak = min(streak + 1, 6) if follows else 0
+        continues = start == previous_end
+        streak = min(streak + 1, _STREAK_MAX) if continues else 0
         if streak:
             window = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
             if end + window // 2 > ahead_until:

@@ -405,9 +405,9 @@ async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed
     """Return the keys of a page of a listing. If there are more keys, return one more than the limit."""
     folder = listing.prefix.rpartition("/")[0]
     entries: list[Listed] = []
-    async for page in obstore.list(store, f"{folder}/", offset=listing.after or None, chunk_size=1000):
+    async for page in obstore.list(store, f"{folder}/", offset=listing.start_after or None, chunk_size=1000):
         for meta in page:
-            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > encode_key(listing.after):
+            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > encode_key(listing.start_after):
                 entries.append(_describe_object(meta))
                 if len(entries) > listing.limit:
                     return entries
@@ -418,20 +418,24 @@ def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
     """Return the keys and common prefixes of a page of one folder. If there are more, return one more than the limit.
 
     A folder may have a million objects, so call this function in a thread. It reads the whole folder, because a flat
-    listing from `listing.after` would also read the subfolders, and some accounts of Azure do not list keys in the
-    order of their bytes.
+    listing from `listing.start_after` would also read the subfolders, and some accounts of Azure do not list keys in
+    the order of their bytes.
     """
     folder = listing.prefix.rpartition("/")[0]
     result = obstore.list_with_delimiter(store, f"{folder}/")
-    after = encode_key(listing.after)
+    encoded_start = encode_key(listing.start_after)
 
     def find_entries() -> Iterator[tuple[bytes, Listed | obstore.ObjectMeta]]:
         for prefix in result["common_prefixes"]:
             key = f"{prefix.rstrip('/')}/"
-            if key.startswith(listing.prefix) and not listing.after.startswith(key) and encode_key(key) > after:
+            if (
+                key.startswith(listing.prefix)
+                and not listing.start_after.startswith(key)
+                and encode_key(key) > encoded_start
+            ):
                 yield encode_key(key), Listed(key)
         for meta in result["objects"]:
-            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > after:
+            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > encoded_start:
                 yield encode_key(meta["path"]), meta
 
     first = heapq.nsmallest(listing.limit + 1, find_entries(), key=lambda entry: entry[0])

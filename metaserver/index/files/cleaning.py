@@ -45,7 +45,7 @@ class Cleaner:
 
     Args:
         load: A function that reads a metadata file.
-        claimed: A function that returns those of the given folders that the table has claimed in the database.
+        list_claimed: A function that returns those of the given folders that the table has claimed in the database.
         folders: The names of the folders of index files. They are in the folder that `folder_of` returns.
         folder_of: A function that returns the folder of Seamark's files of a table.
         retention_s: The time for which superseded and quarantined files are kept, in seconds.

@@ -12,8 +12,20 @@ SCHEME = "kafka://"
 _PREFIX_CHARS_MAX = 100
 _STREAM_CHARS_MAX = 100
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
-_PROPERTIES = ("security.protocol", "sasl.", "ssl.", "socket.", "client.", "broker.address.", "compression.", "debug")
-"""The prefixes of the properties that a file may set. The log sets the properties on which its guarantees depend."""
+_ALLOWED_PREFIXES = (
+    "security.protocol",
+    "sasl.",
+    "ssl.",
+    "socket.",
+    "client.",
+    "broker.address.",
+    "compression.",
+    "debug",
+)
+"""The prefixes of the Kafka client properties that an operator's file may set.
+
+All other properties are set by the component that opens the client.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +119,10 @@ def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
         name, separator, value = (part.strip() for part in line.partition("="))
         if not separator:
             raise ConfigError(f"{setting}: line {number} of {path} is not name=value")
-        if not name.startswith(_PROPERTIES):
+        if not name.startswith(_ALLOWED_PREFIXES):
             raise ConfigError(
                 f"{setting}: {path} sets {name}, which {owner} sets itself; the file may have "
-                f"properties that begin with {', '.join(_PROPERTIES)}"
+                f"properties that begin with {', '.join(_ALLOWED_PREFIXES)}"
             )
         properties[name] = value
     return properties

@@ -284,7 +284,7 @@ class KafkaLog:
             if shard.stream in state.removed:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         if producer is not None:
-            # A repeat can be answered now, without writing its rows again. Everything else is certain only after the
+            # A retry can be answered now, without writing its rows again. Everything else is certain only after the
             # journal contains it.
             previous = state.producers.get(producer.name)
             if previous is None:

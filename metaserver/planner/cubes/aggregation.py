@@ -237,7 +237,7 @@ def _find_filter_column(predicate: Bound, finest: Mapping[int, tuple[str, Term]]
     """Return the column of the groups with which a predicate can be evaluated.
 
     Raises:
-        NotFromGroups: The groups do not decide the predicate.
+        NotFromGroups: The predicate cannot be evaluated on the groups.
     """
     column, dimension = finest.get(predicate.column_id, ("", None))
     if dimension is None:

@@ -42,14 +42,14 @@ class Probe:
 
     Attributes:
         coverage: The covered files, by definition id.
-        opened: The index files in memory, by location. The probe ignores other index files.
+        open_indexes: The index files in memory, by location. The probe ignores other index files.
         damaged: The reasons why index files are damaged, by location.
     """
 
     view: TableView
     projection: IndexProjection
     coverage: Mapping[str, Coverage]
-    opened: Mapping[str, OpenIndex]
+    open_indexes: Mapping[str, OpenIndex]
     remote_hits: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
     """The results of index files that are read remotely, by the key of the predicate and the location."""
     remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Probe:
         kept_flags = coverage.uncovered.copy()
         remote_hits = self.remote_hits.get(predicate.key, {})
         for part in coverage.parts:
-            index = self.opened.get(part.location)
+            index = self.open_indexes.get(part.location)
             hits = remote_hits.get(part.location)
             if index is not None and part.location not in self.damaged and not is_expired():
                 try:
@@ -250,7 +250,7 @@ class Probe:
                     remainder.append(child)
         wanted_keys += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
-            Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
+            Conjunct(keys, self.coverage[definition.id], self.open_indexes, self.damaged)
             for definition, keys in wanted_keys
             if definition.id in self.coverage
         ]
@@ -260,7 +260,7 @@ class Probe:
 
     def _is_in_memory(self, definition: IndexDefinition) -> bool:
         coverage = self.coverage.get(definition.id)
-        return coverage is not None and all(part.location in self.opened for part in coverage.parts)
+        return coverage is not None and all(part.location in self.open_indexes for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
         """Return the codes of the keys that match a predicate, or None if other rows may match, too."""
@@ -328,7 +328,7 @@ class Probe:
         if location_and_file is None or bitmap is None:
             return None
         location, file = location_and_file
-        records = (self.opened.get(location) or self.remote[location]).files.records[file]
+        records = (self.open_indexes.get(location) or self.remote[location]).files.records[file]
         try:
             if bitmap.open_section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.open_section(file).rows}")
@@ -339,7 +339,7 @@ class Probe:
 
     def _get_bitmap(self, location: str, file: int) -> Bitmap | None:
         """Return the bitmaps that contain the rows of this data file, or None if they are not available."""
-        index, remote = self.opened.get(location), self.remote.get(location)
+        index, remote = self.open_indexes.get(location), self.remote.get(location)
         if location in self.damaged:
             return None
         if index is not None:

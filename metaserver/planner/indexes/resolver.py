@@ -32,10 +32,13 @@ class RemoteRows(NamedTuple):
 
 
 class RecordIndex(NamedTuple):
-    """The index files of a record index, by location: `opened` are in memory, and `remote` were read by ranges."""
+    """The index files of a record index, by location.
+
+    `open_indexes` are in memory, and the values of `remote` were read by ranges.
+    """
 
     coverage: Coverage
-    opened: Mapping[str, OpenIndex]
+    open_indexes: Mapping[str, OpenIndex]
     remote: Mapping[str, RemoteRows]
 
 

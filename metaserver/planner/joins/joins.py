@@ -330,7 +330,7 @@ def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
 
 
 def _is_decided_by_statistics(predicate: Bound) -> bool:
-    """Return whether statistics decide a predicate for each row, in the same way for all clients.
+    """Return whether file statistics can show that all rows match a predicate, with the same result in all clients.
 
     Clients differ about NaN, and some file formats do not count a field of a null struct as null.
     """

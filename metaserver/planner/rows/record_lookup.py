@@ -284,7 +284,7 @@ class _Search:
         """Return the rows of the keys in one index file, including data files that are not in the view."""
         if location in self._index.remote:
             return self._index.remote[location].rows
-        record = self._index.opened[location].index
+        record = self._index.open_indexes[location].index
         assert isinstance(record, RecordBlob)
         if record.count > ROWS_MAX:
             _refuse_too_many_rows(record, high)

@@ -145,7 +145,7 @@ class FileSelection:
 
 
 def never_expires() -> bool:
-    """Return False. The function replaces `expired` where there is no time budget."""
+    """Return False. The function is used as `is_expired` where there is no time budget."""
     return False
 
 

@@ -151,7 +151,7 @@ def _put_entry(
     )
 
 
-def _take_entry(
+def _remove_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
     """Remove the row of an entry if it has the expected UUID and location, and return it."""
@@ -225,13 +225,13 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
         )
 
     # Delete and insert the row. An UPDATE could violate the primary key, which would abort the transaction.
-    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
+    entry = yield from _remove_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), make_error)
     yield from move_grants(op.kind, op.namespace, op.name, op.to_namespace, op.to_name)
 
 
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
-    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
+    entry = yield from _remove_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_room(op.namespace)
     yield from keep_grants(None if op.keep is None else op.keep.id, op.kind, op.namespace, op.name)
     if op.keep is None:

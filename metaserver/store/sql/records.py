@@ -304,7 +304,18 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 
 def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
-    """Remove at most `limit` rows in total, the oldest first."""
+    """Remove expired idempotency records, audit events and metrics.
+
+    Args:
+        now_ms: The time of the call.
+        audit_before_ms: The time before which audit events are expired.
+        metrics_before_ms: The time before which metrics are expired.
+        limit: The maximum number of removed rows of all tables together. The oldest rows of each table are removed
+            first.
+
+    Returns:
+        The number of removed rows.
+    """
     removed_count = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),

@@ -209,14 +209,14 @@ async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_vie
     assert loaded_view["metadata"]["properties"] == {}, "the plan view of w does not get the owner of v"
 
 
-async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> None:
+async def test_plan_view_can_replace_only_the_view_that_it_was_created_for(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()})
-    inner = await make_plan_view(plan_api)
-    body = await make_view_request(plan_api, inner)
+    inner_plan_view = await make_plan_view(plan_api)
+    body = await make_view_request(plan_api, inner_plan_view)
     (table,) = body["tables"]
-    plan = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
-    for other_name in (plan, outer):
+    plan_table_name = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    outer_plan_view = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
+    for other_name in (plan_table_name, outer_plan_view):
         answer = await plan_api(
             "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
@@ -226,7 +226,7 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
         answer = await plan_api(
             "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
-        assert answer.status == 404, "the name of the view itself is not a plan view"
+        assert answer.status == 404, f"{other_name} is not a plan view"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
     assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
 

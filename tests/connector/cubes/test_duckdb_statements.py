@@ -120,17 +120,18 @@ def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> Non
 def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
     """Return whether all rows of a file certainly meet the condition.
 
-    Also check that `doubt` is true for each row that does not meet it.
+    Also check that `negated_row_condition` is true for each row that does not meet it.
     """
-    condition, doubt = query.translated.row_condition, query.translated.doubt
+    condition, negated_condition = query.translated.row_condition, query.translated.negated_row_condition
     if not condition:
         return True
     store_rows(con, "f", file)
     counts = con.sql(
-        f"SELECT count(*), count(*) FILTER (WHERE ({doubt}) IS NOT TRUE) FROM f a WHERE ({condition}) IS NOT TRUE"
+        f"SELECT count(*), count(*) FILTER (WHERE ({negated_condition}) IS NOT TRUE) "
+        f"FROM f a WHERE ({condition}) IS NOT TRUE"
     ).fetchone()
     assert counts is not None
-    assert counts[1] == 0, f"{condition}: {doubt}"
+    assert counts[1] == 0, f"{condition}: {negated_condition}"
     return bool(counts[0] == 0)
 
 

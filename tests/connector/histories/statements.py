@@ -93,7 +93,7 @@ def format_literal(kind: str, value: Any) -> str:
 def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quote(column.name)
     stored_keys = [
-        cell for row in rows if (cell := column.read_value(row)) is not None and _is_known(column.kind, cell)
+        cell for row in rows if (cell := column.read_value(row)) is not None and _has_literal(column.kind, cell)
     ]
 
     def draw_value() -> Any:
@@ -135,13 +135,13 @@ def draw_literal_value(rng: random.Random, column: RandomColumn, *, nulls: bool 
         return None
     while True:
         value = draw_value(rng, column.kind)
-        if _is_known(column.kind, value):
+        if _has_literal(column.kind, value):
             return value
 
 
-def _is_known(kind: str, value: Any) -> bool:
+def _has_literal(kind: str, value: Any) -> bool:
     if kind == "double":
-        return value == value and abs(value) < 1e30  # NaN and infinity have no literals.
+        return value == value and abs(value) < 1e30  # Some engines have no literal for NaN, infinity or larger numbers.
     if kind == "string":
         return "\0" not in value
     if kind in _WORDS:

@@ -58,7 +58,7 @@ class GrowingTable:
     """A table and its expected rows.
 
     Attributes:
-        live: bool[n], True if the row of key n exists.
+        live_rows: bool[n], True if the row of key n exists.
         sampled_keys: The number of keys that are looked up after each step.
     """
 

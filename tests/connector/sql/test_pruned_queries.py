@@ -169,7 +169,7 @@ def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: S
         assert sum(count_rows(session.sql(f"SELECT * FROM {name}")).values()) == 9
         for version in ("b", snapshot_id, None):  # An open table does not need the other snapshots.
             named_table = session._tables.open(("db", "branched"), version)
-            opened_ids = [snapshot.snapshot_id for snapshot in named_table.opened.history]
-            assert opened_ids == [named_table.opened.snapshot_id]
+            opened_ids = [snapshot.snapshot_id for snapshot in named_table.open_table.history]
+            assert opened_ids == [named_table.open_table.snapshot_id]
             assert named_table.loaded is not None
             assert named_table.loaded.metadata == b""

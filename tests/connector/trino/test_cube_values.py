@@ -35,7 +35,7 @@ def make_statement() -> Any:
         columns=("d0", "m0"),
         cube=CUBE,
         alias="t",
-        doubt="n >= 5",
+        negated_row_condition="n >= 5",
         row_condition="n < 5",
         used_columns=frozenset(),
         write=write_query,

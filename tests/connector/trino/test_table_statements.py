@@ -42,15 +42,15 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class SimulatedJobs:
-    """Simulated jobs. `ran` contains the jobs that have started, and `ends` lets them end."""
+    """Simulated jobs. `started_jobs` contains the jobs that have started, and `ends` lets them end."""
 
-    ran: list[StatementJob] = field(default_factory=list)
+    started_jobs: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     killed_count: int = 0
     answer: StatementAnswer = field(default_factory=lambda: StatementAnswer(RESULT))
 
     async def run(self, job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-        self.ran.append(job)
+        self.started_jobs.append(job)
         try:
             await self.ends.wait()
         except asyncio.CancelledError:
@@ -107,8 +107,8 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
         assert [column["name"] for column in last_page["columns"]][:2] == ["files_before", "files_after"]
         assert last_page["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
         assert last_page["id"] == answer["id"]
-        assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
-        assert jobs.ran[0].token == "writer"
+        assert [job.statement for job in jobs.started_jobs] == [MergeFiles(("db", "t"))]
+        assert jobs.started_jobs[0].token == "writer"
         assert trino.requests == [
             'EXPLAIN (TYPE VALIDATE) ALTER TABLE "lake"."db"."t" EXECUTE optimize',
             'SELECT 1 FROM "lake"."db"."t" WHERE FALSE',
@@ -124,7 +124,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Simul
             'EXPLAIN (TYPE VALIDATE) UPDATE "lake"."db"."t" SET "x" = NULL, "y" = NULL',
             'SELECT "x", "y" FROM "lake"."db"."t" WHERE FALSE AND (day < 3\n)',
         ]
-        assert [job.statement for job in jobs.ran] == [DropColumns(("db", "t"), "day < 3", ("X", "y.z"))]
+        assert [job.statement for job in jobs.started_jobs] == [DropColumns(("db", "t"), "day < 3", ("X", "y.z"))]
 
 
 @pytest.mark.parametrize("refused_kind", ["EXPLAIN", "SELECT"])
@@ -133,7 +133,7 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, te
     async with run_rig(refused_kind) as (_, rig):
         answer = await follow_pages(rig, await post_statement(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
-        assert jobs.ran == []
+        assert jobs.started_jobs == []
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rul
         for text in (MERGE, DROP):
             answer = await follow_pages(rig, await post_statement(rig, text))
             assert answer["error"]["errorName"] == "PERMISSION_DENIED"
-        assert jobs.ran == []
+        assert jobs.started_jobs == []
 
 
 async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
@@ -167,7 +167,7 @@ async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
 async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
         answer = await post_statement(rig, MERGE)
-        while not jobs.ran:
+        while not jobs.started_jobs:
             await asyncio.sleep(0.01)
         target = answer["nextUri"].removeprefix(rig.url)
         assert (await rig.ask("DELETE", target))[0] == 204
@@ -181,13 +181,13 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
 async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refused(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
         answers = [await post_statement(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
-        assert len(jobs.ran) == 1
+        assert len(jobs.started_jobs) == 1
         refusal = await post_statement(rig, MERGE)
         assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
         last_pages = [await follow_pages(rig, answer) for answer in answers]
         assert all("data" in page for page in last_pages)
-        assert len(jobs.ran) == len(answers)
+        assert len(jobs.started_jobs) == len(answers)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_statement_that_is_not_for_seamark_is_sent_to_trino(
     async with run_rig() as (trino, rig):
         await post_statement(rig, text, **headers)
         assert trino.requests == [text]
-        assert jobs.ran == []
+        assert jobs.started_jobs == []
 
 
 async def test_trino_gets_all_statements_if_the_option_is_off(jobs: SimulatedJobs) -> None:

@@ -214,6 +214,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
         (stem + "33", [], False),
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
+        # A text of 1,025 bytes may be exact or not.
         assert index.is_exact_for(ranges) is is_exact or len(text) == 1025
         actual_rows = find_rows(index, 0, ranges, len(values))
         assert set(rows) - set(actual_rows) == set() if not is_exact else actual_rows == rows

@@ -46,7 +46,7 @@ class Meaning:
     """The points on which clients differ.
 
     Attributes:
-        zeros_equal: -0.0 equals 0.0; otherwise it is less than 0.0.
+        has_equal_zeros: -0.0 equals 0.0; otherwise it is less than 0.0.
         nan_greatest: NaN is greater than every number.
     """
 
@@ -119,14 +119,14 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
         return meaning.nan_greatest and op in ("gt", "gt-eq")
     if op == "starts-with":
         return str(value).startswith(literals[0])
-    key = _fold_name(value, kind, meaning)
-    keys = [_fold_name(literal, kind, meaning) for literal in literals]
+    key = _make_comparison_key(value, kind, meaning)
+    keys = [_make_comparison_key(literal, kind, meaning) for literal in literals]
     if op in ("eq", "in"):
         return key in keys
     return ORDER_COMPARISONS[op](key, keys[0])
 
 
-def _fold_name(value: Any, kind: str, meaning: Meaning) -> Any:
+def _make_comparison_key(value: Any, kind: str, meaning: Meaning) -> Any:
     return value if meaning.has_equal_zeros else compute_sort_key(kind, value)
 
 
