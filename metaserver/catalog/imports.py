@@ -167,7 +167,7 @@ class Imports:
         operations = [
             *context.create_entry(caller, entry),
             # Without a transaction, this checks whether other entries have the locations.
-            await make_claim(context, caller, metadata, entry, may_restore=not dry_run),
+            await make_claim(context, caller, metadata, entry, may_restore=not dry_run, only_name=True),
             # The property is not imported, so this removes the allowed locations of an earlier name of the table.
             await replace_allowed_locations(context, caller, entry.uuid, {}),
             context.make_instant(caller, entry, "register", requested_ms=requested_ms),
@@ -242,7 +242,9 @@ class Imports:
         entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         if dry_run:
             return await self._check(caller, entry, metadata)
-        return await self._register(entry, lambda: self._views.register(caller, namespace, name, location))
+        return await self._register(
+            entry, lambda: self._views.register(caller, namespace, name, location, only_name=True)
+        )
 
     async def _check(self, caller: Caller, entry: Entry, metadata: TableMetadata | ViewMetadata) -> tuple[Entry, bool]:
         """Run the checks of a registration without registering the entry, for a dry run."""
