@@ -7,7 +7,7 @@ and receives no rights from its properties. A repeated import changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -117,12 +117,11 @@ class Imports:
                     return error
 
         checked = await asyncio.gather(*(check(name, location) for name, location in locations.items()))
-        for each in checked:
-            if isinstance(each, RetryLater):
-                raise each  # The storage or the database is not available, so the request can be repeated.
+        _raise_if_unavailable(checked)
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
-        registered = await self._register_tables(caller, [each for each in checked if isinstance(each, _CheckedTable)])
+        checked_tables = [each for each in checked if isinstance(each, _CheckedTable)]
+        registered = await self._register_tables(caller, checked_tables, checking)
         results = iter(registered)
         return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
 
@@ -174,8 +173,13 @@ class Imports:
         ]
         return _CheckedTable(entry, operations)
 
-    async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
+    async def _register_tables(
+        self, caller: Caller, tables: Sequence[_CheckedTable], checking: asyncio.Semaphore
+    ) -> list[ImportResult]:
         """Register tables in one transaction, or else each of them in its own.
+
+        Args:
+            checking: Limits the number of tables that are checked at the same time.
 
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
@@ -188,7 +192,10 @@ class Imports:
             except SeamarkError:
                 pass  # One of the tables cannot be registered, and has no effect on the others below.
             else:
-                return list(await asyncio.gather(*(self._check_registered(caller, table.entry) for table in tables)))
+                entries = [table.entry for table in tables]
+                checked = await asyncio.gather(*(self._check_registered(caller, entry, checking) for entry in entries))
+                _raise_if_unavailable(checked)
+                return checked
         return [await self._register_table(caller, table) for table in tables]
 
     async def _register_table(self, caller: Caller, table: _CheckedTable) -> ImportResult:
@@ -198,13 +205,18 @@ class Imports:
             raise
         except SeamarkError as error:
             return error
-        return await self._check_registered(caller, entry) if is_new else (entry, False)
+        if not is_new:
+            return entry, False
+        result = await self._check_registered(caller, entry, asyncio.Semaphore())
+        _raise_if_unavailable([result])
+        return result
 
-    async def _check_registered(self, caller: Caller, entry: Entry) -> ImportResult:
-        try:
-            await self._tables.check_registered(caller, entry)
-        except SeamarkError as error:
-            return error
+    async def _check_registered(self, caller: Caller, entry: Entry, checking: asyncio.Semaphore) -> ImportResult:
+        async with checking:
+            try:
+                await self._tables.check_registered(caller, entry)
+            except SeamarkError as error:
+                return error
         return entry, True
 
     async def import_view(
@@ -292,6 +304,17 @@ class Imports:
                 f"cannot become {format_path(entry.namespace, entry.name)}; import each {entry.kind.value} under one "
                 f"name"
             )
+
+
+def _raise_if_unavailable(results: Iterable[_CheckedTable | ImportResult]) -> None:
+    """Raise the first error after which the client can repeat the request, or whose outcome is not known.
+
+    Raises:
+        CommitUnknown, RetryLater: The storage or the database has not answered.
+    """
+    for result in results:
+        if isinstance(result, CommitUnknown | RetryLater):
+            raise result
 
 
 def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:

@@ -26,6 +26,10 @@ from seamark.connector.client.catalog import (
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving.rest_catalog import RestSource
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.random_names import list_catalog
 from tests.moving.test_import import COLUMNS
@@ -163,3 +167,26 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
     assert not [result.error for results in answers for result in results if result.error]
     for number in range(len(names)):
         assert [results[number].is_new for results in answers].count(True) == 1
+
+
+def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
+    origin: IndexClient, target: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_namespace(origin, "shop", {})
+    create_namespace(target, "shop", {})
+    for name in ("a", "b"):
+        create_table(origin, ("shop", name), COLUMNS, properties={})
+    with closing(RestSource({"uri": origin.url}, 2)) as source:
+        locations = {name: str(location) for name, location in source.find_tables(("shop",), ["a", "b"]).items()}
+    check, failures = Tables.check_registered, [RetryLater("The storage does not answer", 0)]
+
+    async def fail_once(tables: Tables, caller: Caller, entry: Entry) -> None:
+        if failures:
+            raise failures.pop()
+        await check(tables, caller, entry)
+
+    monkeypatch.setattr(Tables, "check_registered", fail_once)
+    # The client repeats a request after a 503, and finds the tables of the first request.
+    results = import_tables(target, "shop", locations)
+    assert not failures
+    assert results == [TableImport(False, ""), TableImport(False, "")]
