@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.runtime.errors import (
+    BadRequest,
     CommitConflict,
     CommitUnknown,
     ReadOnlyServer,
@@ -149,9 +150,17 @@ async def _flush_before_change(call: Call, entry: Entry) -> None:
 
 
 def lower_action(update: dict[str, Any]) -> dict[str, Any]:
-    """Return an update with its action in lower case, as the commit reads it."""
+    """Return an update with its action in lower case, as the commit reads it.
+
+    Raises:
+        BadRequest: The action is not a string.
+    """
     action = update.get("action")
-    return {**update, "action": action.lower()} if isinstance(action, str) else update
+    if action is None:  # The commit refuses the update.
+        return update
+    if not isinstance(action, str):
+        raise BadRequest("The action of a metadata update is not a string; send the name of an action")
+    return {**update, "action": action.lower()}
 
 
 def drops_history(update: dict[str, Any]) -> bool:
