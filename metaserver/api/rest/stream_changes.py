@@ -103,12 +103,23 @@ def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata,
         relevant = [update for update in updates if update.get("action") in actions]
         changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
     except SeamarkError:  # The commit will probably fail, too.
-        return True
+        return not _is_refused(updates, metadata, now_ms)
     return (
         identify_key(changed) != identify_key(metadata)
         or _describe_writing(changed) != _describe_writing(metadata)
         or _restricts_column(metadata, changed)
     )
+
+
+def _is_refused(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
+    """Return whether updates do not fit a table, so that the commit fails without any work on the stream."""
+    try:
+        apply_updates(metadata, read_updates(updates), now_ms=now_ms)
+    except BadRequest:
+        return True
+    except SeamarkError:  # The updates may fit the table after another commit.
+        return False
+    return False
 
 
 def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
