@@ -39,16 +39,19 @@ from seamark.metaserver.store.operations import Operation
 
 _CONCURRENT_CHECKS_MAX = 16
 """The maximum number of tables of one request that are checked at the same time."""
+_TABLES_PER_TRANSACTION_MAX = 64
+"""The maximum number of tables that one transaction registers. Other changes wait for it."""
 ImportResult = tuple[Entry, bool] | SeamarkError
 """The entry of an imported table, and whether it is new, or the reason why it is not imported."""
 
 
 @dataclass(frozen=True)
 class _CheckedTable:
-    """A table that may be imported, and the operations that register it."""
+    """A table that may be imported, and the operations that register it: first `creations`, then `claims`."""
 
     entry: Entry
-    operations: Sequence[Operation]
+    creations: Sequence[Operation]
+    claims: Sequence[Operation]
 
 
 class Imports:
@@ -97,10 +100,10 @@ class Imports:
         dry_run: bool,
         check_properties: PropertyCheck | None = None,
     ) -> list[ImportResult]:
-        """Register tables as `import_table` does, all that can be registered in one transaction.
+        """Register tables as `import_table` does, several in one transaction.
 
-        If the transaction fails, each table is registered in its own, so that a table that cannot be registered has no
-        effect on the others.
+        If a transaction fails, each of its tables is registered in its own, so that a table that cannot be registered
+        has no effect on the others.
 
         Args:
             locations: The metadata files by the names of the tables. The results have the same order.
@@ -121,7 +124,10 @@ class Imports:
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
         checked_tables = [each for each in checked if isinstance(each, _CheckedTable)]
-        registered = await self._register_tables(caller, checked_tables, checking)
+        registered: list[ImportResult] = []
+        for start in range(0, len(checked_tables), _TABLES_PER_TRANSACTION_MAX):
+            tables = checked_tables[start : start + _TABLES_PER_TRANSACTION_MAX]
+            registered += await self._register_tables(caller, tables, checking)
         results = iter(registered)
         return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
 
@@ -163,15 +169,14 @@ class Imports:
             if existing is None:
                 raise
             return existing, False
-        operations = [
-            *context.create_entry(caller, entry),
+        claims: list[Operation] = [
             # Without a transaction, this checks whether other entries have the locations.
             await make_claim(context, caller, metadata, entry, may_restore=not dry_run, only_name=True),
             # The property is not imported, so this removes the allowed locations of an earlier name of the table.
             await replace_allowed_locations(context, caller, entry.uuid, {}),
             context.make_instant(caller, entry, "register", requested_ms=requested_ms),
         ]
-        return _CheckedTable(entry, operations)
+        return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
     async def _register_tables(
         self, caller: Caller, tables: Sequence[_CheckedTable], checking: asyncio.Semaphore
@@ -186,7 +191,7 @@ class Imports:
         """
         if len({table.entry.uuid for table in tables}) == len(tables) > 1:
             try:
-                await self._context.transact([operation for table in tables for operation in table.operations])
+                await self._context.transact(_order_operations(tables))
             except (CommitUnknown, RetryLater):
                 raise
             except SeamarkError:
@@ -200,7 +205,9 @@ class Imports:
 
     async def _register_table(self, caller: Caller, table: _CheckedTable) -> ImportResult:
         try:
-            entry, is_new = await self._register(table.entry, lambda: self._context.transact(table.operations))
+            entry, is_new = await self._register(
+                table.entry, lambda: self._context.transact(_order_operations([table]))
+            )
         except (CommitUnknown, RetryLater):
             raise
         except SeamarkError as error:
@@ -304,6 +311,17 @@ class Imports:
                 f"cannot become {format_path(entry.namespace, entry.name)}; import each {entry.kind.value} under one "
                 f"name"
             )
+
+
+def _order_operations(tables: Sequence[_CheckedTable]) -> list[Operation]:
+    """Return the operations of tables in an order in which two transactions never wait for each other.
+
+    A transaction waits for another one that creates the same name, and for the turn of claims. So it creates its
+    entries in the order of their names, and then makes all claims.
+    """
+    tables = sorted(tables, key=lambda table: table.entry.name)
+    creations = [operation for table in tables for operation in table.creations]
+    return creations + [operation for table in tables for operation in table.claims]
 
 
 def _raise_if_unavailable(results: Iterable[_CheckedTable | ImportResult]) -> None:
