@@ -23,6 +23,7 @@ from hive_metastore.ttypes import (
     UnknownDBException,
 )
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
@@ -44,8 +45,8 @@ _TABLE, _VIEW = "ICEBERG", "ICEBERG-VIEW"
 _INVALID_SIZES = (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE)
 
 
-class _AnswerTooLarge(CatalogRefusal):
-    """Raised if an answer has more bytes or values than the limit."""
+class _AnswerInvalid(CatalogRefusal):
+    """Raised if an answer cannot be decoded, or has more bytes or values than the limit."""
 
 
 class HiveSource:
@@ -110,7 +111,11 @@ class HiveSource:
         kinds: dict[str, str] = {}
         for start in range(0, len(names), _TABLES_PER_CALL):
             tables = self._load(namespace, names[start : start + _TABLES_PER_CALL])
-            kinds |= {name: _read_kind(table) for name, table in tables.items()}
+            # The kind of a table that cannot be read is unknown, so `find_tables` reports why it is not imported.
+            kinds |= {
+                name: _TABLE if isinstance(table, CatalogRefusal) else _read_kind(table)
+                for name, table in tables.items()
+            }
         return [name for name in kinds if kinds[name] == _TABLE], [name for name in kinds if kinds[name] == _VIEW]
 
     def _find(self, namespace: Levels, names: Sequence[str], kind: str) -> FoundTables:
@@ -118,15 +123,19 @@ class HiveSource:
         tables = self._load(namespace, names)
         return {name: _read_location(tables.get(name), name, kind) for name in names}
 
-    def _load(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table]:
-        """Return the tables with these names. Missing tables are left out, and so are tables with other names."""
+    def _load(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table | CatalogRefusal]:
+        """Return the tables with these names, or the reason why a table cannot be read.
+
+        Missing tables are left out, and so are tables with other names.
+        """
         try:
             with self._connect() as client:
                 tables = _load_tables(client, namespace[0], list(names))
-        except _AnswerTooLarge:
+        except _AnswerInvalid as error:
             if len(names) == 1:
-                raise
-            middle = len(names) // 2  # Tables with thousands of columns need smaller answers.
+                return {names[0]: error}
+            # Tables with thousands of columns need smaller answers, and one invalid table spoils no other.
+            middle = len(names) // 2
             return self._load(namespace, names[:middle]) | self._load(namespace, names[middle:])
         by_name = {table.tableName: table for table in tables or ()}
         return {name: by_name[name] for name in names if name in by_name}
@@ -151,13 +160,15 @@ class HiveSource:
             raise EntryMissing(f"The metastore no longer has the entry: {error.message}") from None
         except (TTransportException, OSError) as error:
             if isinstance(error, TTransportException) and error.type in _INVALID_SIZES:
-                raise _AnswerTooLarge(f"The answer of the metastore is too large or invalid: {error}") from None
+                raise _AnswerInvalid(f"The answer of the metastore is too large or invalid: {error}") from None
             raise CatalogUnavailable(f"The metastore {self._host}:{self._port} does not answer: {error}") from None
+        except TProtocolException as error:
+            raise _AnswerInvalid(f"The answer of the metastore is invalid: {error}") from None
         except TException as error:
             raise CatalogRefusal(f"The metastore refuses the call: {error}") from None
         # Thrift raises these for invalid UTF-8, unknown types, and values that are nested too deeply.
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise CatalogRefusal(f"The answer of the metastore is invalid: {error}") from None
+            raise _AnswerInvalid(f"The answer of the metastore is invalid: {error}") from None
         finally:
             transport.close()
 
@@ -206,9 +217,11 @@ def _load_tables(client: Client, database: str, names: list[str]) -> list[Table]
     return tables
 
 
-def _read_location(table: Table | None, name: str, kind: str) -> str | CatalogRefusal:
+def _read_location(table: Table | CatalogRefusal | None, name: str, kind: str) -> str | CatalogRefusal:
     if table is None:
         return EntryMissing(f"The metastore no longer has {name}")
+    if isinstance(table, CatalogRefusal):
+        return table
     location = (table.parameters or {}).get("metadata_location")
     if _read_kind(table) != kind or not location:
         return CatalogRefusal("The metastore does not state the location of a metadata file")

@@ -7,7 +7,7 @@ and receives no rights from its properties. A repeated import changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -39,16 +39,19 @@ from seamark.metaserver.store.operations import Operation
 
 _CONCURRENT_CHECKS_MAX = 16
 """The maximum number of tables of one request that are checked at the same time."""
+_TABLES_PER_TRANSACTION_MAX = 64
+"""The maximum number of tables that one transaction registers. Other changes wait for it."""
 ImportResult = tuple[Entry, bool] | SeamarkError
 """The entry of an imported table, and whether it is new, or the reason why it is not imported."""
 
 
 @dataclass(frozen=True)
 class _CheckedTable:
-    """A table that may be imported, and the operations that register it."""
+    """A table that may be imported, and the operations that register it: first `creations`, then `claims`."""
 
     entry: Entry
-    operations: Sequence[Operation]
+    creations: Sequence[Operation]
+    claims: Sequence[Operation]
 
 
 class Imports:
@@ -97,10 +100,10 @@ class Imports:
         dry_run: bool,
         check_properties: PropertyCheck | None = None,
     ) -> list[ImportResult]:
-        """Register tables as `import_table` does, all that can be registered in one transaction.
+        """Register tables as `import_table` does, several in one transaction.
 
-        If the transaction fails, each table is registered in its own, so that a table that cannot be registered has no
-        effect on the others.
+        If a transaction fails, each of its tables is registered in its own, so that a table that cannot be registered
+        has no effect on the others.
 
         Args:
             locations: The metadata files by the names of the tables. The results have the same order.
@@ -117,12 +120,14 @@ class Imports:
                     return error
 
         checked = await asyncio.gather(*(check(name, location) for name, location in locations.items()))
-        for each in checked:
-            if isinstance(each, RetryLater):
-                raise each  # The storage or the database is not available, so the request can be repeated.
+        _raise_if_unavailable(checked)
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
-        registered = await self._register_tables(caller, [each for each in checked if isinstance(each, _CheckedTable)])
+        checked_tables = [each for each in checked if isinstance(each, _CheckedTable)]
+        registered: list[ImportResult] = []
+        for start in range(0, len(checked_tables), _TABLES_PER_TRANSACTION_MAX):
+            tables = checked_tables[start : start + _TABLES_PER_TRANSACTION_MAX]
+            registered += await self._register_tables(caller, tables, checking)
         results = iter(registered)
         return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
 
@@ -164,47 +169,61 @@ class Imports:
             if existing is None:
                 raise
             return existing, False
-        operations = [
-            *context.create_entry(caller, entry),
+        claims: list[Operation] = [
             # Without a transaction, this checks whether other entries have the locations.
-            await make_claim(context, caller, metadata, entry, may_restore=not dry_run),
+            await make_claim(context, caller, metadata, entry, may_restore=not dry_run, only_name=True),
             # The property is not imported, so this removes the allowed locations of an earlier name of the table.
             await replace_allowed_locations(context, caller, entry.uuid, {}),
             context.make_instant(caller, entry, "register", requested_ms=requested_ms),
         ]
-        return _CheckedTable(entry, operations)
+        return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
-    async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
+    async def _register_tables(
+        self, caller: Caller, tables: Sequence[_CheckedTable], checking: asyncio.Semaphore
+    ) -> list[ImportResult]:
         """Register tables in one transaction, or else each of them in its own.
+
+        Args:
+            checking: Limits the number of tables that are checked at the same time.
 
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
         """
         if len({table.entry.uuid for table in tables}) == len(tables) > 1:
             try:
-                await self._context.transact([operation for table in tables for operation in table.operations])
+                await self._context.transact(_order_operations(tables))
             except (CommitUnknown, RetryLater):
                 raise
             except SeamarkError:
                 pass  # One of the tables cannot be registered, and has no effect on the others below.
             else:
-                return list(await asyncio.gather(*(self._check_registered(caller, table.entry) for table in tables)))
+                entries = [table.entry for table in tables]
+                checked = await asyncio.gather(*(self._check_registered(caller, entry, checking) for entry in entries))
+                _raise_if_unavailable(checked)
+                return checked
         return [await self._register_table(caller, table) for table in tables]
 
     async def _register_table(self, caller: Caller, table: _CheckedTable) -> ImportResult:
         try:
-            entry, is_new = await self._register(table.entry, lambda: self._context.transact(table.operations))
+            entry, is_new = await self._register(
+                table.entry, lambda: self._context.transact(_order_operations([table]))
+            )
         except (CommitUnknown, RetryLater):
             raise
         except SeamarkError as error:
             return error
-        return await self._check_registered(caller, entry) if is_new else (entry, False)
+        if not is_new:
+            return entry, False
+        result = await self._check_registered(caller, entry, asyncio.Semaphore())
+        _raise_if_unavailable([result])
+        return result
 
-    async def _check_registered(self, caller: Caller, entry: Entry) -> ImportResult:
-        try:
-            await self._tables.check_registered(caller, entry)
-        except SeamarkError as error:
-            return error
+    async def _check_registered(self, caller: Caller, entry: Entry, checking: asyncio.Semaphore) -> ImportResult:
+        async with checking:
+            try:
+                await self._tables.check_registered(caller, entry)
+            except SeamarkError as error:
+                return error
         return entry, True
 
     async def import_view(
@@ -242,7 +261,9 @@ class Imports:
         entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         if dry_run:
             return await self._check(caller, entry, metadata)
-        return await self._register(entry, lambda: self._views.register(caller, namespace, name, location))
+        return await self._register(
+            entry, lambda: self._views.register(caller, namespace, name, location, only_name=True)
+        )
 
     async def _check(self, caller: Caller, entry: Entry, metadata: TableMetadata | ViewMetadata) -> tuple[Entry, bool]:
         """Run the checks of a registration without registering the entry, for a dry run."""
@@ -290,6 +311,28 @@ class Imports:
                 f"cannot become {format_path(entry.namespace, entry.name)}; import each {entry.kind.value} under one "
                 f"name"
             )
+
+
+def _order_operations(tables: Sequence[_CheckedTable]) -> list[Operation]:
+    """Return the operations of tables in an order in which two transactions never wait for each other.
+
+    A transaction waits for another one that creates the same name, and for the turn of claims. So it creates its
+    entries in the order of their names, and then makes all claims.
+    """
+    tables = sorted(tables, key=lambda table: table.entry.name)
+    creations = [operation for table in tables for operation in table.creations]
+    return creations + [operation for table in tables for operation in table.claims]
+
+
+def _raise_if_unavailable(results: Iterable[_CheckedTable | ImportResult]) -> None:
+    """Raise the first error after which the client can repeat the request, or whose outcome is not known.
+
+    Raises:
+        CommitUnknown, RetryLater: The storage or the database has not answered.
+    """
+    for result in results:
+        if isinstance(result, CommitUnknown | RetryLater):
+            raise result
 
 
 def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:

@@ -163,7 +163,10 @@ class Tables:
                     self._context, caller, current, purge=False, requested_ms=requested_ms
                 )
             operations += self._context.create_entry(caller, entry)
-        operations.append(await make_claim(self._context, caller, metadata, entry, may_restore=not is_same))
+        only_name = overwrite and not is_same
+        operations.append(
+            await make_claim(self._context, caller, metadata, entry, may_restore=not is_same, only_name=only_name)
+        )
         allowing_properties = metadata.properties if allows_locations else {}
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing_properties))
         operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))

@@ -129,14 +129,19 @@ class Views:
         await self._context.create_and_transact(path, document, [claim, *new_entry, record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
-    async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
+    async def register(
+        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, only_name: bool = False
+    ) -> LoadedView:
         """Create a name for an existing metadata file of a view.
+
+        Args:
+            only_name: Whether to refuse a view that has another live name.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
             Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
                 there.
-            AlreadyExists: The name exists.
+            AlreadyExists: The name exists, or the view is live under another name and `only_name` is true.
         """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "view name")
@@ -153,8 +158,8 @@ class Views:
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [
-                await make_claim(self._context, caller, metadata, entry, may_restore=True),
                 *self._context.create_entry(caller, entry),
+                await make_claim(self._context, caller, metadata, entry, may_restore=True, only_name=only_name),
                 self._make_instant(caller, entry, "register", requested_ms, metadata),
                 *self._context.remember(caller, status=200, metadata_location=location),
             ]

@@ -177,6 +177,7 @@ class ClaimLocations(Operation, frozen=True):
     Raises:
         BadRequest: A location is equal to, contains, or is within a claim of another UUID, whose entry may be live,
             dropped, or being purged.
+        AlreadyExists: `only_name` is true, and the UUID has two live names.
     """
 
     uuid: str
@@ -195,6 +196,8 @@ class ClaimLocations(Operation, frozen=True):
     """Whether to refuse overlaps. Entries of versions without claims may overlap."""
     returns: bool = False
     """Whether the transaction may restore a dropped entry. Then a live entry in its location raises CommitConflict."""
+    only_name: bool = False
+    """Whether the UUID may have only one live name. An earlier operation of the transaction creates the entry."""
 
 
 class AllowLocations(Operation, frozen=True):

@@ -219,13 +219,17 @@ class Streams:
         return offsets
 
     async def append(
-        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+        self,
+        appends: Sequence[TableRows],
+        producer: ProducerKey | TopicProducer | None,
+        arrived_s: float | None = None,
     ) -> Acknowledgement:
         """Append all rows to the tables, or none. The rows are durable on return.
 
         Args:
             appends: The rows of each table. Without rows, the append only records the sequence number of its producer.
             producer: The producer, and the sequence number of this append, or None.
+            arrived_s: The time of the event loop since which the rows wait. The default is now.
 
         Raises:
             StreamPaused: The table is paused.
@@ -235,13 +239,13 @@ class Streams:
             RetryLater: The number of shards, the key or the schema of a table has changed since it was loaded.
         """
         try:
-            return await self._append(appends, producer)
+            return await self._append(appends, producer, arrived_s)
         except RetryLater:
             self.counts.refused += 1
             raise
 
     async def _append(
-        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None, arrived_s: float | None
     ) -> Acknowledgement:
         named_producer = None if producer is None else producer.to_producer()
         if not appends:
@@ -259,7 +263,7 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        async with self.gates.append([table.uuid for table in batches]):
+        async with self.gates.append([table.uuid for table in batches], arrived_s):
             current = [await self._current.load(append.loaded) for append in appends]
             size_bytes = sum(append.size_bytes for append in appends)
             for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,13 @@ from seamark.connector.client.catalog import (
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving.rest_catalog import RestSource
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.catalog import imports
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.operations import CreateEntry, Operation
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.random_names import list_catalog
 from tests.moving.test_import import COLUMNS
@@ -148,8 +156,17 @@ def test_tables_of_a_missing_namespace_are_refused_together(target: IndexClient)
 
 
 def test_concurrent_requests_for_the_same_tables_register_each_table_once(
-    origin: IndexClient, target: IndexClient
+    origin: IndexClient, target: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    transactions: list[list[str]] = []
+    transact = CatalogContext.transact
+
+    async def record(context: CatalogContext, operations: Sequence[Operation]) -> None:
+        names = [operation.entry.name for operation in operations if isinstance(operation, CreateEntry)]
+        transactions.append(names)
+        assert not names or all(isinstance(operation, CreateEntry) for operation in operations[: len(names)])
+        await transact(context, operations)
+
     create_namespace(origin, "shop", {})
     create_namespace(target, "shop", {})
     names = [f"t{number}" for number in range(8)]
@@ -158,8 +175,40 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
     with closing(RestSource({"uri": origin.url}, 2)) as source:
         found_tables = source.find_tables(("shop",), names)
     locations = {name: str(location) for name, location in found_tables.items()}
+    monkeypatch.setattr(imports, "_TABLES_PER_TRANSACTION_MAX", 3)
+    monkeypatch.setattr(CatalogContext, "transact", record)
+
+    def import_shuffled(seed: int) -> dict[str, TableImport]:
+        shuffled = dict(random.Random(seed).sample(sorted(locations.items()), len(locations)))
+        return dict(zip(shuffled, import_tables(target, "shop", shuffled), strict=True))
+
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: import_tables(target, "shop", locations), range(6)))
-    assert not [result.error for results in answers for result in results if result.error]
-    for number in range(len(names)):
-        assert [results[number].is_new for results in answers].count(True) == 1
+        answers = list(pool.map(import_shuffled, range(6)))
+    assert not [result.error for results in answers for result in results.values() if result.error]
+    for name in names:
+        assert [results[name].is_new for results in answers].count(True) == 1
+    assert all(created == sorted(created) for created in transactions)
+    assert max(map(len, transactions)) in (2, 3)
+
+
+def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
+    origin: IndexClient, target: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_namespace(origin, "shop", {})
+    create_namespace(target, "shop", {})
+    for name in ("a", "b"):
+        create_table(origin, ("shop", name), COLUMNS, properties={})
+    with closing(RestSource({"uri": origin.url}, 2)) as source:
+        locations = {name: str(location) for name, location in source.find_tables(("shop",), ["a", "b"]).items()}
+    check, failures = Tables.check_registered, [RetryLater("The storage does not answer", 0)]
+
+    async def fail_once(tables: Tables, caller: Caller, entry: Entry) -> None:
+        if failures:
+            raise failures.pop()
+        await check(tables, caller, entry)
+
+    monkeypatch.setattr(Tables, "check_registered", fail_once)
+    # The client repeats a request after a 503, and finds the tables of the first request.
+    results = import_tables(target, "shop", locations)
+    assert not failures
+    assert results == [TableImport(False, ""), TableImport(False, "")]

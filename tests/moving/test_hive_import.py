@@ -213,9 +213,20 @@ def test_wide_tables_are_read_in_smaller_answers(
     service.tables |= {f"t{number}": wide for number in range(9)}
     monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)  # Three tables
     assert len(hive_source.HiveSource(address, {}).list_tables(("shop",))) == 9
+    service.tables["plain"] = {"table_type": "EXTERNAL"}
+    service.tables["narrow"] = {"table_type": "ICEBERG", "metadata_location": "s3://lake/narrow"}
     monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 50)
-    with pytest.raises(CatalogRefusal, match="more than 50 values"):
-        hive_source.HiveSource(address, {}).list_tables(("shop",))
+    source = hive_source.HiveSource(address, {})
+    names = source.list_tables(("shop",))
+    assert set(names) == service.tables.keys() - {"plain"}
+    found_tables = source.find_tables(("shop",), names)
+    assert found_tables.pop("narrow") == "s3://lake/narrow"
+    assert all(isinstance(found_table, CatalogRefusal) for found_table in found_tables.values())
+    assert "more than 50 values" in str(found_tables["t0"])
+    invalid_answer = make_answer("get_table_objects_by_name_req", LIST + struct.pack("!i", -1))
+    with serve_bytes(lambda: [invalid_answer]) as hostile_address:
+        found_tables = hive_source.HiveSource(hostile_address, {}).find_tables(("shop",), ["a", "b"])
+    assert {type(found_table) for found_table in found_tables.values()} == {hive_source._AnswerInvalid}
 
 
 @pytest.mark.parametrize(

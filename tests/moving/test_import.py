@@ -207,3 +207,28 @@ def test_concurrent_imports_of_one_table_register_it_once(shop: IndexClient, tar
     assert outcomes.count(True) == 1
     with pytest.raises(Refused, match="live under another name"):
         import_table(target, "shop.copy", location)
+
+
+def test_concurrent_imports_of_one_table_under_several_names_register_one_name(
+    shop: IndexClient, target: IndexClient
+) -> None:
+    location = shop._request_json("GET", "/v1/namespaces/shop/tables/orders")["metadata-location"]
+    shop._request_json(
+        "POST",
+        "/v1/namespaces/shop/views",
+        body={"name": "view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}},
+    )
+    view_location = shop._request_json("GET", "/v1/namespaces/shop/views/view")["metadata-location"]
+    create_namespace(target, "shop", {})
+
+    def import_as(number: int) -> str:
+        kind, file = ("tables", location) if number < 8 else ("views", view_location)
+        try:
+            target._request_json("PUT", f"/api/v1/{kind}/shop/n{number}/import", body={"metadata-location": file})
+        except Refused as error:
+            return error.message
+        return kind
+
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(import_as, range(16)))
+    assert sorted(outcome for outcome in outcomes if "live under another name" not in outcome) == ["tables", "views"]

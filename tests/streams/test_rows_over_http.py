@@ -449,6 +449,27 @@ async def test_announced_body_that_never_arrives_delays_other_bodies_only_for_a_
     assert (table.arriving_bytes, room.sender_count) == (0, 0)
 
 
+async def test_body_waits_only_for_a_time_for_earlier_bodies(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.post({"id": 0})
+    components = stream.server.components
+    room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
+    (table,) = components.streams.tables.values()
+    await until(lambda: table.size_bytes == 0)
+    loaded = await components.catalog.tables.load(("db",), "t")
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.01)
+    async with table.admission:  # An earlier body waits for other tables.
+        table.appending_bytes = half_bytes
+        with pytest.raises(TooManyRequests):
+            async with asyncio.timeout(PATIENCE_S), room.reserve([(loaded, half_bytes // 2)], "bob"):
+                pass
+        table.appending_bytes = 0
+        async with asyncio.timeout(PATIENCE_S), room.reserve([(loaded, half_bytes // 2)], "bob"):
+            assert table.reserved_bytes == half_bytes // 2
+    assert (table.reserved_bytes, room.waiter_count) == (0, 0)
+
+
 @pytest.mark.slow
 async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20) as stream:

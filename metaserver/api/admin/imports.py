@@ -8,12 +8,13 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.index.definitions import PREFIX, find_dimension_tables
-from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.runtime.errors import BadRequest, Forbidden, RequestError, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.catalog.imports import ImportResult
-from seamark.metaserver.store.model import TABLE, Entry
+from seamark.metaserver.store.model import TABLE, Entry, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE, parse_dead_letter_table
 
 _INVALID = ResponseSpec(400, "The metadata file names a location that this warehouse or the entry may not have")
@@ -116,17 +117,17 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
 ).takes(ImportTablesRequest)
 async def import_tables(call: Call, body: ImportTablesRequest) -> ImportTablesAnswer:
     """Register tables of another catalog in a namespace. A table that is refused does not affect the others."""
-    refused: dict[str, SeamarkError] = {}
-    for name in body.metadata_locations:
-        try:
-            await call.allow(Securable(call.namespace, TABLE, name), operation="importTable")
-        except SeamarkError as error:
-            refused[name] = error
+    securables = [Securable(call.namespace, TABLE, name) for name in body.metadata_locations]
+    refusals = await call.find_refusals(securables, "importTable")
+    refused = {securable.name: error for securable, error in refusals.items()}
     locations = {name: location for name, location in body.metadata_locations.items() if name not in refused}
     results = await call.components.catalog.imports.import_tables(
         call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=_check_names_no_table
     )
-    by_name = refused | dict(zip(locations, results, strict=True))
+    by_name: dict[str, ImportResult] = {**refused, **dict(zip(locations, results, strict=True))}
+    for name, result in by_name.items():
+        if isinstance(result, RequestError) and (name in refused or isinstance(result, Forbidden)):
+            await call.record_refusal("importTable", _make_path(call.namespace, name), result)
     return ImportTablesAnswer([_describe_table(name, by_name[name]) for name in body.metadata_locations])
 
 
@@ -152,6 +153,11 @@ async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
             dry_run=body.dry_run,
         )
     )
+
+
+def _make_path(namespace: NamespacePath, name: str) -> str:
+    """Return the path of the request that imports only this table."""
+    return f"/api/v1/tables/{NAMESPACE_SEPARATOR.join(namespace)}/{name}/import"
 
 
 async def _check_names_no_table(properties: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ configured prefix. Other prefixes are names of further warehouses (`forwarding.p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
@@ -24,7 +25,7 @@ from aiohttp.web_urldispatcher import AbstractRoute
 from multidict import CIMultiDictProxy
 
 from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, format_path, is_plan_name
-from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable, NoSuchView
+from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable, NoSuchView, RequestError
 from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import is_audited_change, needs_writer
 from seamark.metaserver.access.principal import Principal
@@ -45,6 +46,8 @@ from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath,
 PATHS_MAX = 4096
 PATH_CHARACTERS_MAX = 300
 """The maximum length of a path that the router caches."""
+_CONCURRENT_EXPLANATIONS_MAX = 16
+"""The maximum number of objects of one request whose refusals are explained at the same time."""
 
 
 class Router(web.UrlDispatcher):
@@ -267,6 +270,40 @@ class Call:
         for securable in securables:
             await authorizer.require(self.principal, operation or self._route.operation, securable)
         self.is_checked = True
+
+    async def find_refusals(self, securables: Sequence[Securable], operation: str) -> dict[Securable, RequestError]:
+        """Return the objects on which the caller may not do an operation, each with the error that `allow` raises.
+
+        Raises:
+            RetryLater: The policy server gives no decision.
+        """
+        authorizer = self.components.authorizer
+        allowed_flags = await authorizer.allows_each(self.principal, operation, securables)
+        refused = [securable for securable, is_allowed in zip(securables, allowed_flags, strict=True) if not is_allowed]
+        explaining = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS_MAX)
+
+        async def explain(securable: Securable) -> RequestError | None:
+            async with explaining:
+                try:
+                    await authorizer.require(self.principal, operation, securable)
+                except RequestError as error:
+                    return error
+            return None  # The right was granted meanwhile.
+
+        errors = await asyncio.gather(*map(explain, refused))
+        return {securable: error for securable, error in zip(refused, errors, strict=True) if error is not None}
+
+    async def record_refusal(self, operation: str, resource: str, error: RequestError) -> None:
+        """Record in the audit log that a part of the request was refused, as if it had been a request."""
+        await self.components.audit.record(
+            principal_name=self.principal.name,
+            operation=operation,
+            resource=resource,
+            status=error.code,
+            request_id=self.request_id,
+            remote=self._request.remote,
+            kind=error.kind,
+        )
 
     async def allow_new_name(self, kind: str, namespace: NamespacePath, name: str) -> None:
         """Check that the caller may give a table or view the name, before the name is looked up.

@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.runtime.errors import (
+    BadRequest,
     CommitConflict,
     CommitUnknown,
     ReadOnlyServer,
@@ -102,12 +103,23 @@ def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata,
         relevant = [update for update in updates if update.get("action") in actions]
         changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
     except SeamarkError:  # The commit will probably fail, too.
-        return True
+        return not _is_refused(updates, metadata, now_ms)
     return (
         identify_key(changed) != identify_key(metadata)
         or _describe_writing(changed) != _describe_writing(metadata)
         or _restricts_column(metadata, changed)
     )
+
+
+def _is_refused(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
+    """Return whether updates do not fit a table, so that the commit fails without any work on the stream."""
+    try:
+        apply_updates(metadata, read_updates(updates), now_ms=now_ms)
+    except BadRequest:
+        return True
+    except SeamarkError:  # The updates may fit the table after another commit.
+        return False
+    return False
 
 
 def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
@@ -149,9 +161,17 @@ async def _flush_before_change(call: Call, entry: Entry) -> None:
 
 
 def lower_action(update: dict[str, Any]) -> dict[str, Any]:
-    """Return an update with its action in lower case, as the commit reads it."""
+    """Return an update with its action in lower case, as the commit reads it.
+
+    Raises:
+        BadRequest: The action is not a string.
+    """
     action = update.get("action")
-    return {**update, "action": action.lower()} if isinstance(action, str) else update
+    if action is None:  # The commit refuses the update.
+        return update
+    if not isinstance(action, str):
+        raise BadRequest("The action of a metadata update is not a string; send the name of an action")
+    return {**update, "action": action.lower()}
 
 
 def drops_history(update: dict[str, Any]) -> bool:

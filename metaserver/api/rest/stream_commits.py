@@ -21,6 +21,7 @@ from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.api.rest.stream_changes import drops_history, lower_action
+from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.log_opening import LogElsewhere
@@ -42,15 +43,12 @@ async def prepare_stream_table(
         The fresh snapshot on which the only snapshot of the commit is based, or None for every other commit.
 
     Raises:
-        Forbidden: The commit sets a dead-letter table to which the caller may not append rows, or defines an index with
-            attributes of a dimension table that the caller may not read.
         BadRequest: The commit is based on a fresh snapshot and is not one append. Or it may be based on an expired
             fresh snapshot, and has no requirement that would fail.
     """
     updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(drops_history(update) for update in updates)
-    await _check_new_properties(call, updates)
     if not snapshots or not call.components.streams.has_log:
         return None
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
@@ -165,14 +163,14 @@ async def check_named_tables(call: Call, properties: Mapping[str, Any]) -> None:
     await check_dead_letter_table(call, properties)
 
 
-async def _check_new_properties(call: Call, updates: Sequence[dict[str, Any]]) -> None:
-    """Check the caller's rights on other tables that updates name in properties.
+async def check_new_properties(call: Call, changes: Sequence[TableChange]) -> None:
+    """Check the caller's rights on other tables that updates name in properties, before any work for a commit.
 
     Raises:
         Forbidden: The caller may not append rows to a dead-letter table, or may not read a dimension table of an index.
         BadRequest: The name of the table is invalid.
     """
-    for update in updates:
+    for update in (lower_action(update) for change in changes for update in change.updates):
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
             await check_named_tables(call, properties)

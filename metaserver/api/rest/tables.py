@@ -34,7 +34,7 @@ from seamark.metaserver.api.plans.column_reads import count_read, find_column_us
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
 from seamark.metaserver.api.rest.stream_changes import hold_appends
-from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
+from seamark.metaserver.api.rest.stream_commits import check_named_tables, check_new_properties, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, TableChange
@@ -142,7 +142,9 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     """Commit changes to a table."""
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
     await check_may_create(call, namespace, name, body.requirements)
-    async with hold_appends(call, [TableChange(namespace, name, body.requirements, body.updates)]):
+    changes = [TableChange(namespace, name, body.requirements, body.updates)]
+    await check_new_properties(call, changes)
+    async with hold_appends(call, changes):
         fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,

@@ -14,7 +14,11 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.rest.stream_changes import hold_appends
-from seamark.metaserver.api.rest.stream_commits import check_not_based_on_fresh, prepare_stream_table
+from seamark.metaserver.api.rest.stream_commits import (
+    check_new_properties,
+    check_not_based_on_fresh,
+    prepare_stream_table,
+)
 from seamark.metaserver.api.rest.tables import check_may_create
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.store.model import TABLE
@@ -70,6 +74,7 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
     fresh_snapshot = None
     commits = call.components.engine_commits
+    await check_new_properties(call, changes)
     async with hold_appends(call, changes):
         for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
             fresh_snapshot = await prepare_stream_table(

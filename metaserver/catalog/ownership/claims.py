@@ -56,6 +56,7 @@ async def make_claim(
     *,
     fresh: bool = False,
     may_restore: bool = False,
+    only_name: bool = False,
 ) -> ClaimLocations:
     """Return the operation with which a table or view claims its locations.
 
@@ -66,6 +67,8 @@ async def make_claim(
         entry: The entry of the table or view.
         fresh: Whether the UUID is new.
         may_restore: Whether the UUID may belong to a dropped entry.
+        only_name: Whether the transaction fails if the UUID has another live name. The transaction creates the entry
+            before the claim.
 
     Raises:
         BadRequest: A location overlaps a location of another entry.
@@ -90,6 +93,7 @@ async def make_claim(
         namespace=entry.namespace,
         name=entry.name if may_reuse_locations(caller, entry.namespace) else "",
         returns=may_restore,
+        only_name=only_name,
     )
     # If the entry may be restored, no file is written before the transaction, which checks this.
     if not may_restore:

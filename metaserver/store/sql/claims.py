@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from seamark.formats.runtime.errors import BadRequest, CommitConflict
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain_entry
 from seamark.metaserver.store.sql.rows import pack
@@ -26,6 +26,8 @@ _AFTER_SLASH = "0"
 
 
 def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
+    if op.only_name:
+        yield from _check_only_name(op.uuid)
     rows = yield StoreStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
@@ -45,6 +47,22 @@ def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
             (location.key, op.uuid, int(location.shared), location.display_form),
+        )
+
+
+def _check_only_name(uuid: str) -> Steps[None]:
+    """Check that the UUID has one live name at most.
+
+    Raises:
+        AlreadyExists: The UUID has another live name.
+    """
+    # A concurrent transaction may have created another name that is not visible yet. It waits here, or has ended.
+    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    rows = yield StoreStatement("SELECT namespace, name FROM entries WHERE uuid = $1 LIMIT 2", (uuid,))
+    if len(rows) > 1:
+        raise AlreadyExists(
+            f"The UUID {uuid} is live under another name; import or register each table or view under one name, or "
+            "drop the other name first"
         )
 
 

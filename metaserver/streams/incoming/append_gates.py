@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from seamark.formats.runtime.errors import RetryLater
 
 APPEND_WAIT_S = 5.0
-"""The maximum time for which an append waits for commits."""
+"""The maximum time for which an append waits for commits, from the arrival of its rows."""
 CHANGE_WAIT_S = 10.0
 """The maximum time for which a commit waits for running appends and other commits."""
 
@@ -44,16 +44,21 @@ class AppendGates:
         return self._changing
 
     @asynccontextmanager
-    async def append(self, uuids: Collection[str]) -> AsyncIterator[None]:
+    async def append(self, uuids: Collection[str], arrived_s: float | None = None) -> AsyncIterator[None]:
         """Keep commits that change how rows are written away from the tables while the context is active.
+
+        Args:
+            uuids: The UUIDs of the tables.
+            arrived_s: The time of the event loop since which the rows wait. The default is now.
 
         Raises:
             RetryLater: A commit takes too long.
         """
         if not self._changing.isdisjoint(uuids):
+            now_s = asyncio.get_running_loop().time()
             await self._wait(
                 lambda: self._changing.isdisjoint(uuids),
-                APPEND_WAIT_S,
+                APPEND_WAIT_S - (0 if arrived_s is None else now_s - arrived_s),
                 "A commit changes the schema of the stream table; send the rows again",
             )
         self._append_counts.update(uuids)

@@ -7,7 +7,8 @@ A large body for one table waits before the server receives it, so it takes no m
 after the wait, it is received, because an answer before the body would break the connection of many clients.
 
 A body with rows of several tables waits until all of them have memory, and reserves nothing before. It takes its places
-in the queues of the tables in the order of their UUIDs, so bodies never wait for each other.
+in the queues of the tables in the order of their UUIDs, so bodies never wait for each other. One limit applies to the
+whole wait, so a body never keeps its places for longer.
 """
 
 from __future__ import annotations
@@ -233,6 +234,9 @@ class BodyReservations:
     ) -> None:
         """Wait until there is memory for a body, after the earlier bodies for the same tables.
 
+        The wait for the earlier bodies and for memory together takes at most `WAIT_S`. After this time, the body is
+        accepted if there is memory, because an earlier body may wait for other tables only.
+
         Raises:
             StreamPaused: A table was paused meanwhile.
             TooManyRequests: The memory is still full, or too many bodies are waiting.
@@ -244,19 +248,19 @@ class BodyReservations:
                 "later",
                 1,
             )
-        until_s = self._clock.monotonic() + WAIT_S
         self._waiters[principal_name] += 1
         self._waiting_bytes += body_bytes
         try:
-            async with AsyncExitStack() as queues:
+            async with asyncio.timeout(WAIT_S), AsyncExitStack() as queues:
                 for share in shares:
                     await queues.enter_async_context(share.table.admission)
                 while not self._has_room(shares):
-                    if self._clock.monotonic() >= until_s:
-                        self._check_shares(shares)
                     await asyncio.sleep(_CHECK_INTERVAL_S)
                     self._check_pauses(parts)
                 self._check_pauses(parts)
+        except TimeoutError:
+            self._check_pauses(parts)
+            self._check_shares(shares)
         finally:
             _count_down(self._waiters, principal_name)
             self._waiting_bytes -= body_bytes

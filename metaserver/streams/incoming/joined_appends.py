@@ -46,6 +46,7 @@ class _Request:
     preparation: RowPreparation
     rows: JoinedRows
     size_bytes: int
+    arrived_s: float
     answer: asyncio.Future[Acknowledgement]
 
 
@@ -76,7 +77,7 @@ class JoinedAppends:
     """Appends rows of concurrent requests together. An instance belongs to one event loop."""
 
     def __init__(
-        self, append: Callable[[Sequence[TableRows], None], Awaitable[Acknowledgement]], *, appends_max: int
+        self, append: Callable[[Sequence[TableRows], None, float], Awaitable[Acknowledgement]], *, appends_max: int
     ) -> None:
         """Create an instance without requests.
 
@@ -109,7 +110,8 @@ class JoinedAppends:
         assert loaded_table.entry is not None
         uuid = loaded_table.entry.uuid
         queue = self._queues.setdefault(uuid, _TableQueue())
-        request = _Request(loaded_table, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        request = _Request(loaded_table, preparation, rows, size_bytes, loop.time(), loop.create_future())
         queue.waiting.append(request)
         self.request_count += 1
         if queue.append_count < self._appends_max:
@@ -149,7 +151,9 @@ class JoinedAppends:
             await self._append_alone(batch, error)
             return
         try:
-            acknowledgement = await self._append_rows([TableRows(last.loaded, prepared_rows.batches)], None)
+            acknowledgement = await self._append_rows(
+                [TableRows(last.loaded, prepared_rows.batches)], None, batch[0].arrived_s
+            )
         except _ALONE as error:
             await self._append_alone(batch, error)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from pathlib import Path
@@ -24,11 +25,15 @@ SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 
 class ShopPolicy(PolicyServer):
     """A policy that allows everything to root, and to other principals everything in the namespace `shop`, except the
-    table `hidden`.
+    table `hidden`. It fails for questions about the table `unanswered`.
     """
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]
+        self.requests.append((request.path, question))
+        objects = question.get("objects", [question.get("object")])
+        if any(securable.get("name") == "unanswered" for securable in objects):
+            return web.Response(status=500)
 
         def is_allowed(securable: dict[str, Any]) -> bool:
             is_seen = question["privileges"] == ["browse"] and securable["kind"] in ("warehouse", "namespace")
@@ -54,6 +59,8 @@ async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_creat
                 assert (await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
             await _check_views(house)
             await _check_tables(house)
+            policy.requests.clear()
+            await _check_decisions(house, policy)
 
 
 async def _check_views(house: House) -> None:
@@ -127,3 +134,23 @@ async def _check_tables(house: House) -> None:
     assert answer.status == 403
     for name in ("hidden", "none"):
         assert (await house("root", "GET", f"{SHOP}/tables/{name}")).status == 404
+
+
+async def _check_decisions(house: House, policy: ShopPolicy) -> None:
+    """Check that a request for several tables needs few decisions, is repeated without them, and is recorded."""
+    locations = {f"t{number}": "file:///none" for number in range(100)}
+    body = {"metadata-locations": locations, "dry-run": True}
+    assert (await house("tina", "PUT", "/api/v1/namespaces/shop/import", body)).status == 200
+    assert len([question for _, question in policy.requests if question["operation"] == "importTable"]) == 1
+    body = {"metadata-locations": {**locations, "unanswered": "file:///none"}, "dry-run": True}
+    assert (await house("tina", "PUT", "/api/v1/namespaces/shop/import", body)).status == 503
+    records: list[tuple[str, int]] = []
+    async with asyncio.timeout(60):
+        while not records:
+            audit = (await house("root", "GET", "/api/v1/audit")).json["records"]
+            records = [
+                (record["who"], record["status"])
+                for record in audit
+                if record["resource"] == "/api/v1/tables/shop/hidden/import"
+            ]
+    assert set(records) == {("tina", 404)}

@@ -344,3 +344,12 @@ async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path
             assert answer["config"].get("s3.remote-signing-enabled") == (
                 "true" if request == "remote-signing" else None
             )
+
+
+@pytest.mark.parametrize("action", [[], {}, 1])
+async def test_action_that_is_not_a_string_is_refused(api: Api, action: object) -> None:
+    await api.table()
+    change = {"requirements": [], "updates": [{"action": action}]}
+    assert (await api("POST", f"{TABLES}/t", change)).error[0] == 400
+    body = {"table-changes": [{"identifier": {"namespace": ["db"], "name": "t"}, **change}]}
+    assert (await api("POST", "/v1/transactions/commit", body)).error[0] == 400

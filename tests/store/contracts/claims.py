@@ -51,6 +51,22 @@ class ClaimsContract(StorePair):
         assert await store.find_overlapping_claims([*free_locations], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
+    async def test_concurrent_claims_with_one_name_leave_one_live_name(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
+        claim = build_claim("u", "s3://b/w/t", only_name=True)
+        await store.transact([build_claim("u", "s3://b/w/t")])
+        for number in range(5):
+            changes = [
+                each_store.transact([CreateEntry(make_entry(f"{name}{number}", uuid="u")), claim])
+                for name, each_store in (("first", store), ("second", other_store))
+            ]
+            outcomes = await asyncio.gather(*map(get_outcome, changes))
+            assert sorted(outcomes) == ["already_exists", "won"]
+            assert await store.count_names("u", dropped=False) == 1
+            winner = f"{'first' if outcomes[0] == 'won' else 'second'}{number}"
+            await store.transact([DropEntry(kind=TABLE, namespace=NS, name=winner)])
+
     async def test_allowed_locations_are_stored_apart_from_claims(self, store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/u"), build_claim("v", "s3://b/v")])
         allowed_locations = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))

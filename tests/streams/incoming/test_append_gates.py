@@ -152,6 +152,22 @@ async def test_commit_waits_for_an_append_that_the_log_writes(
         assert ids == [1, 2, 3] if late.exception() is None else [1, 2]
 
 
+async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_gate(tmp_path: Path) -> None:
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2})
+        properties = {"write.format.default": "orc", "seamark.stream.dead-letter-table": "."}
+        for updates in (
+            [{"action": "set-properties", "updates": properties}],
+            [{"action": "set-current-schema", "schema-id": 99}],
+        ):
+            for is_transaction in (False, True):
+                assert await commit_table(stream, updates, is_transaction=is_transaction) == 400
+        assert await stream.snapshots() == 1  # A flush would come before the gate is closed.
+
+
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
 async def test_rows_never_meet_a_table_without_their_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -17,6 +17,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.formats.runtime.errors import CommitUnknown
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard
 from seamark.metaserver.log.segments import SegmentLog
+from seamark.metaserver.streams.incoming import append_gates
+from seamark.metaserver.streams.incoming.append_gates import AppendGates
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.test_rows_over_http import (
@@ -218,3 +220,24 @@ async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(
     assert {status for status, _ in answers} <= {500, 503}
     assert await stream.send(b'[{"id": 1000}]')
     assert 1000 in await stream.ids()
+
+
+async def test_joined_requests_wait_for_a_commit_from_their_arrival(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.post({"id": 0})
+    (uuid,) = stream.server.components.streams.tables
+    waits: list[float] = []
+    wait = AppendGates._wait
+
+    async def record_wait(gates: AppendGates, is_ready: Any, limit_s: float, message: str) -> None:
+        waits.append(limit_s)
+        await wait(gates, is_ready, limit_s, message)
+
+    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.2)
+    rows = json.dumps([{"id": number} for number in range(500)]).encode()
+    async with stream.server.components.streams.gates.change([uuid]):
+        monkeypatch.setattr(AppendGates, "_wait", record_wait)
+        answers = await asyncio.gather(*(stream.send(rows) for _ in range(REQUESTS)))
+    assert {status for status, _ in answers} == {503}
+    assert min(waits) < 0.1  # Requests that arrived during an earlier wait need not wait for the whole time again.
