@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -25,10 +25,10 @@ from seamark.formats.storage.locations import Location, make_location_key, parse
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
-from seamark.metaserver.settings.settings import FIELDS, Settings, redact_url
+from seamark.metaserver.settings.settings import FIELDS, Settings
 from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
-from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
+from seamark.metaserver.warehouses.event_targets import EVENT_TARGETS, check_event_targets
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
 RESERVED_NAMES = frozenset(
@@ -46,7 +46,6 @@ FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_sco
 STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
 EVENT_SETTINGS = ("event_kafka", "openlineage_namespace")
 EVENT_CREDENTIALS = ("webhook_urls", "webhook_secret", "event_nats", "openlineage_url", "openlineage_api_key")
-_EVENT_TARGETS = ("webhook_urls", "event_kafka", "event_nats", "openlineage_url")
 CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential", *EVENT_CREDENTIALS)
 """The secret settings that a warehouse can have.
 
@@ -150,42 +149,11 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
             converted_settings[name] = convert_setting(name, value, "the request")
         except ConfigError as error:
             raise BadRequest(error.message) from None
-        if name in _EVENT_TARGETS:
-            urls = (
-                converted_settings[name] if isinstance(converted_settings[name], tuple) else (converted_settings[name],)
-            )
-            for url in filter(None, urls):
-                _check_event_target(name, url, settings)
+        if name in EVENT_TARGETS:
+            check_event_targets(name, converted_settings[name], settings)
         elif "http" in FIELDS[name].metadata["schemes"]:
             _check_endpoint(name, converted_settings[name], settings)
     return converted_settings
-
-
-def _check_event_target(name: str, url: str, settings: Settings) -> None:
-    """Check that the operator allows a receiver of events. Do not show the URL, which may contain a secret.
-
-    Raises:
-        BadRequest: The operator does not allow the receiver, or the address is invalid.
-    """
-    try:
-        if name == "event_kafka":
-            parse_topic(url, "")
-        if name == "event_nats":
-            parse_subject(url)
-    except ConfigError as error:
-        raise BadRequest(error.message) from None
-    scheme, _, address = url.partition("://")
-    authority, slash, path = address.partition("/")
-    target = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-    # A receiver could resolve a segment of dots, and so receive events at another path.
-    is_plain = not {".", ".."} & set(unquote(path).replace("\\", "/").split("/")) and not re.search(r"[\s\\?#]", url)
-    for allowed in settings.warehouse_event_targets:
-        if target == allowed or (allowed.endswith("/") and is_plain and target.startswith(allowed)):
-            return
-    raise BadRequest(
-        f"{name} has the address {redact_url(url)[:200]!r}, to which a warehouse cannot send events; have the operator "
-        "add it to the setting warehouse_event_targets"
-    )
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:

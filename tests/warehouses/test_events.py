@@ -106,6 +106,36 @@ def test_warehouse_can_name_only_receivers_that_the_operator_allows(tmp_path: Pa
         check_settings({"webhook_urls": "http://hooks.example/"}, CREDENTIALS, build_settings(tmp_path))
 
 
+def test_address_that_clients_read_differently_is_refused(tmp_path: Path) -> None:
+    allowed = (
+        *("http://hooks.example/sales", "http://hooks.example/tree/", "nats://nats.example:4222/sales"),
+        *("kafka://broker:9092,broker2:9092/topic", "tls://nats.example:4222/"),
+    )
+    settings = replace(build_settings(tmp_path), warehouse_event_targets=allowed)
+    for name, value in (
+        ("webhook_urls", "http://ann:word@HOOKS.example:80/sales"),
+        ("event_nats", "nats://ann:word@nats.example:4222/sales"),
+        ("event_kafka", "kafka://broker2:9092/topic"),
+        ("openlineage_url", "http://hooks.example/tree/..a/b"),
+    ):
+        assert check_settings({name: value}, (*WAREHOUSE_SETTINGS, *CREDENTIALS), settings)
+    for name, value in (
+        ("webhook_urls", "http://169.254.169.254?admin=1@hooks.example/sales"),
+        ("openlineage_url", "http://169.254.169.254#@hooks.example/sales"),
+        ("webhook_urls", "http://127.0.0.1:8181\\@hooks.example/sales"),
+        ("webhook_urls", "http://a@127.0.0.1@hooks.example/sales"),
+        ("webhook_urls", "http://hooks.example/tree/..;x/admin"),
+        ("webhook_urls", "http://hooks.example/tree/%252e%252e/admin"),
+        ("webhook_urls", "http://hooks.example:81/sales"),
+        ("event_nats", "nats://10.0.0.5:6379,u:p@nats.example:4222/sales"),
+        ("event_nats", "tls://nats.example:4222,10.0.0.5:6379/sales"),
+        ("event_kafka", "kafka://evil:9092,x@broker:9092/topic"),
+        ("event_kafka", "kafka://evil:9092@broker:9092/topic"),
+    ):
+        with pytest.raises(BadRequest, match=r"warehouse_event_targets|invalid"):
+            check_settings({name: value}, (*WAREHOUSE_SETTINGS, *CREDENTIALS), settings)
+
+
 def test_messages_of_two_warehouses_have_different_ids() -> None:
     instant = build_instant(SystemClock(), position="7")
     ids = {make_event(instant, "s3://lake", warehouse_id).message_id for warehouse_id in ("", "a" * 32, "b" * 32)}
