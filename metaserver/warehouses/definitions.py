@@ -28,7 +28,7 @@ from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
 from seamark.metaserver.settings.settings import FIELDS, Settings
 from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
-from seamark.metaserver.warehouses.event_targets import EVENT_TARGETS, check_event_targets
+from seamark.metaserver.warehouses.event_targets import EVENT_TARGETS, check_event_targets, drop_refused_targets
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
 RESERVED_NAMES = frozenset(
@@ -266,11 +266,6 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
         unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
         if unused:
             raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
-    if own_settings.get("services_workers", 0) > min(1, settings.services_workers):
-        raise BadRequest(
-            f"services_workers of a warehouse is {own_settings['services_workers']}, but can only be 0, or 1 if the "
-            "server runs table services"
-        )
     access = own_settings.get("s3_client_access")
     if access == "gateway" and own_settings.get("federation_uri"):
         raise BadRequest(
@@ -286,6 +281,21 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
         check_consistency(make_settings(settings, _UNSAVED, own_settings, credentials))
     except ConfigError as error:
         raise BadRequest(error.message) from None
+
+
+def check_services(settings: Settings, own_settings: Mapping[str, Any]) -> None:
+    """Check that the server can run the table services for which a new definition of a warehouse asks.
+
+    A stored definition is not checked, because the server can have fewer workers than before.
+
+    Raises:
+        BadRequest: The definition asks for more workers than a warehouse can have.
+    """
+    workers = own_settings.get("services_workers", 0)
+    if workers > min(1, settings.services_workers):
+        raise BadRequest(
+            f"services_workers of a warehouse is {workers}, but can only be 0, or 1 if the server runs table services"
+        )
 
 
 _UNSAVED = StoredWarehouse("unsaved", "0" * 32, "file:///unsaved", "/unsaved", {}, None, 0, "")
@@ -342,7 +352,10 @@ def make_settings(
         values[name] = max(FIELDS[name].metadata["minimum"], getattr(settings, name) // settings.warehouses_limit)
     if has_storage_keys:
         values |= dict.fromkeys(_SERVER_KEYS, "")
-    return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
+    values |= {**own_settings, **credentials}
+    # A replica can have fewer workers than the replica that created the warehouse.
+    values["services_workers"] = min(values["services_workers"], 1, settings.services_workers)
+    return dataclasses.replace(settings, **values)
 
 
 def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool) -> str:
@@ -435,13 +448,25 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     Raises:
         ConfigError: The credentials cannot be decrypted, or the operator no longer allows the settings.
     """
-    credentials = await open_credentials(settings, clock, warehouse)
+    own_settings = drop_refused_targets(warehouse.settings, settings, warehouse.name)
     try:
-        own_settings = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
+        own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, settings)
+        credentials = await load_credentials(settings, clock, warehouse)
         check_definition(settings, own_settings, credentials)
     except BadRequest as error:
         raise ConfigError(f"The warehouse {warehouse.name} cannot be opened: {error.message}") from None
     return make_settings(settings, warehouse, own_settings, credentials)
+
+
+async def load_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> dict[str, Any]:
+    """Return the credentials of a warehouse, without the receivers of events that the operator does not allow any more.
+
+    Raises:
+        ConfigError: The credentials cannot be decrypted.
+        BadRequest: A stored credential is invalid.
+    """
+    credentials = await open_credentials(settings, clock, warehouse)
+    return check_settings(drop_refused_targets(credentials, settings, warehouse.name), CREDENTIALS, settings)
 
 
 def find_warehouse_homes(settings: Settings) -> Path:

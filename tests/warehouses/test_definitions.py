@@ -6,13 +6,21 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
-from seamark.metaserver.warehouses.definitions import check_definition, load_settings, make_settings
+from seamark.metaserver.warehouses.definitions import (
+    check_definition,
+    check_services,
+    load_settings,
+    make_settings,
+    seal_credentials,
+)
 from tests.server.rig import build_settings
 
 KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
@@ -33,6 +41,32 @@ async def test_warehouse_with_a_stored_region_but_without_keys_is_not_opened(set
     for name, value in (("s3_path_style", False), ("s3_region", "eu-west-1")):
         with pytest.raises(ConfigError, match=name):
             await load_settings(settings, SystemClock(), build_warehouse({name: value}))
+
+
+async def test_warehouse_is_opened_without_receivers_and_workers_that_the_operator_withdraws(
+    settings: Settings,
+) -> None:
+    targets = ("http://hooks.example/a", "http://hooks.example/b", "nats://nats.example:4222/sales")
+    kafka = "kafka://broker:9092/sales"
+    server = dataclasses.replace(settings, warehouse_event_targets=(*targets, kafka), services_workers=1)
+    clock, own_settings = SystemClock(), {"event_kafka": kafka, "services_workers": 1}
+    credentials = {"webhook_urls": targets[:2], "event_nats": targets[2], "webhook_secret": "secret"}
+    sealed_credentials = await seal_credentials(server, clock, "0" * 32, credentials)
+    warehouse = msgspec.structs.replace(build_warehouse(own_settings), credentials=sealed_credentials)
+    opened_settings = await load_settings(server, clock, warehouse)
+    assert (opened_settings.webhook_urls, opened_settings.event_nats) == (targets[:2], targets[2])
+    assert (opened_settings.event_kafka, opened_settings.services_workers) == (kafka, 1)
+
+    smaller_server = dataclasses.replace(server, warehouse_event_targets=targets[:1], services_workers=0)
+    with capture_logs() as logs:
+        opened_settings = await load_settings(smaller_server, clock, warehouse)
+    assert (opened_settings.webhook_urls, opened_settings.event_nats) == (targets[:1], "")
+    assert (opened_settings.event_kafka, opened_settings.services_workers) == ("", 0)
+    assert opened_settings.webhook_secret == "secret"
+    errors = {entry["setting"] for entry in logs if entry["log_level"] == "error"}
+    assert errors == {"webhook_urls", "event_nats", "event_kafka"}
+    with pytest.raises(BadRequest, match="services_workers"):
+        check_services(smaller_server, own_settings)
 
 
 def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(settings: Settings) -> None:
