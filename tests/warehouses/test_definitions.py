@@ -12,6 +12,8 @@ from structlog.testing import capture_logs
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.metaserver.objects.storages import list_storages
+from seamark.metaserver.services.launching.worker_process import list_job_variables
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
 from seamark.metaserver.warehouses.definitions import (
@@ -67,6 +69,40 @@ async def test_warehouse_is_opened_without_receivers_and_workers_that_the_operat
     assert errors == {"webhook_urls", "event_nats", "event_kafka"}
     with pytest.raises(BadRequest, match="services_workers"):
         check_services(smaller_server, own_settings)
+
+
+@pytest.mark.parametrize(
+    ("location", "access", "keys", "expected"),
+    [
+        ("s3://lake/sales", "signing", {}, {"AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN"}),
+        ("s3://lake/sales", "signing", KEYS, {"AWS_CA_BUNDLE", "AWS_REGION"}),
+        ("s3://lake/sales", "gateway", {}, {"AWS_CA_BUNDLE", "AWS_REGION"}),
+        ("s3://lake/sales", "signing", {"azure_account_key": "a2V5"}, {"AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN"}),
+        ("gs://lake/sales", "gateway", KEYS, {"GOOGLE_APPLICATION_CREDENTIALS"}),
+        ("abfss://lake@account.dfs.core.windows.net/sales", "gateway", KEYS, {"AZURE_CLIENT_ID"}),
+        ("abfss://lake@account.dfs.core.windows.net/sales", "signing", {"azure_account_key": "a2V5"}, set()),
+        ("hdfs://namenode:8020/sales", "gateway", KEYS, {"KRB5CCNAME"}),
+        ("file:///sales", "gateway", {}, set()),
+    ],
+)
+def test_jobs_have_the_login_to_the_cloud_of_their_warehouse_unless_they_have_other_keys(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    location: str,
+    access: str,
+    keys: dict[str, str],
+    expected: set[str],
+) -> None:
+    names = (
+        *("AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN", "AZURE_CLIENT_ID", "GOOGLE_APPLICATION_CREDENTIALS"),
+        "KRB5CCNAME",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "value")
+    warehouse = dataclasses.replace(settings, warehouse=location, s3_client_access=access, **keys)
+    assert set(list_job_variables(list_storages(warehouse), warehouse)) & set(names) == expected
+    own_warehouse_variables = list_job_variables(list_storages(warehouse))
+    assert expected <= set(own_warehouse_variables)
 
 
 def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(settings: Settings) -> None:
