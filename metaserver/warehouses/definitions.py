@@ -292,6 +292,10 @@ def check_services(settings: Settings, own_settings: Mapping[str, Any]) -> None:
         BadRequest: The definition asks for more workers than a warehouse can have.
     """
     workers = own_settings.get("services_workers", 0)
+    if workers and own_settings.get("federation_uri"):
+        raise BadRequest(
+            f"services_workers of a federated warehouse is {workers}, but must be 0, because the warehouse is read-only"
+        )
     if workers > min(1, settings.services_workers):
         raise BadRequest(
             f"services_workers of a warehouse is {workers}, but can only be 0, or 1 if the server runs table services"
@@ -355,6 +359,8 @@ def make_settings(
     values |= {**own_settings, **credentials}
     # A replica can have fewer workers than the replica that created the warehouse.
     values["services_workers"] = min(values["services_workers"], 1, settings.services_workers)
+    if values["federation_uri"]:  # Its tables are in the other catalog, which has its own services.
+        values["services_workers"] = 0
     return dataclasses.replace(settings, **values)
 
 

@@ -123,6 +123,16 @@ def test_federated_warehouse_gives_no_keys_of_the_gateway(settings: Settings) ->
         check_definition(server, {**own, "s3_client_access": "gateway"}, {})
 
 
+def test_federated_warehouse_runs_no_table_services(settings: Settings) -> None:
+    server = dataclasses.replace(settings, services_workers=1)
+    own = {"federation_uri": "http://other.example"}
+    assert make_settings(server, build_warehouse({}), {}, {}).services_workers == 1
+    for own_settings in (own, {**own, "services_workers": 1}):
+        assert make_settings(server, build_warehouse(own_settings), own_settings, {}).services_workers == 0
+    with pytest.raises(BadRequest, match="federated"):
+        check_services(server, {**own, "services_workers": 1})
+
+
 def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Settings) -> None:
     warehouse_settings = make_settings(dataclasses.replace(settings, warehouses_limit=4), build_warehouse({}), {}, {})
     assert warehouse_settings.stream_memory_bytes == settings.stream_memory_bytes // 4
