@@ -81,7 +81,7 @@ async def open_gateway(
         recheck: Checks a grant while a body is read. See `Gateway`.
     """
     settings, clock = components.settings, components.clock
-    backend = await _open_backend(settings, clock)
+    backend = await _open_backend(settings, clock, components.warehouse_name)
     ownership = GrantChecker(components.store, clock, settings, components.authorizer)
     gateway = Gateway(
         settings,
@@ -101,9 +101,9 @@ async def open_gateway(
         yield gateway
 
 
-async def _open_backend(settings: Settings, clock: Clock) -> Backend:
+async def _open_backend(settings: Settings, clock: Clock, warehouse_name: str) -> Backend:
     if settings.s3_folder:
-        return FolderBackend(settings, clock)
+        return FolderBackend(settings, clock, warehouse_name)
     if settings.s3_backend:
         return CloudBackend(settings, clock)
     forwarding = Forwarding(settings, clock, connections=settings.gateway_requests_limit)
