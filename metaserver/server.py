@@ -155,6 +155,7 @@ async def open_components(
                 requests=settings.requests_limit,
                 watchers=settings.watchers_limit,
                 body_bytes=settings.bodies_memory_bytes,
+                has_logins=settings.auth != "none",
             ),
             shared_jobs=SharedJobs(settings.services_workers),
             certificate=certificate,
