@@ -155,6 +155,7 @@ async def open_components(
                 requests=settings.requests_limit,
                 watchers=settings.watchers_limit,
                 body_bytes=settings.bodies_memory_bytes,
+                has_logins=settings.auth != "none",
             ),
             shared_jobs=SharedJobs(settings.services_workers),
             certificate=certificate,
@@ -180,6 +181,7 @@ async def _open_warehouse(
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        stack.callback(server.metrics.forget_warehouse, stored_warehouse.name)
         store = await enter(_open_pointer_store(settings, clock))
         await check_database(store, stored_warehouse)
         keyring = await enter(open_keyring(settings, store, clock))

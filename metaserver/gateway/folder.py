@@ -69,7 +69,7 @@ KEY_BYTES_MAX = 1024
 class FolderBackend:
     """A `Backend` for a local folder. An instance belongs to one event loop."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, warehouse_name: str = "") -> None:
         self._folder = settings.s3_folder.rstrip("/")
         self._clock = clock
         roots = [self._folder]
@@ -79,7 +79,10 @@ class FolderBackend:
         self._staging = Staging(self._root, self._files.folders)
         self._abandoned_s = settings.gateway_uploads_s
         self._uploads = Uploads(
-            self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
+            self._staging,
+            limit=settings.gateway_uploads_limit,
+            abandoned_s=settings.gateway_uploads_s,
+            warehouse_name=warehouse_name,
         )
         share = 1 if settings.auth == "none" else 2
         self._share = share

@@ -1,7 +1,8 @@
 """Multipart uploads to a local folder. Each upload is a folder of parts next to the buckets, which all workers share.
 
 The name of an upload's folder contains two hashes. The hash of the object's location makes an upload id invalid for
-other keys. The hash of the principal that created the upload is used to count the uploads of each principal. Uploads
+other keys. The hash of the principal that created the upload is used to count the uploads of each principal. The names
+of a further warehouse also end with a hash of its name, so that each warehouse has its own limit. Uploads
 that are neither completed nor aborted are deleted after a time without changes. The functions block, and are called in
 threads.
 """
@@ -38,7 +39,7 @@ An element has two tags, and a part has elements for its number, its ETag and ch
 """
 _UPLOAD_ID = re.compile("[0-9a-f]{48}")
 """Matches an upload id: 32 random digits, and 16 digits of the creator's hash."""
-_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
+_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}(?P<warehouse>(?:-[0-9a-f]{16})?)")
 _PART_NUMBER = re.compile("[0-9]{1,9}")
 _HEADERS = "headers"
 _XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
@@ -54,17 +55,19 @@ class Part:
 
 
 class Uploads:
-    def __init__(self, staging: Staging, *, limit: int, abandoned_s: float) -> None:
-        """Manage the uploads of a folder.
+    def __init__(self, staging: Staging, *, limit: int, abandoned_s: float, warehouse_name: str = "") -> None:
+        """Manage the uploads of a warehouse in a folder, which warehouses can share.
 
         Args:
             staging: The staged files of the folder.
-            limit: The approximate maximum number of uploads.
+            limit: The approximate maximum number of uploads of the warehouse.
             abandoned_s: The time without changes after which an upload is abandoned.
+            warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
         """
         self._staging = staging
         self._limit = limit
         self._abandoned_s = abandoned_s
+        self._suffix = f"-{hashlib.sha256(warehouse_name.encode()).hexdigest()[:16]}" if warehouse_name else ""
 
     def create(self, location: str, secret: bytes, principal_name: str, share: int, headers: Mapping[str, str]) -> str:
         """Create an upload, and return its id.
@@ -77,14 +80,15 @@ class Uploads:
             headers: The headers that reads of the object return.
 
         Raises:
-            RetryLater: The store has too many uploads.
+            RetryLater: The warehouse has too many uploads.
             TooManyRequests: The principal has too many uploads.
         """
         owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        names = [name for name in self._list_names() if _NAME.fullmatch(name)]
+        matches = (_NAME.fullmatch(name) for name in self._list_names())
+        names = [matched[0] for matched in matches if matched is not None and matched["warehouse"] == self._suffix]
         if len(names) >= self._limit:
             raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
-        if sum(name.endswith(owner) for name in names) >= max(1, self._limit // share):
+        if sum(name.endswith(owner + self._suffix) for name in names) >= max(1, self._limit // share):
             raise TooManyRequests(
                 f"{principal_name[:100]} has {self._limit // share} unfinished uploads, the limit of a principal; "
                 "complete or abort some"
@@ -208,7 +212,7 @@ class Uploads:
         if not _UPLOAD_ID.fullmatch(upload_id):
             raise _make_missing_error()
         location_hash = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{location_hash}-{upload_id}"
+        return f"{location_hash}-{upload_id}{self._suffix}"
 
 
 def read_part_number(text: str | None) -> int:

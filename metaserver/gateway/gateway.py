@@ -120,6 +120,7 @@ class Gateway:
         ownership: Checks that a grant is still valid.
         backend: Answers the requests.
         metrics: The metrics of the server.
+        documents: The limit for the memory of XML in bodies, which all gateways of the server share.
         warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
         recheck: Checks a grant again while the body of a request is read. The default is the method of `ownership`. For
             a further warehouse, it must also succeed after the warehouse was changed and opened again.
@@ -133,6 +134,7 @@ class Gateway:
         ownership: GrantChecker,
         backend: Backend,
         metrics: ServerMetrics,
+        documents: HolderLimit,
         warehouse_name: str = "",
         recheck: Callable[[ObjectGrant], Awaitable[None]] | None = None,
     ) -> None:
@@ -148,8 +150,7 @@ class Gateway:
         # Without logins, all requests have the same principal, which may use all slots.
         share = 1 if settings.auth == "none" else 2
         self._slots = HolderLimit("gateway requests at once", limit, limit // share)
-        document_bytes = settings.bodies_memory_bytes
-        self._documents = HolderLimit("bytes of XML", document_bytes, document_bytes // share)
+        self._documents = documents
         self._begins = backend.begin if isinstance(backend, CachingBackend) else None
         self._running: set[object] = set()
         """The requests that have begun and not ended."""

@@ -11,7 +11,6 @@ from functools import partial
 
 from aiohttp import web
 
-from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import Answers, ConnectionLimits
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.access.gateway_keys import ObjectGrant
@@ -29,7 +28,6 @@ from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.router import GatewayRouter
 from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer
 from seamark.metaserver.runtime.background import run_in_background
-from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import read_passed_time
 
 _REPORT_S = 1.0
@@ -81,7 +79,7 @@ async def open_gateway(
         recheck: Checks a grant while a body is read. See `Gateway`.
     """
     settings, clock = components.settings, components.clock
-    backend = await _open_backend(settings, clock)
+    backend = await _open_backend(components)
     ownership = GrantChecker(components.store, clock, settings, components.authorizer)
     gateway = Gateway(
         settings,
@@ -90,6 +88,7 @@ async def open_gateway(
         ownership,
         backend,
         components.metrics,
+        components.worker_limits.gateway_documents,
         components.warehouse_name,
         recheck,
     )
@@ -101,11 +100,12 @@ async def open_gateway(
         yield gateway
 
 
-async def _open_backend(settings: Settings, clock: Clock) -> Backend:
+async def _open_backend(components: ServerComponents) -> Backend:
+    settings, clock = components.settings, components.clock
     if settings.s3_folder:
-        return FolderBackend(settings, clock)
+        return FolderBackend(settings, clock, components.warehouse_name)
     if settings.s3_backend:
-        return CloudBackend(settings, clock)
+        return CloudBackend(settings, clock, components.worker_limits.gateway_writes)
     forwarding = Forwarding(settings, clock, connections=settings.gateway_requests_limit)
     if not settings.gateway_cache_memory_bytes and not settings.gateway_cache_disk_bytes:
         return forwarding

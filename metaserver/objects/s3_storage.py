@@ -46,6 +46,7 @@ else:
 class S3Storage(ServerStorage):
     rules = STORAGES["s3"]
     variable_prefixes = ("AWS_",)
+    public_variables = ("AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
 
     def __init__(self) -> None:
         self._key_cache = KeyCache()
@@ -163,6 +164,9 @@ class S3Storage(ServerStorage):
         # another cloud replaces the store, the server has no S3 keys.
         is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
         return partial(build_key_properties, settings) if is_lent else None
+
+    def has_own_job_keys(self, settings: Settings) -> bool:
+        return bool(settings.s3_access_key_id) or settings.s3_client_access == "gateway"
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = build_store_address(settings)

@@ -33,6 +33,8 @@ class ServerStorage(ABC):
     rules: StorageRules
     variable_prefixes: tuple[str, ...] = ()
     """The prefixes of the environment variables that worker processes need to reach the storage."""
+    public_variables: tuple[str, ...] = ()
+    """The environment variables with these prefixes that worker processes need, and that are no login to a cloud."""
 
     @abstractmethod
     def open(
@@ -131,6 +133,10 @@ class ServerStorage(ABC):
             The function, or None if jobs get no keys.
         """
         return None
+
+    def has_own_job_keys(self, settings: Settings) -> bool:
+        """Return whether jobs get keys from the settings or for one table, so that they need no login to a cloud."""
+        return False
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         """Return the arguments of the job that checks access to the warehouse (`connector/jobs/access_check.py`).

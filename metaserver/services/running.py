@@ -119,25 +119,12 @@ class JobSlots:
 
     def __init__(self, count: int) -> None:
         self._slots = asyncio.Semaphore(count)
-        self._waiting = 0
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether a job waits for a slot."""
-        return self._waiting > 0
 
     @asynccontextmanager
     async def hold_slot(self) -> AsyncIterator[None]:
         """Wait for a slot, and hold it while the context is active."""
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
+        async with self._slots:
             yield
-        finally:
-            self._slots.release()
 
 
 class SharedJobs:

@@ -288,14 +288,16 @@ class Scheduler:
     async def _take_slot(self, launcher: JobRunner) -> AsyncIterator[None]:
         """Wait for a slot for one job, and occupy it while the context is active.
 
-        If another warehouse waits for the slot, end the worker process of the launcher, which would keep its memory.
+        If warehouses share the slot, end the worker process of the launcher with the slot. Otherwise each warehouse
+        could have an idle process, so that the slots would not limit the processes and their memory.
         """
         if self._slots is None:
             yield
             return
         async with self._slots.hold_slot():
-            yield
-            if self._slots.are_wanted:
+            try:
+                yield
+            finally:
                 await launcher.close()
 
     async def _explain_forbidden_job(self, job: Job) -> str | None:

@@ -94,9 +94,7 @@ async def open_scheduler(
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
     storages = list_storages(settings)
-    has_keys = bool(settings.s3_access_key_id or settings.azure_account_key or settings.s3_client_access == "gateway")
-    # A further warehouse that has its own keys, or keys for one table, needs no login of the server to a cloud.
-    variables = list_job_variables([] if base_path and has_keys else storages)
+    variables = list_job_variables(storages, settings if base_path else None)
     if base_path:  # A further warehouse has no keys of encrypted Parquet files.
         variables = {name: value for name, value in variables.items() if not name.startswith("SEAMARK_PARQUET_")}
     environment = {

@@ -82,8 +82,9 @@ class WarehouseSettings:
     federation_read_timeout_s: float = setting(
         5.0,
         "Seconds without a byte from the catalog of federation_uri after which a request to the catalog fails with "
-        "503. Then the server answers such requests with 503 at once, until the catalog answers a request again. A "
-        "request of a client may need several requests to the catalog; federation_timeout_s limits their total time.",
+        "503. If the catalog then does not answer a request for /v1/config either, the server answers such requests "
+        "with 503 at once, until the catalog answers again. A request of a client may need several requests to the "
+        "catalog; federation_timeout_s limits their total time.",
         minimum=0.1,
         maximum=300,
     )

@@ -4,7 +4,8 @@ A statement puts its run into a bounded queue, and never waits. A task sends the
 the timeline, whose instants are durable. So runs are lost if the server ends, if the queue is full, or if the receiver
 does not answer for about ten seconds. A metric counts the losses.
 
-The name of a job is a hash of the statement without its literals, and an event has no text of the statement.
+The name of a job is a hash of the statement without its literals, and an event has no text of the statement. The task
+computes the hash, in a thread, because the statement can be long.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from seamark.metaserver.timeline.lineage_target import LineageTarget, LoadMetada
 
 RUNS_MAX = 1000
 """The maximum number of runs that wait for the receiver. Later runs are dropped."""
+_WAITING_CHARS_MAX = 8 << 20
+"""The maximum length of all statements whose runs wait for the receiver."""
+_TOKENIZED_CHARS_MAX = 64 << 10
+"""The maximum length of a statement from which literals are removed."""
 _ATTEMPTS_MAX = 6
 _PAUSE_S = 0.25
 _TOKENS = re.compile(
@@ -44,7 +49,7 @@ class StatementRun(NamedTuple):
 
     Attributes:
         run_id: A UUID.
-        job_name: See `name_statement`.
+        statement: The text of the statement.
         started_ms: The start in milliseconds since the epoch.
         ended_ms: The end in milliseconds since the epoch.
         outcome: COMPLETE, FAIL or ABORT.
@@ -53,7 +58,7 @@ class StatementRun(NamedTuple):
     """
 
     run_id: str
-    job_name: str
+    statement: str
     started_ms: int
     ended_ms: int
     outcome: str
@@ -62,8 +67,12 @@ class StatementRun(NamedTuple):
 
 
 def name_statement(statement: str) -> str:
-    """Return the name of the job of a statement. Statements that differ only in literals have the same name."""
-    return f"sql.{hashlib.sha256(remove_literals(statement).encode()).hexdigest()[:16]}"
+    """Return the name of the job of a statement.
+
+    Statements that differ only in literals have the same name, unless they are very long.
+    """
+    form = remove_literals(statement) if len(statement) <= _TOKENIZED_CHARS_MAX else statement
+    return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
 def remove_literals(statement: str) -> str:
@@ -83,13 +92,15 @@ class StatementRuns:
     def __init__(self, observer: DeliveryObserver) -> None:
         self._observer = observer
         self._queue: asyncio.Queue[StatementRun] = asyncio.Queue(RUNS_MAX)
+        self._waiting_chars = 0
 
     def record(self, run: StatementRun) -> None:
-        """Add a run, or drop it if too many runs wait."""
-        try:
-            self._queue.put_nowait(run)
-        except asyncio.QueueFull:
+        """Add a run, or drop it if too many runs wait, or too long statements."""
+        if self._queue.full() or self._waiting_chars + len(run.statement) > _WAITING_CHARS_MAX:
             self._observer.count_failed_delivery(LineageTarget.kind)
+            return
+        self._queue.put_nowait(run)
+        self._waiting_chars += len(run.statement)
 
     async def send_all(
         self, target: LineageTarget, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
@@ -104,6 +115,7 @@ class StatementRuns:
         """
         while True:
             run = await self._queue.get()
+            self._waiting_chars -= len(run.statement)
             for event in await _make_events(run, store, load_metadata, catalog):
                 await self._send(target, event)
 
@@ -124,13 +136,14 @@ async def _make_events(
     run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
 ) -> list[dict[str, Any]]:
     """Return the event of the start and the event of the end of a run."""
+    job_name = await asyncio.to_thread(name_statement, run.statement)
     inputs = []
     for *namespace, table in run.tables:
         metadata = await _find_metadata(tuple(namespace), table, store, load_metadata)
         # The current snapshot may be newer than the statement, so the dataset has no version.
         inputs.append(make_dataset(namespace, table, None, metadata, catalog))
     return [
-        {**make_run_event(event_type, at_ms, run.run_id, run.job_name, "QUERY", error, catalog), "inputs": inputs}
+        {**make_run_event(event_type, at_ms, run.run_id, job_name, "QUERY", error, catalog), "inputs": inputs}
         for event_type, at_ms, error in (
             ("START", run.started_ms, ""),
             (run.outcome, run.ended_ms, run.error if run.outcome == "FAIL" else ""),

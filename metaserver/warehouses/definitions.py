@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -25,10 +25,10 @@ from seamark.formats.storage.locations import Location, make_location_key, parse
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
-from seamark.metaserver.settings.settings import FIELDS, Settings, redact_url
+from seamark.metaserver.settings.settings import FIELDS, Settings
 from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
-from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
+from seamark.metaserver.warehouses.event_targets import EVENT_TARGETS, check_event_targets, drop_refused_targets
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
 RESERVED_NAMES = frozenset(
@@ -46,7 +46,6 @@ FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_sco
 STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
 EVENT_SETTINGS = ("event_kafka", "openlineage_namespace")
 EVENT_CREDENTIALS = ("webhook_urls", "webhook_secret", "event_nats", "openlineage_url", "openlineage_api_key")
-_EVENT_TARGETS = ("webhook_urls", "event_kafka", "event_nats", "openlineage_url")
 CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential", *EVENT_CREDENTIALS)
 """The secret settings that a warehouse can have.
 
@@ -150,42 +149,11 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
             converted_settings[name] = convert_setting(name, value, "the request")
         except ConfigError as error:
             raise BadRequest(error.message) from None
-        if name in _EVENT_TARGETS:
-            urls = (
-                converted_settings[name] if isinstance(converted_settings[name], tuple) else (converted_settings[name],)
-            )
-            for url in filter(None, urls):
-                _check_event_target(name, url, settings)
+        if name in EVENT_TARGETS:
+            check_event_targets(name, converted_settings[name], settings)
         elif "http" in FIELDS[name].metadata["schemes"]:
             _check_endpoint(name, converted_settings[name], settings)
     return converted_settings
-
-
-def _check_event_target(name: str, url: str, settings: Settings) -> None:
-    """Check that the operator allows a receiver of events. Do not show the URL, which may contain a secret.
-
-    Raises:
-        BadRequest: The operator does not allow the receiver, or the address is invalid.
-    """
-    try:
-        if name == "event_kafka":
-            parse_topic(url, "")
-        if name == "event_nats":
-            parse_subject(url)
-    except ConfigError as error:
-        raise BadRequest(error.message) from None
-    scheme, _, address = url.partition("://")
-    authority, slash, path = address.partition("/")
-    target = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-    # A receiver could resolve a segment of dots, and so receive events at another path.
-    is_plain = not {".", ".."} & set(unquote(path).replace("\\", "/").split("/")) and not re.search(r"[\s\\?#]", url)
-    for allowed in settings.warehouse_event_targets:
-        if target == allowed or (allowed.endswith("/") and is_plain and target.startswith(allowed)):
-            return
-    raise BadRequest(
-        f"{name} has the address {redact_url(url)[:200]!r}, to which a warehouse cannot send events; have the operator "
-        "add it to the setting warehouse_event_targets"
-    )
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
@@ -298,11 +266,6 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
         unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
         if unused:
             raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
-    if own_settings.get("services_workers", 0) > min(1, settings.services_workers):
-        raise BadRequest(
-            f"services_workers of a warehouse is {own_settings['services_workers']}, but can only be 0, or 1 if the "
-            "server runs table services"
-        )
     access = own_settings.get("s3_client_access")
     if access == "gateway" and own_settings.get("federation_uri"):
         raise BadRequest(
@@ -318,6 +281,25 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
         check_consistency(make_settings(settings, _UNSAVED, own_settings, credentials))
     except ConfigError as error:
         raise BadRequest(error.message) from None
+
+
+def check_services(settings: Settings, own_settings: Mapping[str, Any]) -> None:
+    """Check that the server can run the table services for which a new definition of a warehouse asks.
+
+    A stored definition is not checked, because the server can have fewer workers than before.
+
+    Raises:
+        BadRequest: The definition asks for more workers than a warehouse can have.
+    """
+    workers = own_settings.get("services_workers", 0)
+    if workers and own_settings.get("federation_uri"):
+        raise BadRequest(
+            f"services_workers of a federated warehouse is {workers}, but must be 0, because the warehouse is read-only"
+        )
+    if workers > min(1, settings.services_workers):
+        raise BadRequest(
+            f"services_workers of a warehouse is {workers}, but can only be 0, or 1 if the server runs table services"
+        )
 
 
 _UNSAVED = StoredWarehouse("unsaved", "0" * 32, "file:///unsaved", "/unsaved", {}, None, 0, "")
@@ -374,7 +356,12 @@ def make_settings(
         values[name] = max(FIELDS[name].metadata["minimum"], getattr(settings, name) // settings.warehouses_limit)
     if has_storage_keys:
         values |= dict.fromkeys(_SERVER_KEYS, "")
-    return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
+    values |= {**own_settings, **credentials}
+    # A replica can have fewer workers than the replica that created the warehouse.
+    values["services_workers"] = min(values["services_workers"], 1, settings.services_workers)
+    if values["federation_uri"]:  # Its tables are in the other catalog, which has its own services.
+        values["services_workers"] = 0
+    return dataclasses.replace(settings, **values)
 
 
 def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool) -> str:
@@ -467,13 +454,25 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     Raises:
         ConfigError: The credentials cannot be decrypted, or the operator no longer allows the settings.
     """
-    credentials = await open_credentials(settings, clock, warehouse)
+    own_settings = drop_refused_targets(warehouse.settings, settings, warehouse.name)
     try:
-        own_settings = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
+        own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, settings)
+        credentials = await load_credentials(settings, clock, warehouse)
         check_definition(settings, own_settings, credentials)
     except BadRequest as error:
         raise ConfigError(f"The warehouse {warehouse.name} cannot be opened: {error.message}") from None
     return make_settings(settings, warehouse, own_settings, credentials)
+
+
+async def load_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> dict[str, Any]:
+    """Return the credentials of a warehouse, without the receivers of events that the operator does not allow any more.
+
+    Raises:
+        ConfigError: The credentials cannot be decrypted.
+        BadRequest: A stored credential is invalid.
+    """
+    credentials = await open_credentials(settings, clock, warehouse)
+    return check_settings(drop_refused_targets(credentials, settings, warehouse.name), CREDENTIALS, settings)
 
 
 def find_warehouse_homes(settings: Settings) -> Path:

@@ -52,12 +52,13 @@ from seamark.metaserver.warehouses.definitions import (
     check_definition,
     check_folder,
     check_location,
+    check_services,
     check_settings,
     check_warehouse_name,
     is_warehouse_name,
+    load_credentials,
     load_settings,
     make_settings,
-    open_credentials,
     renew_seal,
     seal_credentials,
 )
@@ -226,6 +227,7 @@ class Warehouses:
         parsed_location = check_location(location, self._settings, self._list_server_roots())
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
+        check_services(self._settings, own_settings)
         check_definition(self._settings, own_settings, credentials)
         if await self._store.load_warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
@@ -273,10 +275,11 @@ class Warehouses:
         warehouse = await self.require(name)
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         if credentials is None:
-            credentials = await open_credentials(self._settings, self._clock, warehouse)
+            credentials = await load_credentials(self._settings, self._clock, warehouse)
             _check_same_catalog(warehouse, own_settings, credentials)
         else:
             credentials = check_settings(credentials, CREDENTIALS, self._settings)
+        check_services(self._settings, own_settings)
         check_definition(self._settings, own_settings, credentials)
         if bool(own_settings.get("federation_uri")) != bool(warehouse.settings.get("federation_uri")):
             raise BadRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -23,6 +24,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.clouds import cloud_backend
@@ -192,13 +194,14 @@ class _WaitingBody(Body):
 
 async def test_conditional_writes_share_a_limit_of_memory() -> None:
     key = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
-    settings = Settings(s3_backend="gs://", gcs_service_account_key=key, bodies_memory_bytes=1500)
-    backend = CloudBackend(settings, SystemClock())
+    settings = Settings(s3_backend="gs://", gcs_service_account_key=key)
+    limits = WorkerLimits(requests=1, watchers=1, body_bytes=1500, has_logins=False)
+    backends = itertools.cycle(CloudBackend(settings, SystemClock(), limits.gateway_writes) for _ in range(2))
     request = make_mocked_request("PUT", "/bucket/wh/t/key")
 
     def start_put(body: Body) -> Awaitable[web.StreamResponse]:
         address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
-        return backend.answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
+        return next(backends).answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
 
     body = _WaitingBody(1000)
     write = asyncio.ensure_future(start_put(body))
@@ -228,7 +231,8 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
 
     monkeypatch.setattr(cloud_backend, "obstore", SimpleNamespace(list_with_delimiter=list_folder))
     monkeypatch.setattr(CloudBackend, "_open_bucket", lambda backend, bucket: store)
-    backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock())
+    limits = WorkerLimits(requests=1, watchers=1, body_bytes=1500, has_logins=False)
+    backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock(), limits.gateway_writes)
     query = {"list-type": "2", "prefix": "wh/t/", "delimiter": "/", "max-keys": "2"}
     listed_keys, token = [], ""
     for _ in names:

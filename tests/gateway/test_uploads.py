@@ -23,8 +23,9 @@ from tests.gateway.rig import GatewayRig
 PLACE = "s3://b/t/o"
 
 
-def _build_uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
-    return Uploads(Staging(RootFolder(str(folder)), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
+def _build_uploads(folder: Path, limit: int = 4, abandoned_s: float = 100, warehouse_name: str = "") -> Uploads:
+    staging = Staging(RootFolder(str(folder)), DurableFolders(known_max=16))
+    return Uploads(staging, limit=limit, abandoned_s=abandoned_s, warehouse_name=warehouse_name)
 
 
 def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> None:
@@ -46,6 +47,23 @@ def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> 
             uploads.check(PLACE, invalid_id)
     with pytest.raises(S3Error, match="does not exist"):
         uploads.check(PLACE + "2", ids[1])
+
+
+def test_each_warehouse_has_its_own_limit_of_uploads(tmp_path: Path) -> None:
+    warehouses = [_build_uploads(tmp_path, limit=2, warehouse_name=name) for name in ("", "sales", "stock")]
+    ids = []
+    for uploads in warehouses:
+        for name in ("ann", "bob"):
+            ids.append(uploads.create(PLACE, os.urandom(16), name, 2, {}))
+            with pytest.raises((TooManyRequests, RetryLater)):
+                uploads.create(PLACE, os.urandom(16), name, 2, {})
+    for number, upload_id in enumerate(ids):
+        for uploads in warehouses:
+            if uploads is warehouses[number // 2]:
+                uploads.check(PLACE, upload_id)
+            else:
+                with pytest.raises(S3Error, match="does not exist"):
+                    uploads.check(PLACE, upload_id)
 
 
 def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:

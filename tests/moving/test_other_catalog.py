@@ -275,9 +275,10 @@ async def test_clients_do_not_wait_for_a_catalog_that_has_not_answered(monkeypat
         async with open_federated_store(settings) as store, asyncio.timeout(PATIENCE_S):
             assert await store.load_namespace(("db",)) is not None
             is_silent = True
-            with pytest.raises(RetryLater, match="sent nothing"):
-                await store.load_namespace(("db",))
-            count = sum(path != "/v1/config" for path in paths)
+            count = -1
+            while count != (count := sum(path != "/v1/config" for path in paths)):
+                with pytest.raises(RetryLater, match="sent nothing"):
+                    await store.load_namespace(("db",))
             for _ in range(100):
                 with pytest.raises(RetryLater, match="sent nothing"):
                     await store.load_namespace(("db",))
@@ -289,6 +290,52 @@ async def test_clients_do_not_wait_for_a_catalog_that_has_not_answered(monkeypat
                     break
                 await asyncio.sleep(0.01)
         is_closing.set()
+
+
+async def test_slow_object_does_not_refuse_requests_for_other_objects() -> None:
+    is_closing = asyncio.Event()
+
+    async def answer_or_hang(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("slow"):
+            await is_closing.wait()
+        answer = {"properties": {}, "namespaces": [["db"], ["slow"]]}
+        return web.json_response({} if request.path == "/v1/config" else answer)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer_or_hang)
+    async with TestServer(app) as server:
+        uri = str(server.make_url("/")).rstrip("/")
+        settings = Settings(federation_uri=uri, federation_read_timeout_s=2.0, federation_fresh_s=0)
+        async with open_federated_store(settings) as store, asyncio.timeout(PATIENCE_S):
+            with pytest.raises(RetryLater, match="sent nothing"):
+                await store.load_namespace(("slow",))
+            for _ in range(5):
+                assert await store.load_namespace(("db",)) is not None
+        is_closing.set()
+
+
+async def test_breaker_survives_a_failed_probe_and_begins_no_task_after_its_end() -> None:
+    outcomes: list[bool | Exception] = [ValueError("unexpected"), False, True]
+
+    async def is_answering() -> bool:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    catalog_breaker = breaker.CatalogBreaker(is_answering)
+    catalog_breaker.report_failure("no answer")
+    catalog_breaker.check()
+    async with asyncio.timeout(PATIENCE_S):
+        while outcomes:
+            await asyncio.sleep(0.01)
+        with suppress(RetryLater):
+            catalog_breaker.check()
+    await catalog_breaker.close()
+    catalog_breaker.report_failure("no answer")
+    await asyncio.sleep(0)
+    catalog_breaker.check()
+    assert not outcomes
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from seamark.metaserver.server import make_holder_name
 from seamark.metaserver.services import job_queue, scheduler, watch
 from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.proposer import NEVER
+from seamark.metaserver.services.running import JobSlots
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import Scheduler
 from seamark.metaserver.services.watch import TableWatch
@@ -62,6 +63,7 @@ class ScriptedLauncher:
     failures: int = 0
     takes_s: float = 0.0
     stop_count: int = 0
+    close_count: int = 0
     agains: int = 0
     services: list[str] = field(default_factory=list)
     at_work: int = 0
@@ -95,7 +97,7 @@ class ScriptedLauncher:
         return {}
 
     async def close(self) -> None:
-        pass
+        self.close_count += 1
 
     def find_launcher_name(self, job: Job) -> str:
         return "worker"
@@ -124,6 +126,7 @@ async def run_scheduler(
     services: Sequence[EveryTable] = (),
     launchers: int = 1,
     rights: StandingRights | None = None,
+    slots: JobSlots | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run a scheduler with its own lease on the server's tables, and cancel it at the end."""
     parts = server.components
@@ -141,6 +144,7 @@ async def run_scheduler(
         recorder,
         queue_limit=1000,
         rights=rights or StandingRights(parts.store, parts.clock, parts.settings),
+        slots=slots,
     )
     task = asyncio.create_task(leader.run())
     try:
@@ -228,6 +232,17 @@ async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
         recorder = ScriptedLauncher(failures=2)
         async with run_scheduler(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
+
+
+async def test_worker_process_with_a_shared_slot_ends_after_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "IDLE_S", 1e6)
+    recorder = ScriptedLauncher()
+    async with run_server(tmp_path, services_workers=0) as server, run_scheduler(server, recorder, slots=JobSlots(1)):
+        await create_tables(server, "db", "t")
+        await until(lambda: recorder.close_count > 0)
+        assert recorder.ran[0] == "t"
 
 
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:

@@ -6,13 +6,23 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.metaserver.objects.storages import list_storages
+from seamark.metaserver.services.launching.worker_process import list_job_variables
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
-from seamark.metaserver.warehouses.definitions import check_definition, load_settings, make_settings
+from seamark.metaserver.warehouses.definitions import (
+    check_definition,
+    check_services,
+    load_settings,
+    make_settings,
+    seal_credentials,
+)
 from tests.server.rig import build_settings
 
 KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
@@ -35,6 +45,66 @@ async def test_warehouse_with_a_stored_region_but_without_keys_is_not_opened(set
             await load_settings(settings, SystemClock(), build_warehouse({name: value}))
 
 
+async def test_warehouse_is_opened_without_receivers_and_workers_that_the_operator_withdraws(
+    settings: Settings,
+) -> None:
+    targets = ("http://hooks.example/a", "http://hooks.example/b", "nats://nats.example:4222/sales")
+    kafka = "kafka://broker:9092/sales"
+    server = dataclasses.replace(settings, warehouse_event_targets=(*targets, kafka), services_workers=1)
+    clock, own_settings = SystemClock(), {"event_kafka": kafka, "services_workers": 1}
+    credentials = {"webhook_urls": targets[:2], "event_nats": targets[2], "webhook_secret": "secret"}
+    sealed_credentials = await seal_credentials(server, clock, "0" * 32, credentials)
+    warehouse = msgspec.structs.replace(build_warehouse(own_settings), credentials=sealed_credentials)
+    opened_settings = await load_settings(server, clock, warehouse)
+    assert (opened_settings.webhook_urls, opened_settings.event_nats) == (targets[:2], targets[2])
+    assert (opened_settings.event_kafka, opened_settings.services_workers) == (kafka, 1)
+
+    smaller_server = dataclasses.replace(server, warehouse_event_targets=targets[:1], services_workers=0)
+    with capture_logs() as logs:
+        opened_settings = await load_settings(smaller_server, clock, warehouse)
+    assert (opened_settings.webhook_urls, opened_settings.event_nats) == (targets[:1], "")
+    assert (opened_settings.event_kafka, opened_settings.services_workers) == ("", 0)
+    assert opened_settings.webhook_secret == "secret"
+    errors = {entry["setting"] for entry in logs if entry["log_level"] == "error"}
+    assert errors == {"webhook_urls", "event_nats", "event_kafka"}
+    with pytest.raises(BadRequest, match="services_workers"):
+        check_services(smaller_server, own_settings)
+
+
+@pytest.mark.parametrize(
+    ("location", "access", "keys", "expected"),
+    [
+        ("s3://lake/sales", "signing", {}, {"AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN"}),
+        ("s3://lake/sales", "signing", KEYS, {"AWS_CA_BUNDLE", "AWS_REGION"}),
+        ("s3://lake/sales", "gateway", {}, {"AWS_CA_BUNDLE", "AWS_REGION"}),
+        ("s3://lake/sales", "signing", {"azure_account_key": "a2V5"}, {"AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN"}),
+        ("gs://lake/sales", "gateway", KEYS, {"GOOGLE_APPLICATION_CREDENTIALS"}),
+        ("abfss://lake@account.dfs.core.windows.net/sales", "gateway", KEYS, {"AZURE_CLIENT_ID"}),
+        ("abfss://lake@account.dfs.core.windows.net/sales", "signing", {"azure_account_key": "a2V5"}, set()),
+        ("hdfs://namenode:8020/sales", "gateway", KEYS, {"KRB5CCNAME"}),
+        ("file:///sales", "gateway", {}, set()),
+    ],
+)
+def test_jobs_have_the_login_to_the_cloud_of_their_warehouse_unless_they_have_other_keys(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    location: str,
+    access: str,
+    keys: dict[str, str],
+    expected: set[str],
+) -> None:
+    names = (
+        *("AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN", "AZURE_CLIENT_ID", "GOOGLE_APPLICATION_CREDENTIALS"),
+        "KRB5CCNAME",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "value")
+    warehouse = dataclasses.replace(settings, warehouse=location, s3_client_access=access, **keys)
+    assert set(list_job_variables(list_storages(warehouse), warehouse)) & set(names) == expected
+    own_warehouse_variables = list_job_variables(list_storages(warehouse))
+    assert expected <= set(own_warehouse_variables)
+
+
 def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(settings: Settings) -> None:
     check_definition(settings, {}, KEYS)
     warehouse_settings = make_settings(settings, build_warehouse({}), {}, KEYS)
@@ -51,6 +121,16 @@ def test_federated_warehouse_gives_no_keys_of_the_gateway(settings: Settings) ->
     assert make_settings(server, build_warehouse(own), own, {}).s3_client_access == "signing"
     with pytest.raises(BadRequest, match="federated"):
         check_definition(server, {**own, "s3_client_access": "gateway"}, {})
+
+
+def test_federated_warehouse_runs_no_table_services(settings: Settings) -> None:
+    server = dataclasses.replace(settings, services_workers=1)
+    own = {"federation_uri": "http://other.example"}
+    assert make_settings(server, build_warehouse({}), {}, {}).services_workers == 1
+    for own_settings in (own, {**own, "services_workers": 1}):
+        assert make_settings(server, build_warehouse(own_settings), own_settings, {}).services_workers == 0
+    with pytest.raises(BadRequest, match="federated"):
+        check_services(server, {**own, "services_workers": 1})
 
 
 def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Settings) -> None:

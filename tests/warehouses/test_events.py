@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,11 +13,13 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.observability.metrics import MULTIPROCESS_VARIABLE, ServerMetrics
 from seamark.metaserver.timeline.events import make_event
 from seamark.metaserver.timeline.webhooks import compute_signature
 from seamark.metaserver.warehouses.definitions import CREDENTIALS, WAREHOUSE_SETTINGS, check_settings
 from tests.server.rig import build_instant, build_settings
 from tests.timeline.test_webhooks import Receiver, run_receiver
+from tests.waits import PATIENCE_S
 from tests.warehouses.world import run_server_with_warehouses
 
 ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
@@ -71,6 +74,38 @@ async def test_each_receiver_gets_the_events_of_its_warehouse_with_its_signature
         for name in ROOTS:
             check_events(receivers[name], sources[name], f"of {name or 'the server'}", tables[name])
         check_events(receivers["new"], sources["sales"], "new", [*tables["sales"], "last"])
+        # The gauges of a warehouse end with its receivers.
+        metrics = world.server.components.metrics
+        lag = b'seamark_warehouse_event_lag_seconds{target="webhook",warehouse="stock"}'
+        async with asyncio.timeout(PATIENCE_S):
+            while lag not in metrics.render():
+                await asyncio.sleep(0.05)
+            body = {"location": sources["stock"], "credentials": {}}
+            assert (await world.send("PUT", "/api/v1/warehouses/stock", body))[0] == 200
+            while lag in metrics.render():
+                await asyncio.sleep(0.05)
+
+
+def test_closed_warehouse_is_not_in_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_shared in (False, True):
+        metrics = ServerMetrics()
+        jobs = {name: metrics.observe_jobs(name) for name in ("sales", "stock")}
+        for name, observer in jobs.items():
+            observer.set_services_state(leading=False, blocked=True)
+            observer.set_queued_jobs(7)
+            metrics.gateway_cache.sample(
+                warehouse=name, memory={"blocks": 4}, disk={}, served_bytes={}, events={"fetch": 1}
+            )
+        if is_shared:  # The library cannot remove the values that workers share.
+            monkeypatch.setenv(MULTIPROCESS_VARIABLE, "/nonexistent")
+        metrics.forget_warehouse("sales")
+        monkeypatch.delenv(MULTIPROCESS_VARIABLE, raising=False)
+        lines = metrics.render().decode().splitlines()
+        shown_lines = [line for line in lines if 'warehouse="sales"' in line]
+        names = ("seamark_warehouse_job_queue", "seamark_warehouse_services_blocked") if is_shared else ()
+        assert shown_lines == [f'{name}{{warehouse="sales"}} 0.0' for name in names]
+        assert 'seamark_warehouse_job_queue{warehouse="stock"} 7.0' in lines
+        assert 'seamark_gateway_cache_bytes{tier="blocks"} 4.0' in lines
 
 
 def test_warehouse_can_name_only_receivers_that_the_operator_allows(tmp_path: Path) -> None:
@@ -104,6 +139,40 @@ def test_warehouse_can_name_only_receivers_that_the_operator_allows(tmp_path: Pa
             check_settings({"event_kafka": value}, WAREHOUSE_SETTINGS, settings)
     with pytest.raises(BadRequest, match="warehouse_event_targets"):
         check_settings({"webhook_urls": "http://hooks.example/"}, CREDENTIALS, build_settings(tmp_path))
+    urls = [f"http://hooks.example/sales/{number}" for number in range(17)]
+    assert len(check_settings({"webhook_urls": urls[:16]}, CREDENTIALS, settings)["webhook_urls"]) == 16
+    with pytest.raises(BadRequest, match="at most 16"):
+        check_settings({"webhook_urls": urls}, CREDENTIALS, settings)
+
+
+def test_address_that_clients_read_differently_is_refused(tmp_path: Path) -> None:
+    allowed = (
+        *("http://hooks.example/sales", "http://hooks.example/tree/", "nats://nats.example:4222/sales"),
+        *("kafka://broker:9092,broker2:9092/topic", "tls://nats.example:4222/"),
+    )
+    settings = replace(build_settings(tmp_path), warehouse_event_targets=allowed)
+    for name, value in (
+        ("webhook_urls", "http://ann:word@HOOKS.example:80/sales"),
+        ("event_nats", "nats://ann:word@nats.example:4222/sales"),
+        ("event_kafka", "kafka://broker2:9092/topic"),
+        ("openlineage_url", "http://hooks.example/tree/..a/b"),
+    ):
+        assert check_settings({name: value}, (*WAREHOUSE_SETTINGS, *CREDENTIALS), settings)
+    for name, value in (
+        ("webhook_urls", "http://169.254.169.254?admin=1@hooks.example/sales"),
+        ("openlineage_url", "http://169.254.169.254#@hooks.example/sales"),
+        ("webhook_urls", "http://127.0.0.1:8181\\@hooks.example/sales"),
+        ("webhook_urls", "http://a@127.0.0.1@hooks.example/sales"),
+        ("webhook_urls", "http://hooks.example/tree/..;x/admin"),
+        ("webhook_urls", "http://hooks.example/tree/%252e%252e/admin"),
+        ("webhook_urls", "http://hooks.example:81/sales"),
+        ("event_nats", "nats://10.0.0.5:6379,u:p@nats.example:4222/sales"),
+        ("event_nats", "tls://nats.example:4222,10.0.0.5:6379/sales"),
+        ("event_kafka", "kafka://evil:9092,x@broker:9092/topic"),
+        ("event_kafka", "kafka://evil:9092@broker:9092/topic"),
+    ):
+        with pytest.raises(BadRequest, match=r"warehouse_event_targets|invalid"):
+            check_settings({name: value}, (*WAREHOUSE_SETTINGS, *CREDENTIALS), settings)
 
 
 def test_messages_of_two_warehouses_have_different_ids() -> None:

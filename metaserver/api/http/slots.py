@@ -81,9 +81,16 @@ class HolderLimit:
 
 
 class WorkerLimits:
-    """The limits of one worker for concurrent work and its memory."""
+    """The limits of one worker for concurrent work and its memory. All warehouses share them.
 
-    def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
+    Args:
+        requests: The maximum number of concurrent requests.
+        watchers: The maximum number of concurrent watchers.
+        body_bytes: The maximum memory of the bodies of requests, and of each kind of bodies in the gateway.
+        has_logins: Whether requests have different principals.
+    """
+
+    def __init__(self, *, requests: int, watchers: int, body_bytes: int, has_logins: bool = True) -> None:
         self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
         self.logging_in = HolderLimit("concurrent logins", requests, max(1, requests // 2))
@@ -91,6 +98,10 @@ class WorkerLimits:
         # The timeline refuses more than `watchers` requests that wait. Its other reads are few and short.
         self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
+        # Without logins, all requests to the gateway have the same principal, which may use all the memory.
+        gateway_share = max(1, body_bytes // (2 if has_logins else 1))
+        self.gateway_documents = HolderLimit("bytes of XML", body_bytes, gateway_share)
+        self.gateway_writes = HolderLimit("bytes of conditional writes", body_bytes, gateway_share)
         self.parsing = FairLock()
         """The queue in which large bodies and large filters are parsed one at a time."""
         self.reading_sql = FairLock()
@@ -104,15 +115,21 @@ class WorkerLimits:
         self.simulating = FairLock()
         """The queue in which simulations run in a thread, one at a time, even if their requests have ended."""
 
+    @property
+    def _limits(self) -> tuple[HolderLimit, ...]:
+        return (
+            *(self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies),
+            *(self.gateway_documents, self.gateway_writes),
+        )
+
     def check_invariants(self) -> None:
-        for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):
+        for bound in self._limits:
             bound.check_invariants()
 
     @property
     def is_idle(self) -> bool:
         """Return whether no request uses any of these limits. Only tests call it."""
-        limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
-        return not any(limit.taken for limit in limits) and all(
+        return not any(limit.taken for limit in self._limits) and all(
             lock.is_free
             for lock in (
                 *(self.parsing, self.reading_sql, self.inflating),

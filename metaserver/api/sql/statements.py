@@ -44,7 +44,7 @@ from seamark.metaserver.api.sql.protocol import (
 from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import TABLE
-from seamark.metaserver.timeline.statement_lineage import StatementRun, name_statement
+from seamark.metaserver.timeline.statement_lineage import StatementRun
 
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
@@ -217,9 +217,8 @@ async def _record_run(
         kind = error.kind if isinstance(error, SeamarkError) else type(error).__name__
         raise
     finally:
-        run_id, name = str(clock.uuid7()), name_statement(request.statement)
-        tables = exchange.allowed_tables
-        runs.record(StatementRun(run_id, name, started_ms, clock.now_ms(), outcome, kind, tables))
+        run_id, tables = str(clock.uuid7()), exchange.allowed_tables
+        runs.record(StatementRun(run_id, request.statement, started_ms, clock.now_ms(), outcome, kind, tables))
 
 
 @Route(

@@ -58,17 +58,21 @@ _AZURE = "abfss"
 class CloudBackend:
     """A `Backend` for the cloud that the setting `s3_backend` names. An instance belongs to one event loop."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, bodies: HolderLimit) -> None:
+        """Create a backend.
+
+        Args:
+            settings: The settings of the warehouse.
+            clock: The clock.
+            bodies: The limit for the memory of conditional writes, which all backends of the server share.
+        """
         self._backing = Backing(settings)
         self._objects = self._backing.open([], settings, clock)
         self._uploads = CloudUploads(clock)
         self._abandoned_s = settings.gateway_uploads_s
         self._stores: dict[str, RemoteStore] = {}
         self._listing_threads = ThreadPoolExecutor(_FOLDER_LISTINGS_MAX, "gateway-listings")
-        # Without logins, all requests have the same principal, which may use all the memory.
-        share = 1 if settings.auth == "none" else 2
-        memory_bytes = settings.bodies_memory_bytes
-        self._bodies = HolderLimit("bytes of conditional writes", memory_bytes, memory_bytes // share)
+        self._bodies = bodies
         roots = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots
         self._buckets = sorted({root.bucket for root in roots if root.scheme == "s3"})
 

@@ -25,6 +25,7 @@ from seamark.metaserver.settings.settings import Settings
 class AzureStorage(ServerStorage):
     rules = STORAGES["abfss"]
     variable_prefixes = ("AZURE_", "IDENTITY_", "MSI_")
+    public_variables = ("AZURE_AUTHORITY_HOST",)
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -42,6 +43,9 @@ class AzureStorage(ServerStorage):
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return suggest_azure_fix(error)
+
+    def has_own_job_keys(self, settings: Settings) -> bool:
+        return bool(settings.azure_account_key)
 
     async def grant_client_access(
         self,

@@ -22,6 +22,7 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
+from seamark.metaserver.settings.settings import Settings
 
 _ANSWER_BYTES_MAX = 1 << 20
 _VARIABLES = frozenset(
@@ -41,20 +42,26 @@ _VARIABLES = frozenset(
     )
 )
 """The variables of the server's environment that a worker receives. Other variables may contain secrets."""
-_PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
+_PREFIXES: tuple[str, ...] = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _END_S = 2.0
 """The time within which a worker has to end before it is killed."""
 
 
-def list_job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
+def list_job_variables(storages: Iterable[ServerStorage], settings: Settings | None = None) -> dict[str, str]:
     """Return the environment variables of the server that job processes receive.
 
     Args:
         storages: The storages of the tables. The library of a storage may need variables, such as those of AWS's
             provider chain.
+        settings: The settings of a further warehouse, whose jobs get no login of the server to a cloud if they have
+            other keys for its storage. None for the server's own warehouse.
     """
-    prefixes = (*_PREFIXES, *(prefix for storage in storages for prefix in storage.variable_prefixes))
-    return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
+    names, prefixes = set(_VARIABLES), _PREFIXES
+    for storage in storages:
+        names.update(storage.public_variables)
+        if settings is None or not storage.has_own_job_keys(settings):
+            prefixes += storage.variable_prefixes
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
 
 
 class WorkerProcess:

@@ -1,7 +1,8 @@
 """Refuses requests to the other catalog at once while it does not answer.
 
-The first request that gets no answer opens the breaker. Then no request of a client waits for the other catalog. A task
-sends its own request from time to time, and closes the breaker when the other catalog answers.
+After a request without an answer, a task sends its own request, because only one object of the other catalog may be
+slow. If this request gets no answer either, the breaker opens, and no request of a client waits for the other catalog.
+The task sends its request from time to time, and closes the breaker when the other catalog answers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from seamark.formats.runtime.errors import RetryLater
 
 PAUSE_S = 0.5
 """The pause before the first attempt to reach the other catalog again. It doubles with each attempt."""
 _PAUSE_S_MAX = 10.0
+_log = structlog.get_logger("seamark.warehouses")
 
 
 class CatalogBreaker:
@@ -26,6 +30,8 @@ class CatalogBreaker:
     def __init__(self, is_answering: Callable[[], Awaitable[bool]]) -> None:
         self._is_answering = is_answering
         self._message = ""
+        self._is_open = False
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -34,27 +40,35 @@ class CatalogBreaker:
         Raises:
             RetryLater: The other catalog does not answer.
         """
-        if self._task is not None:
+        if self._is_open:
             raise RetryLater(self._message)
 
-    def open(self, message: str) -> None:
-        """Refuse requests with this message until the other catalog answers."""
-        if self._task is None:
+    def report_failure(self, message: str) -> None:
+        """Find out whether the other catalog answers, and if not, refuse requests with this message until it does."""
+        if self._task is None and not self._is_closed:
             self._message = message
-            self._task = asyncio.create_task(self._wait_for_answer(), name="federation breaker")
+            self._task = asyncio.create_task(self._watch(), name="federation breaker")
 
     async def close(self) -> None:
-        """End the task."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        """End the task. Later failures begin no task."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _wait_for_answer(self) -> None:
+    async def _watch(self) -> None:
         pause_s = PAUSE_S
-        while True:
-            await asyncio.sleep(pause_s)
-            if await self._is_answering():
-                self._task = None
-                return
-            pause_s = min(_PAUSE_S_MAX, 2 * pause_s)
+        try:
+            while not await self._probe():
+                self._is_open = True
+                await asyncio.sleep(pause_s)
+                pause_s = min(_PAUSE_S_MAX, 2 * pause_s)
+        finally:
+            self._is_open, self._task = False, None
+
+    async def _probe(self) -> bool:
+        try:
+            return await self._is_answering()
+        except Exception as error:  # noqa: BLE001  the task must not end while the breaker is open
+            _log.error("a request to the catalog of a warehouse failed unexpectedly", exc_info=error)
+            return False

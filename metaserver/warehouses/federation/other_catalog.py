@@ -169,9 +169,9 @@ class OtherCatalog:
             async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
-            message = f"The catalog {self._uri} of this warehouse did not answer within {timeout_s:g} seconds"
-            self._breaker.open(message)
-            raise RetryLater(message) from None
+            raise RetryLater(
+                f"The catalog {self._uri} of this warehouse did not answer within {timeout_s:g} seconds"
+            ) from None
         finally:
             self._requests -= 1
 
@@ -380,13 +380,14 @@ class OtherCatalog:
         """Send a request, and return the answer with any status.
 
         Raises:
-            RetryLater: The other catalog does not answer, or has not answered since an earlier request.
+            RetryLater: The other catalog does not answer this request, or did not answer the last request of the
+                breaker.
         """
         self._breaker.check()
         try:
             return await self._exchange(method, path, headers, data)
         except _NoAnswer as error:
-            self._breaker.open(str(error))
+            self._breaker.report_failure(str(error))
             raise RetryLater(str(error)) from None
 
     async def _exchange(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:

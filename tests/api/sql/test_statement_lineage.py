@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.timeline.statement_lineage import RUNS_MAX, StatementRun, StatementRuns, remove_literals
+from seamark.metaserver.timeline import statement_lineage
+from seamark.metaserver.timeline.statement_lineage import (
+    RUNS_MAX,
+    StatementRun,
+    StatementRuns,
+    name_statement,
+    remove_literals,
+)
 from tests.api.client import Api
 from tests.api.sql.test_statements import LONG_STATEMENT
 from tests.connector.lake import append_parts, create_lake_table, spread_ids
@@ -114,5 +121,23 @@ async def test_runs_beyond_the_limit_are_dropped_and_counted(extra: int) -> None
     failures = CountedFailures()
     runs = StatementRuns(failures)
     for _ in range(RUNS_MAX + extra):
-        runs.record(StatementRun("id", "sql.0", 0, 1, "COMPLETE", "", ()))
+        runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", ()))
     assert failures.count == extra
+
+
+async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched_lengths: list[int] = []
+
+    def remove_and_note(statement: str) -> str:
+        searched_lengths.append(len(statement))
+        return remove_literals(statement)
+
+    monkeypatch.setattr(statement_lineage, "remove_literals", remove_and_note)
+    failures = CountedFailures()
+    runs = StatementRuns(failures)
+    for _ in range(9):
+        runs.record(StatementRun("id", "+" * (1 << 20), 0, 1, "COMPLETE", "", ()))
+    assert (searched_lengths, failures.count) == ([], 1)
+    assert name_statement("select 1") == name_statement("SELECT 2")
+    assert name_statement("+" * (1 << 20)) != name_statement("-" * (1 << 20))
+    assert searched_lengths == [8, 8]

@@ -367,8 +367,17 @@ class GatewayCacheMetrics:
         The gauges show the sums of all warehouses.
         """
         self._values[warehouse] = memory, disk, served_bytes, events
+        self._set_sums(self._values[warehouse])
+
+    def forget(self, warehouse: str) -> None:
+        """Remove the values of a warehouse that is closed from the sums."""
+        if (last_values := self._values.pop(warehouse, None)) is not None:
+            self._set_sums(last_values)
+
+    def _set_sums(self, names: tuple[Mapping[str, int], ...]) -> None:
+        """Set the samples with these names in each gauge."""
         for number, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
-            for name in self._values[warehouse][number]:
+            for name in names[number]:
                 gauge.labels(name).set(sum(values[number].get(name, 0) for values in self._values.values()))
 
 
@@ -509,6 +518,24 @@ class WarehouseMetrics:
             mode="livemax",
         )
 
+        self._labels: dict[str, set[tuple[prometheus.Gauge, tuple[str, ...]]]] = {}
+        """The labels of the samples in gauges, by the warehouse."""
+
+    def set_gauge(self, gauge: prometheus.Gauge, value: float, warehouse: str, *labels: str) -> None:
+        """Set a gauge of this object. `labels` are the values of the labels after the warehouse."""
+        self._labels.setdefault(warehouse, set()).add((gauge, (warehouse, *labels)))
+        gauge.labels(warehouse, *labels).set(value)
+
+    def forget(self, warehouse: str) -> None:
+        """Remove the samples of a warehouse from all gauges.
+
+        The library cannot remove samples that workers share, so these become 0.
+        """
+        for gauge, labels in self._labels.pop(warehouse, ()):
+            gauge.labels(*labels).set(0)
+            if MULTIPROCESS_VARIABLE not in os.environ:
+                gauge.remove(*labels)
+
     def count_request(self, warehouse: str, status: int) -> None:
         """Count an answered request for a further warehouse, which must exist."""
         self.requests.labels(warehouse, status).inc()
@@ -534,13 +561,13 @@ class WarehouseJobs:
         self._warehouses.jobs.labels(self._name, service, outcome).inc()
 
     def set_queued_jobs(self, count: int) -> None:
-        self._warehouses.queue.labels(self._name).set(count)
+        self._warehouses.set_gauge(self._warehouses.queue, count, self._name)
 
     def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
         """Do nothing. The gauges of each service show the server's own warehouse."""
 
     def set_services_state(self, *, leading: bool, blocked: bool) -> None:
-        self._warehouses.blocked.labels(self._name).set(blocked)
+        self._warehouses.set_gauge(self._warehouses.blocked, blocked, self._name)
 
     def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         """Do nothing. The gauges of each service show the server's own warehouse."""
@@ -561,7 +588,7 @@ class WarehouseEvents:
     def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None:
         self._lags[kind, name] = seconds
         lag_s = max(lag_s for (lag_kind, _), lag_s in self._lags.items() if lag_kind == kind)
-        self._warehouses.event_lag.labels(self._name, kind).set(lag_s)
+        self._warehouses.set_gauge(self._warehouses.event_lag, lag_s, self._name, kind)
 
 
 class ServerMetrics:
@@ -601,6 +628,11 @@ class ServerMetrics:
     def observe_events(self, warehouse: str) -> EventMetrics | WarehouseEvents:
         """Return the receiver of the metrics of events of a warehouse. An empty name is the server's own warehouse."""
         return WarehouseEvents(self.events, self.warehouses, warehouse) if warehouse else self.events
+
+    def forget_warehouse(self, warehouse: str) -> None:
+        """Remove the current values of a further warehouse, which is closed."""
+        self.warehouses.forget(warehouse)
+        self.gateway_cache.forget(warehouse)
 
     def flush(self) -> None:
         """Add the counts since the last flush to the metrics."""
