@@ -96,6 +96,12 @@ def list_sources(tree: exp.Expr) -> list[exp.Expr | None]:
     return [None if clause is None else clause.this, *(join.this for join in tree.args.get("joins") or ())]
 
 
+def list_qualifiers(table: exp.Table) -> list[exp.Expr]:
+    """Return the names by which a query can qualify the columns of a table."""
+    alias = table.args.get("alias")
+    return [alias.this] if alias is not None and alias.name else list(table.parts)
+
+
 def replace_tables(
     tree: exp.Expr, tables: Mapping[int, DimensionTable], facts: int, cube: IndexDefinition, find: FindColumn
 ) -> list[ReplacedTable]:

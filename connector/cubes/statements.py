@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from seamark.connector.cubes.attributes import list_sources
+from seamark.connector.cubes.attributes import list_qualifiers, list_sources
 from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
 from seamark.connector.cubes.stars import Star, StarAttribute, StarJoin, StarNames, flatten_joins
 from seamark.connector.cubes.times import TimeDimension, replace_times
@@ -286,6 +286,12 @@ class _Translation:
         self._names = {field.name.lower() for field in schema.fields}
         self._star_names = star_names
         self._alias = find_source(select).alias_or_name
+        self._qualifiers = {
+            name.name.lower()
+            for source in list_sources(select)
+            if isinstance(source, exp.Table)
+            for name in list_qualifiers(source)
+        }
         dimension_columns: frozenset[str] = frozenset()
         if star is not None and star_names is not None:
             self._alias = star_names.aliases[star.facts]
@@ -328,7 +334,8 @@ class _Translation:
         self._has_sketches = False
 
     def run(self) -> CubeStatement:
-        names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
+        values = [item.unnest() for item in self._select.expressions]
+        names = [value.name if isinstance(value, exp.Column) else "" for value in values]
         tree = replace_times(self._select, list(self._times))
         assert isinstance(tree, exp.Select)
         joins: list[StarJoin] = []
@@ -336,11 +343,11 @@ class _Translation:
             joins, self._attributes = self._star_names.replace(tree, self._cube, self._dialect.quote_name, self._name)
         tree.set("from_", None)
         tree.set("joins", None)
-        self._check_aliases(tree)
+        self._check_aliases()
         row_conditions = self._split_condition(tree)
         self._visit(tree)
         for name, item in zip(names, list(tree.expressions), strict=True):
-            if name and isinstance(item, exp.Column) and item.name != name:
+            if name and item.unnest().name != name:
                 item.replace(exp.alias_(item.copy(), name, quoted=True))
         if not self._used_outputs:
             self._use_partial(COUNT_ROWS)
@@ -407,20 +414,31 @@ class _Translation:
         """Return the paths of the columns of a condition. An empty path is an unknown column."""
         return [self._find_path(column) or "" for column in condition.find_all(exp.Column)]
 
-    def _check_aliases(self, tree: exp.Select) -> None:
+    def _check_aliases(self) -> None:
         """Check that no name can refer to both an output and a column, because engines resolve such names differently.
+
+        Without an alias, a column and a field of a struct are outputs of their own names.
 
         Raises:
             NotFromCube: A name is ambiguous.
         """
+        ambiguous_names = set[str]()
+        for item in self._select.expressions:
+            value = item.unalias().unnest()
+            if isinstance(item, exp.Alias) or isinstance(value, exp.Column):
+                name = (item.alias if isinstance(item, exp.Alias) else value.name).lower()
+                if name in self._names and not self._is_column(value, name):
+                    ambiguous_names.add(name)
         for column in self._select.find_all(exp.Column):
-            name = column.name.lower()
-            output = self._aliases.get(name) if len(column.parts) == 1 else None
-            if output is None or name not in self._names:
-                continue
-            is_itself = isinstance(output, exp.Column) and output.name.lower() == name
-            if not is_itself:
+            if len(column.parts) == 1 and column.name.lower() in ambiguous_names:
                 raise NotFromCube(f"{column.name} may be an output or a column")
+
+    def _is_column(self, value: exp.Expr, name: str) -> bool:
+        """Return whether a value is the column with this name, and not a field of a struct."""
+        if not isinstance(value, exp.Column):
+            return False
+        names = [part.name.lower() for part in value.parts]
+        return names == [name] or (len(names) == 2 and names[0] in self._qualifiers and names[1] == name)
 
     # Nodes
 
@@ -483,9 +501,11 @@ class _Translation:
         if not all(isinstance(part, exp.Identifier) for part in node.parts):
             return None
         parts = [part.name.lower() for part in node.parts]
+        if any("." in part and "\0" not in part for part in parts):
+            raise NotFromCube(f"{_describe(node)} has a name with a dot, which may be a field of a struct")
+        if parts[0] in self._names and not self._qualifiers.isdisjoint(parts[:-1]):
+            raise NotFromCube(f"{parts[0]} is ambiguous: it may be the table or a column")
         if len(parts) > 1 and parts[0] == self._alias.lower():
-            if parts[0] in self._names:
-                raise NotFromCube(f"{parts[0]} is ambiguous: it may be the table or a column")
             parts = parts[1:]
         return ".".join(parts)
 

@@ -54,8 +54,8 @@ class DuckDBCubeQuery:
         self.translated = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
         original = con.sql(_read_no_rows(statement.text, reference, table.schema), params=statement.parameters)
         self._names = original.columns
-        if self.translated.has_sketches:
-            create_functions(con)
+        if self.translated.has_sketches and not create_functions(con):
+            raise NotFromCube("the transaction began before the functions for sketches were created")
         no_groups = ", ".join(f"NULL AS {column}" for column in self.translated.columns)
         new = con.sql(self.translated.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
         if new.types != original.types:

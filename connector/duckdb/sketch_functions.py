@@ -6,6 +6,8 @@ one register, so the list of many rows is short: at most 53 sketches for each of
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -20,25 +22,52 @@ from seamark.formats.index.keys.distinct_sketches import (
     merge_sketches,
 )
 
+_PREFIX = "seamark_"
+_ARGUMENTS = {SKETCH_PREFIX + end: kind for kind, end in FUNCTION_ENDS.items()}
+"""The type of the argument of each function that makes sketches, by its name."""
 
-def create_functions(con: duckdb.DuckDBPyConnection) -> None:
-    """Create the functions in a connection, unless it has them."""
-    try:
-        for kind, end in FUNCTION_ENDS.items():
-            con.create_function(
-                SKETCH_PREFIX + end, _make_sketches, [duckdb.type(kind)], "BLOB", type=PythonUDFType.ARROW
-            )
+
+def create_functions(con: duckdb.DuckDBPyConnection) -> bool:
+    """Create the functions in the database of a connection, unless it has them.
+
+    They are created outside of the transaction of the connection. Otherwise a rollback would remove them, and the
+    connection could not create them again.
+
+    Returns:
+        Whether the connection can use the functions. A transaction that began before cannot.
+    """
+    missing = _list_missing(con)
+    if not missing:
+        return True
+    with con.cursor() as cursor:
+        for name in missing:
+            # Another connection may create the function at the same time.
+            with suppress(duckdb.CatalogException, duckdb.TransactionException):
+                _create_function(cursor, name)
+    return not _list_missing(con)
+
+
+def _list_missing(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """Return the names of the functions that a connection does not see."""
+    rows = con.sql(
+        f"SELECT DISTINCT function_name FROM duckdb_functions() WHERE starts_with(function_name, '{_PREFIX}')"  # noqa: S608
+    ).fetchall()
+    existing_names = {name for (name,) in rows}
+    return [name for name in (*_ARGUMENTS, COUNT_SKETCHES) if name not in existing_names]
+
+
+def _create_function(con: duckdb.DuckDBPyConnection, name: str) -> None:
+    if name == COUNT_SKETCHES:
         con.create_function(
-            COUNT_SKETCHES,
+            name,
             _count_sketches,
             [con.list_type("BLOB")],
             "BIGINT",
             type=PythonUDFType.ARROW,
             null_handling=FunctionNullHandling.SPECIAL,
         )
-    except duckdb.NotImplementedException as error:
-        if "already created" not in str(error):
-            raise
+    else:
+        con.create_function(name, _make_sketches, [duckdb.type(_ARGUMENTS[name])], "BLOB", type=PythonUDFType.ARROW)
 
 
 def _make_sketches(values: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -8,9 +8,11 @@ keys of their data files. If no key has changed at all, it reads no data file.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.progress import advance
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, read_indexed_columns
 from seamark.connector.index.lookups import DimensionRefused, Dimensions, find_places, read_dimensions
 from seamark.connector.index.merges import copy_entries, read_file_ids
@@ -30,6 +33,12 @@ from seamark.formats.runtime.errors import SeamarkError
 
 _CHANGED_KEYS_FRACTION_MAX = 0.5
 """The maximum fraction of changed keys with which entries are copied. With more, almost every file has such a key."""
+_EARLIER_DEFINITIONS_MAX = 3
+"""The maximum number of earlier definitions whose dimension tables are read."""
+_SILENCE_MAX_S = 20 * 60
+"""The maximum time without a registered index file, in seconds. The server rolls back a build that registers none for
+an hour, if another build starts.
+"""
 
 FileId = tuple[int, int]
 
@@ -51,7 +60,9 @@ def copy_unchanged_entries(
 ) -> Iterator[WrittenIndex]:
     """Write index files with the entries of earlier definitions that are right for this definition, and yield them.
 
-    An entry that cannot be copied is left to the build: a damaged index file, or a snapshot that has expired.
+    An entry that cannot be copied is left to the build: a damaged index file, or a snapshot that has expired. The key
+    columns of a data file are read once at most, so a file with a key that changed after the newest of the earlier
+    definitions is left to the build too.
 
     Args:
         client: The client.
@@ -63,16 +74,19 @@ def copy_unchanged_entries(
     by_definition: defaultdict[str, list[str]] = defaultdict(list)
     for earlier in earlier_files:
         by_definition[earlier["definition-id"]].append(earlier["location"])
-    for definition_id, locations in by_definition.items():
+    read_ids: set[FileId] = set()
+    deadline_s = time.monotonic() + _SILENCE_MAX_S
+    for definition_id, locations in islice(by_definition.items(), _EARLIER_DEFINITIONS_MAX):
+        if not missing:
+            return
         changes = _find_changes(client, task, definition_id, dimensions)
         for location in locations if changes is not None else ():
+            advance(0, 0)
+            if not missing or time.monotonic() > deadline_s:
+                return
             try:
                 listed = read_file_ids(location, task.storage)
-                unchanged = {
-                    file_id
-                    for file_id in listed
-                    if file_id in missing and _is_unchanged(task, missing[file_id], changes or ())
-                }
+                unchanged = _find_unchanged(task, listed, missing, changes or (), read_ids, deadline_s)
                 if not unchanged:
                     continue
                 written = copy_entries(location, task.definition.id, unchanged, task.folder, task.storage)
@@ -81,6 +95,7 @@ def copy_unchanged_entries(
             for file_id in unchanged:
                 del missing[file_id]
             yield written
+            deadline_s = time.monotonic() + _SILENCE_MAX_S
 
 
 def _find_changes(
@@ -91,7 +106,13 @@ def _find_changes(
     earlier_terms = _read_earlier_terms(terms, definition_id)
     try:
         earlier_dimensions = read_dimensions(client, earlier_terms)
-    except (ClientError, DimensionRefused, SeamarkError):  # Its snapshot has expired, or a key was not unique.
+    except (
+        ClientError,
+        DimensionRefused,
+        OSError,
+        SeamarkError,
+        ValueError,
+    ):  # Its snapshot has expired, or a key was not unique.
         return None
     # The terms of one column may name several snapshots of a dimension table.
     changes: dict[tuple[int, DimensionSource, DimensionSource], _ChangedKeys] = {}
@@ -142,10 +163,35 @@ def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
     return changed.combine_chunks()
 
 
+def _find_unchanged(
+    task: IndexTask,
+    listed: Iterable[FileId],
+    missing: Mapping[FileId, DataFile],
+    changes: Sequence[_ChangedKeys],
+    read_ids: set[FileId],
+    deadline_s: float,
+) -> set[FileId]:
+    """Return the missing files of an index file that certainly have no changed key.
+
+    Args:
+        listed: The data files of the index file.
+        read_ids: The data files whose keys were read before. The function adds the files that it reads.
+        deadline_s: The time, of `time.monotonic`, after which no data file is read.
+    """
+    unchanged = {file_id for file_id in listed if file_id in missing}
+    for file_id in sorted(unchanged) if changes else ():
+        if file_id in read_ids or time.monotonic() > deadline_s:
+            unchanged.remove(file_id)
+            continue
+        read_ids.add(file_id)
+        if not _is_unchanged(task, missing[file_id], changes):
+            unchanged.remove(file_id)
+        advance(0, 0)  # The job is alive.
+    return unchanged
+
+
 def _is_unchanged(task: IndexTask, file: DataFile, changes: Iterable[_ChangedKeys]) -> bool:
     """Return whether a data file certainly has no changed key."""
-    if not changes:
-        return True
     ids = tuple({change.column_id for change in changes})
     types = {term.column_id: to_row_type(term.source) for term in task.definition.terms}
     try:

@@ -66,6 +66,13 @@ def test_merges_in_any_order_give_the_sketch_of_all_values() -> None:
         assert merge_sketches(pa.chunked_array([singles]), groups, 5).equals(expected)
 
 
+def test_estimate_of_full_registers_fits_into_int64() -> None:
+    registers = [bytes([53]) * REGISTERS, bytes([53]) * (REGISTERS - 1) + b"\0", bytes([1]) * REGISTERS]
+    estimates = estimate_sketches(pa.array(registers, SKETCH)).to_pylist()
+    assert estimates == sorted(estimates, reverse=True)
+    assert estimates[-1] > 0
+
+
 def test_nulls_are_not_counted_and_an_empty_text_is() -> None:
     sketches = make_value_sketches(pa.array(["", None, "a", ""]))
     assert estimate_sketches(sketches).to_pylist() == [1, 0, 1, 1]

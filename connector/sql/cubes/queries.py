@@ -20,7 +20,7 @@ from datetime import datetime
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.cubes.attributes import ReplacedTable, list_sources
+from seamark.connector.cubes.attributes import ReplacedTable, list_qualifiers, list_sources
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
 from seamark.connector.cubes.sketch_calls import write_count
 from seamark.connector.cubes.times import TimeDimension, replace_times
@@ -309,7 +309,7 @@ class _CubeTranslation(Translation):
             if term.column_id in fields and fields[term.column_id].type == term.source
             if parse_lookup(term.transform) is None
         }
-        qualifiers = {part.name.lower() for table in tables for part in _list_qualifiers(table.node)}
+        qualifiers = {part.name.lower() for table in tables for part in list_qualifiers(table.node)}
         self._dimensions = {
             column: dimension
             for column, dimension in self._dimensions.items()
@@ -636,12 +636,6 @@ class _CubeTranslation(Translation):
             kind = VARBINARY if partial.function == APPROX_DISTINCT else kind
             used_partial = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used_partials.setdefault(column, used_partial)
-
-
-def _list_qualifiers(node: exp.Table) -> list[exp.Expr]:
-    """Return the names by which a query can qualify the columns of a table."""
-    alias = node.args.get("alias")
-    return [alias.this] if alias is not None and alias.name else list(node.parts)
 
 
 def _count_value(value: str) -> str:

@@ -37,6 +37,8 @@ RANK_MAX = 53
 _RANK_BITS = 6
 _HASH_BITS = 52
 """The number of bits of a hash that determine the rank."""
+_ESTIMATE_MAX = float(2**63 - 1024)
+"""The largest double that fits into int64. Only sketches that no values have give a larger estimate."""
 _SEED = 9001
 _SPARSE_MAX = REGISTERS // 4 - 1
 """The maximum number of registers of a sketch that lists its registers."""
@@ -254,8 +256,9 @@ def _estimate(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         total = 0.5 * (total + counts[:, rank])
     is_empty = counts[:, 0] == REGISTERS
     total += REGISTERS * _sum_sigma(np.where(is_empty, 0.0, fractions[:, 0]))
-    estimates: npt.NDArray[np.float64] = REGISTERS**2 / (2 * np.log(2) * np.where(is_empty, 1.0, total))
-    return np.where(is_empty, 0.0, estimates)
+    with np.errstate(divide="ignore"):  # The total is 0 if all registers have the largest rank.
+        estimates: npt.NDArray[np.float64] = REGISTERS**2 / (2 * np.log(2) * np.where(is_empty, 1.0, total))
+    return np.where(is_empty, 0.0, np.minimum(estimates, _ESTIMATE_MAX))
 
 
 def _sum_sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from seamark.formats.runtime.errors import BadRequest
 
 PREFIX = "lookup["
@@ -26,9 +28,7 @@ _LOOKUP = re.compile(
     r"lookup\[(?P<table>[^\s\[\]()`,;=:@]+)@(?P<snapshot>\d{1,19}):(?P<key>\d{1,10}):(?P<attribute>\d{1,10})"
     r":(?P<type>[a-z]+)\]"
 )
-
-
-_PINNED_SNAPSHOT = re.compile(r"(?<=lookup\[)([^\[\]()@]*)@\d{1,19}:")
+_PINNED_SNAPSHOT = re.compile(r"@\d{1,19}:")
 _LOOKUP_TEXT = re.compile(r"lookup\[[^\[\]()]*\]")
 
 
@@ -101,9 +101,14 @@ def _parse_lookup(transform: str) -> Lookup:
 def remove_snapshots(definition_id: str) -> str:
     """Return the id of a definition without the snapshots of dimension tables.
 
-    Definitions with the same result differ only by these snapshots.
+    Definitions with the same result differ only by these snapshots. Other texts of an id, such as the names in a name
+    mapping, stay.
     """
-    return _PINNED_SNAPSHOT.sub(r"\1@:", definition_id)
+    decoded = msgspec.json.decode(definition_id)
+    for term in decoded["terms"]:
+        if term["transform"].startswith(PREFIX):
+            term["transform"] = _PINNED_SNAPSHOT.sub("@:", term["transform"], count=1)
+    return msgspec.json.encode(decoded).decode()
 
 
 def list_tables(text: str) -> frozenset[tuple[str, ...]]:

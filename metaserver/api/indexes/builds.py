@@ -20,6 +20,7 @@ import numpy as np
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.lookups import PREFIX as LOOKUP_PREFIX
 from seamark.formats.index.keys.lookups import remove_snapshots
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import INDEX_FOLDER
@@ -184,20 +185,23 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
             await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
     answer = describe_build(Build(table, definition, instant))
-    return {**answer, "earlier-index-files": _list_earlier_files(table.registered, definition)}
+    return {**answer, "earlier-index-files": list_earlier_files(table.registered, definition)}
 
 
-def _list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> list[dict[str, str]]:
+def list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> list[dict[str, str]]:
     """Return the index files of definitions that differ only by the snapshots of dimension tables, newest first."""
     if not definition.dimension_tables:
         return []
     same = remove_snapshots(definition.id)
+    # A table has thousands of index files, but few definitions.
+    other_definitions = {file.definition for file in registered.files} - {definition.id}
+    earlier_definitions = {
+        other for other in other_definitions if LOOKUP_PREFIX in other and remove_snapshots(other) == same
+    }
     earlier = [
         file
         for file in registered.files
-        if file.state is not IndexFileState.QUARANTINED
-        and file.definition != definition.id
-        and remove_snapshots(file.definition) == same
+        if file.state is not IndexFileState.QUARANTINED and file.definition in earlier_definitions
     ]
     return [
         {"location": file.location, "definition-id": file.definition}

@@ -41,7 +41,13 @@ TYPES = {
     "ok": "boolean",
     "big": "long",
     "fine": "decimal(20, 18)",
-    "s": StructType((Field(15, "f", required=False, type="long"), Field(16, "Über", required=False, type="string"))),
+    "s": StructType(
+        (
+            Field(15, "f", required=False, type="long"),
+            Field(16, "Über", required=False, type="string"),
+            Field(17, "k", required=False, type="int"),
+        )
+    ),
 }
 SCHEMA = Schema(
     tuple(Field(number, name, required=False, type=kind) for number, (name, kind) in enumerate(TYPES.items(), 1))
@@ -55,19 +61,22 @@ FURTHER = ("count(1)", "sum(1)", "count(k)", "count(s.f)", "max(s.f)", "avg(a.s.
 def draw_file(rng: random.Random) -> pa.Table:
     table = draw_rows_with_exact_sums(rng, rng.choice((0, 1, 20, 40)))
     rows = [
-        None if rng.random() < 0.1 else {"f": rng.choice((1, 2, None)), "Über": rng.choice("ab")}
+        None
+        if rng.random() < 0.1
+        else {"f": rng.choice((1, 2, None)), "Über": rng.choice("ab"), "k": rng.choice((None, 3, 4))}
         for _ in range(len(table))
     ]
-    return table.append_column("s", pa.array(rows, pa.struct([("f", pa.int64()), ("Über", pa.string())])))
+    return table.append_column(
+        "s", pa.array(rows, pa.struct([("f", pa.int64()), ("Über", pa.string()), ("k", pa.int32())]))
+    )
 
 
 def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
     """Return the columns of a file, and the fields of its struct, by field id."""
     columns = {field.id: table[field.name] for field in SCHEMA.fields}
-    fields = (
-        table["s"].combine_chunks().flatten() if len(table) else [pa.array([], pa.int64()), pa.array([], pa.string())]
-    )
-    return columns | {15: pa.chunked_array([fields[0]]), 16: pa.chunked_array([fields[1]])}
+    kinds = [field.type for field in table.schema.field("s").type]
+    fields = table["s"].combine_chunks().flatten() if len(table) else [pa.array([], kind) for kind in kinds]
+    return columns | {number: pa.chunked_array([values]) for number, values in enumerate(fields, 15)}
 
 
 class RandomDuckDBAggregates(RandomAggregates):
@@ -80,13 +89,17 @@ class RandomDuckDBAggregates(RandomAggregates):
         dimensions, measures = super().draw_cube()
         if self._rng.random() < 0.3:
             dimensions.append("s.f")
+        if self._rng.random() < 0.3:
+            dimensions.append("s.k")
         if self._rng.random() < 0.2:
             measures += ["avg(s.f)", "max(s.f)"]
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
         measures = [measure.replace("approx_distinct", "approx_count_distinct") for measure in measures]
-        plain_dimensions = [dimension for dimension in dimensions if dimension != "s.f"]
+        plain_dimensions = [dimension for dimension in dimensions if not dimension.startswith("s.")]
+        if "s.k" in dimensions and self._rng.random() < 0.3:
+            return self._order_by_field_k(dimensions, measures, source)
         text, table = super().query(plain_dimensions, measures, source), f" FROM {source} a"
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
@@ -101,6 +114,15 @@ class RandomDuckDBAggregates(RandomAggregates):
         if " LIMIT " not in text and self._rng.random() < 0.3:
             return GROUP_BY.sub(lambda keys: f" GROUP BY {self._rng.choice(SUBTOTALS).format(keys[1])}", text)
         return text
+
+    def _order_by_field_k(self, dimensions: list[str], measures: list[str], source: str) -> str:
+        """Return a query that is ordered by `k`: the column, or the field with the same name."""
+        rng = self._rng
+        output = rng.choice(("s.k", "a.s.k", "(s.k)", "s.k AS k", "s.k + 0 AS k", "s.k AS total"))
+        keys = ["s.k", "a.k"] if "k" in dimensions else ["s.k"]
+        order = rng.choice(("k", "1 DESC"))
+        text = f"SELECT {output}, {rng.choice(measures)} FROM {source} a GROUP BY {', '.join(keys)}"
+        return f"{text} ORDER BY {order}, 1, 2 LIMIT {rng.randint(1, 4)}"
 
 
 def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:

@@ -180,7 +180,17 @@ class RandomAggregates:
             keys and rng.random() < 0.3 and not _GROUPING_PATTERN.search(text)
         ):  # Grouping sets can have rows with equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
-        return text
+        return self._order_by_field(text, dimensions, outputs)
+
+    def _order_by_field(self, text: str, dimensions: list[str], outputs: list[str]) -> str:
+        """Return the query, sometimes ordered by a field of a struct that has the name of a column of the table."""
+        names = " AS ", " ORDER BY ", "DISTINCT ", "ROLLUP", "CUBE", "GROUPING SETS"
+        if "n.name" not in outputs or "name" in outputs or any(name in text for name in names):
+            return text
+        rng = random.Random(text)
+        if "name" in dimensions and rng.random() < 0.7:
+            text = text.replace(" GROUP BY ", " GROUP BY name, ")
+        return f"{text} ORDER BY name, {', '.join(map(str, range(1, len(outputs) + 1)))} LIMIT {rng.choice((1, 3))}"
 
     def _name(self, value: str) -> str:
         """Return the value, sometimes with the name of a column, which then means the value in ORDER BY."""

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -20,12 +20,14 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Explanation
+from seamark.connector.index import entry_copies
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.entry_copies import find_changed_keys
-from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
-from seamark.connector.index.lookups import pin_attributes
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, read_indexed_columns
+from seamark.connector.index.lookups import Dimensions, pin_attributes, read_dimensions
 from seamark.connector.sql.session import SqlResult, SqlSession
+from seamark.formats.index.keys.terms import Term
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import count_rows
@@ -535,7 +537,21 @@ def test_index_prunes_if_the_dimension_table_has_too_many_rows_for_keys(tmp_path
         server.stop()
 
 
-def test_only_entries_of_files_with_changed_keys_are_built_again(server: ServerThread) -> None:
+def test_only_entries_of_files_with_changed_keys_are_built_again(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_paths, read_tables = list[str](), list[Iterable[Term]]()
+
+    def read_and_record_columns(task: IndexTask, file: DataFile, ids: Sequence[int]) -> dict[int, pa.ChunkedArray]:
+        read_paths.append(file.path)
+        return read_indexed_columns(task, file, ids)
+
+    def read_and_record_dimensions(client: IndexClient, terms: Sequence[Term]) -> Dimensions:
+        read_tables.append(terms)
+        return read_dimensions(client, terms)
+
+    monkeypatch.setattr(entry_copies, "read_indexed_columns", read_and_record_columns)
+    monkeypatch.setattr(entry_copies, "read_dimensions", read_and_record_dimensions)
     with open_small_star(server, "changed") as star:
         changes = {
             "UPDATE {0}.shops SET city = 'z' WHERE shop_id = 1": 1,
@@ -548,7 +564,11 @@ def test_only_entries_of_files_with_changed_keys_are_built_again(server: ServerT
         for change, files in changes.items():
             star.run(change)
             star.define_city()
+            read_paths.clear()
+            read_tables.clear()
             assert star.build() == files, change
+            assert len(read_paths) == len(set(read_paths)), change
+            assert len(read_tables) <= (3 if files else 1), change
             star.audit()
         assert [star.explain(f"city = '{city}'").files for city in "abzcy"] == [1, 0, 1, 0, 3]
         star.append_fact(1)

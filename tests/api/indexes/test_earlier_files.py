@@ -1,0 +1,45 @@
+"""Tests which index files of earlier definitions the start of a build names."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import IndexDefinition, define_index
+from seamark.formats.index.keys.lookups import remove_snapshots
+from seamark.metaserver.api.indexes import builds
+from seamark.metaserver.index.files.registry import IndexFiles
+from seamark.metaserver.store.model import RegisteredIndexFile
+
+SCHEMA = Schema((Field(1, "shop", required=False, type="long"),))
+MAPPING = '[{"names":["lookup[x@1:"],"field-id":1}]'
+
+
+def define(snapshot_id: int, attribute_id: int = 4) -> IndexDefinition:
+    return define_index("city", "bitmap", [f"lookup[a.shops@{snapshot_id}:1:{attribute_id}:string](shop)"], SCHEMA)
+
+
+def register(definition_id: str, number: int) -> RegisteredIndexFile:
+    return RegisteredIndexFile("u", f"file{number}", definition_id, "bitmap", 0, 1, 1, 1, None, created_ms=number)
+
+
+def test_definitions_without_snapshots_are_equal_only_if_all_other_parts_are() -> None:
+    assert remove_snapshots(define(1).id) == remove_snapshots(define(2).id)
+    assert remove_snapshots(define(1).id) != remove_snapshots(define(1, attribute_id=5).id)
+    mapped_id = define(1).id[:-1] + f',"name-mapping":{MAPPING}}}'
+    assert remove_snapshots(mapped_id) != remove_snapshots(mapped_id.replace("x@1:", "x@2:"))
+
+
+def test_each_earlier_definition_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared_ids: list[str] = []
+
+    def record_and_remove_snapshots(definition_id: str) -> str:
+        compared_ids.append(definition_id)
+        return remove_snapshots(definition_id)
+
+    monkeypatch.setattr(builds, "remove_snapshots", record_and_remove_snapshots)
+    ids = [define(1).id, define(2).id, define(1, attribute_id=5).id, define_index("k", "bitmap", ["shop"], SCHEMA).id]
+    files = IndexFiles(1, [register(ids[number % 4], number) for number in range(400)])
+    earlier = builds.list_earlier_files(files, define(2))
+    assert [file["location"] for file in earlier] == [f"file{number}" for number in range(396, -1, -4)]
+    assert len(compared_ids) == len(set(compared_ids))
