@@ -465,7 +465,7 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
 
 
 async def load_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> dict[str, Any]:
-    """Return the credentials of a warehouse, without the receivers of events that the operator does not allow any more.
+    """Return the credentials of a warehouse, without the receivers of events that the operator no longer allows.
 
     Raises:
         ConfigError: The credentials cannot be decrypted.

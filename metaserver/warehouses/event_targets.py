@@ -112,13 +112,13 @@ def _parse_target(url: str) -> _Target | None:
 
 
 def drop_refused_targets(values: Mapping[str, Any], settings: Settings, warehouse_name: str) -> dict[str, Any]:
-    """Return stored settings without the receivers of events that the operator does not allow any more.
+    """Return stored settings without the receivers of events that the operator no longer allows.
 
     An error in the log names the settings. The warehouse is opened without these receivers, because otherwise the
     operator could not withdraw a receiver without a stop of the warehouse.
 
     Args:
-        values: The own settings or the credentials of a warehouse, as they are stored.
+        values: The own settings or the credentials of a warehouse, in their stored form.
         settings: The settings of the server.
         warehouse_name: The name of the warehouse, for the log.
     """

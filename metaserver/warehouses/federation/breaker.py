@@ -44,7 +44,7 @@ class CatalogBreaker:
             raise RetryLater(self._message)
 
     def report_failure(self, message: str) -> None:
-        """Find out whether the other catalog answers, and if not, refuse requests with this message until it does."""
+        """Determine whether the other catalog answers, and if not, refuse requests with this message until it does."""
         if self._task is None and not self._is_closed:
             self._message = message
             self._task = asyncio.create_task(self._watch(), name="federation breaker")

@@ -142,10 +142,10 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
             results = []
 
             class _CountingOutput:
-                at = 0
+                position = 0
 
                 def write(self, data: bytes) -> None:
-                    self.at += len(data)
+                    self.position += len(data)
 
             results = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied_group.ends[column])]
