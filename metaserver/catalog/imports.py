@@ -40,7 +40,7 @@ from seamark.metaserver.store.operations import Operation
 _CONCURRENT_CHECKS_MAX = 16
 """The maximum number of tables of one request that are checked at the same time."""
 _TABLES_PER_TRANSACTION_MAX = 64
-"""The maximum number of tables that one transaction registers. Other changes wait for it."""
+"""The maximum number of tables of a transaction that registers tables. Other changes wait for it."""
 ImportResult = tuple[Entry, bool] | SeamarkError
 """The entry of an imported table, and whether it is new, or the reason why it is not imported."""
 
@@ -316,8 +316,8 @@ class Imports:
 def _order_operations(tables: Sequence[_CheckedTable]) -> list[Operation]:
     """Return the operations of tables in an order in which two transactions never wait for each other.
 
-    A transaction waits for another one that creates the same name, and for the turn of claims. So it creates its
-    entries in the order of their names, and then makes all claims.
+    A transaction waits for an earlier transaction that creates the same name, and for the table lock of claims. So it
+    creates its entries in the order of their names, and then makes all claims.
     """
     tables = sorted(tables, key=lambda table: table.entry.name)
     creations = [operation for table in tables for operation in table.creations]
