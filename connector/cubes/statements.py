@@ -417,7 +417,7 @@ class _Translation:
     def _check_aliases(self) -> None:
         """Check that no name can refer to both an output and a column, because engines resolve such names differently.
 
-        Without an alias, a column and a field of a struct are outputs of their own names.
+        Without an alias, a column or a field of a struct is an output with the same name.
 
         Raises:
             NotFromCube: A name is ambiguous.
