@@ -417,7 +417,7 @@ class _Translation:
     def _check_aliases(self) -> None:
         """Check that no name can refer to both an output and a column, because engines resolve such names differently.
 
-        Without an alias, a column and a field of a struct are outputs of their own names.
+        Without an alias, a column or a field of a struct is an output with the same name.
 
         Raises:
             NotFromCube: A name is ambiguous.
@@ -430,8 +430,21 @@ class _Translation:
                 if name in self._names and not self._is_column(value, name):
                     ambiguous_names.add(name)
         for column in self._select.find_all(exp.Column):
-            if len(column.parts) == 1 and column.name.lower() in ambiguous_names:
+            if len(column.parts) == 1 and (column.name.lower() in ambiguous_names or self._may_be_cast(column)):
                 raise NotFromCube(f"{column.name} may be an output or a column")
+
+    def _may_be_cast(self, column: exp.Column) -> bool:
+        """Return whether a name in ORDER BY or HAVING may be a cast in SELECT, to which Spark gives this name."""
+        if self._dialect.name != "spark" or column.find_ancestor(exp.Order, exp.Having) is None:
+            return False
+        values = [item.unnest() for item in self._select.expressions]
+        return any(
+            isinstance(value, exp.Cast)
+            and value != column.parent
+            and isinstance(value.this.unnest(), exp.Column)
+            and value.this.unnest().name.lower() == column.name.lower()
+            for value in values
+        )
 
     def _is_column(self, value: exp.Expr, name: str) -> bool:
         """Return whether a value is the column with this name, and not a field of a struct."""

@@ -67,5 +67,15 @@ def test_name_with_a_dot_is_not_a_field(text: str) -> None:
         translate(text, TRINO)
 
 
+def test_name_that_spark_gives_to_a_cast_is_refused() -> None:
+    text = "SELECT CAST(f AS string), count(*) FROM t GROUP BY f"
+    for clause in ("ORDER BY f LIMIT 1", "HAVING f > 9"):
+        translate(f"{text} {clause}", TRINO)
+        with pytest.raises(NotFromCube, match="may be an output or a column"):
+            translate(f"{text} {clause}", SPARK)
+    for clause in ("ORDER BY t.f", "ORDER BY CAST(f AS string)", "ORDER BY 1"):
+        translate(f"{text} {clause}", SPARK)
+
+
 def test_output_in_parentheses_keeps_its_name() -> None:
     assert ' AS "f"' in translate("SELECT (s.f), count(*) FROM u GROUP BY s.f", TRINO).write("groups", None)
