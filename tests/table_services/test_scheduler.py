@@ -242,7 +242,7 @@ async def test_worker_process_with_a_shared_slot_ends_after_its_job(
     async with run_server(tmp_path, services_workers=0) as server, run_scheduler(server, recorder, slots=JobSlots(1)):
         await create_tables(server, "db", "t")
         await until(lambda: recorder.close_count > 0)
-        assert recorder.ran[0] == "t"
+        assert recorder.started_tables[0] == "t"
 
 
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
