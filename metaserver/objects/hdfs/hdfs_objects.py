@@ -173,6 +173,7 @@ def _create_file(
 ) -> None:
     """Write a temporary file with this name, and rename it to `path`."""
     temporary = f"{path.rpartition('/')[0]}/{name}"
+    is_written = False
     try:
         options = hdfs_native.WriteOptions(overwrite=False, create_parent=True)
         with client.create(temporary, options) as writer:
@@ -181,10 +182,12 @@ def _create_file(
                 if durable:
                     # DataNodes otherwise answer before the bytes are on their disks.
                     writer.hsync()
+        is_written = True
         client.rename(temporary, path, overwrite=False)
     except _FAILED as error:
         try:
-            if not _is_file(client, temporary) and _is_file(client, path):
+            # Without a complete temporary file, the file at `path` is that of another writer.
+            if is_written and not _is_file(client, temporary) and _is_file(client, path):
                 return  # The reply was lost: the file was renamed.
             client.delete(temporary, False)
         except _FAILED:

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hdfs_native
@@ -17,10 +18,10 @@ import seamark
 from seamark.connector.client.catalog import create_table, drop_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.errors import BadRequest, ConfigError, ObjectExists, RetryLater, StorageError
+from seamark.formats.runtime.errors import BadRequest, ConfigError, ObjectExists, RetryLater, StorageError, StorageFull
 from seamark.formats.storage.locations import normalize_location, parse_location
 from seamark.metaserver.objects.hdfs import hdfs_objects
-from seamark.metaserver.objects.hdfs.hdfs_objects import TEMPORARY_PREFIX
+from seamark.metaserver.objects.hdfs.hdfs_objects import TEMPORARY_PREFIX, HdfsObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
@@ -133,6 +134,44 @@ async def test_lost_reply_to_a_rename_is_not_reported_as_a_conflict(
         client, path = make_client(warehouse)
         names = [status.path.rpartition("/")[2] for status in client.list_status(path)]
         assert names == (["a"] if fault == "after" else [])
+
+
+class RefusingClient:
+    """A client whose NameNode accepts no new file, and that has an object of another writer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.deleted: list[str] = []
+
+    def create(self, path: str, options: object) -> None:
+        raise self.error
+
+    def get_file_info(self, path: str) -> SimpleNamespace:
+        if path != "/wh/a":
+            raise FileNotFoundError(path)
+        return SimpleNamespace(isdir=False)
+
+    def delete(self, path: str, recursive: bool) -> bool:
+        self.deleted.append(path)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("error_text", "expected"),
+    [
+        ("SafeModeException: Name node is in safe mode.", RetryLater),
+        ("DSQuotaExceededException", StorageFull),
+        ("AccessControlException: Permission denied", StorageError),
+    ],
+)
+async def test_write_that_hdfs_refuses_is_not_a_lost_reply(
+    monkeypatch: pytest.MonkeyPatch, error_text: str, expected: type[Exception]
+) -> None:
+    client = RefusingClient(RuntimeError(error_text))
+    monkeypatch.setattr(hdfs_objects, "open_client", lambda authority, settings: client)
+    with closing(HdfsObjects([], Settings(), SystemClock())) as objects, pytest.raises(expected):
+        await objects.create("hdfs://lake/wh/a", b"second writer")
+    assert [path.startswith(f"/wh/{TEMPORARY_PREFIX}") for path in client.deleted] == [True]
 
 
 @pytest.mark.slow
