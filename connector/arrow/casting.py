@@ -28,6 +28,7 @@ from seamark.formats.iceberg.files.parquet import FIELD_ID
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, describe_type
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import decode_json
+from seamark.formats.runtime.repetitions import find_repeated
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
@@ -163,9 +164,8 @@ def _cast_fields(
         prefix: The path of the enclosing struct, for messages.
     """
     by_name = dict(zip(names, arrays, strict=True))
-    if len(by_name) < len(names):
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise Unwritable(f"the data has several columns named {prefix}{duplicate}")
+    if (repeated_name := find_repeated(names)) is not None:
+        raise Unwritable(f"the data has several columns named {prefix}{repeated_name}")
     columns = {field.name: field for field in fields}
     if extra := [name for name in by_name if name not in columns]:
         columns_text = ", ".join(prefix + name for name in columns)

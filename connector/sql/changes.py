@@ -32,6 +32,7 @@ from seamark.connector.sql.types import (
     name_duckdb_type,
 )
 from seamark.connector.sql.values import check_args
+from seamark.formats.runtime.repetitions import find_repeated
 
 ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]
 NameOf = Callable[[exp.Table], Name]
@@ -280,9 +281,8 @@ def _check_distinct(names: list[str]) -> list[str]:
     Raises:
         InvalidRequest: A name occurs twice.
     """
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"The statement names the column {name[:100]!r} twice")
+    if (repeated_name := find_repeated(names)) is not None:
+        raise InvalidRequest(f"The statement names the column {repeated_name[:100]!r} twice")
     return names
 
 

@@ -42,6 +42,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.runtime.repetitions import find_repeated
 
 VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
@@ -396,8 +397,7 @@ def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
             )
     if not fields:
         raise Unwritable("the key has no columns; name at least one column")
-    if len(set(columns)) < len(columns):
-        repeated_name = next(name for name in columns if columns.count(name) > 1)
+    if (repeated_name := find_repeated(columns)) is not None:
         raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 

@@ -25,6 +25,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import merge_zeros
 from seamark.formats.index.keys.keys import has_codes, unpack_bits
+from seamark.formats.runtime.repetitions import find_repeated
 
 _NAN = np.uint64(2**64 - 1)
 
@@ -57,14 +58,16 @@ def find_latest_rows(
     fields = find_key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
     needed_columns = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
+    needed_names = set(needed_columns)
     _check_columns("the table has", needed_columns, by_name)
     for batch in batches:
         names = batch.schema.names
         _check_columns("the rows have", needed_columns, names)
         _check_columns("the table has", names, by_name)
-        if duplicates := [name for name in (names if columns is None else needed_columns) if names.count(name) > 1]:
+        read_names = names if columns is None else [name for name in names if name in needed_names]
+        if (repeated_name := find_repeated(read_names)) is not None:
             raise Unwritable(
-                f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
+                f"the rows have {names.count(repeated_name)} columns {repeated_name}; each name must occur once"
             )
         if columns is None and set(names) != set(batches[0].schema.names):
             name = min(set(names) ^ set(batches[0].schema.names))

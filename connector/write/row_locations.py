@@ -51,6 +51,7 @@ from seamark.formats.index.keys.delete_files import merge_zeros
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import TooLarge
+from seamark.formats.runtime.repetitions import find_repeated
 
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)
@@ -333,8 +334,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     by_name = {field.name: field for field in schema.fields}
     if not names:
         raise Unwritable("the key has no columns; name at least one column")
-    if len(set(names)) < len(names):
-        repeated_name = next(name for name in names if list(names).count(name) > 1)
+    if (repeated_name := find_repeated(names)) is not None:
         raise Unwritable(f"the key has the column {repeated_name} twice; name each column once")
     for name in names:
         if name not in by_name:

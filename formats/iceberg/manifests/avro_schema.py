@@ -16,6 +16,7 @@ import msgspec
 
 from seamark.formats.iceberg.manifests._manifest import OPS, Program
 from seamark.formats.runtime.errors import Corrupt
+from seamark.formats.runtime.repetitions import find_repeated
 
 _DEPTH_MAX = 64
 _NODES_MAX = 20_000
@@ -365,11 +366,12 @@ class _Compiler:
         by_name = {name: field_id for field_id, (name, _) in reader.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
         readers_by_position: dict[int, Wanted] = {}
+        matched_ids = (field_id for field_id in ids if isinstance(field_id, int) and field_id in reader.fields)
+        if (repeated_id := find_repeated(matched_ids)) is not None:
+            raise self.make_error(position, f"field {repeated_id} is present twice")
         for i, field_id in enumerate(ids):
             if not isinstance(field_id, int) or field_id not in reader.fields:
                 continue
-            if ids.count(field_id) > 1:
-                raise self.make_error(position, f"field {field_id} is present twice")
             readers_by_position[i] = reader.fields[field_id][1]
         for field_id in reader.required:
             if field_id not in ids:

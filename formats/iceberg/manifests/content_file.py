@@ -34,6 +34,7 @@ from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.repetitions import find_repeated
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 UNKNOWN = "unknown"
@@ -374,8 +375,7 @@ def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
 def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
     if file.equality_ids is None:
         raise ValueError("equality-ids: equality deletes need them")
-    if len(set(file.equality_ids)) != len(file.equality_ids):
-        repeated_id = next(column_id for column_id in file.equality_ids if file.equality_ids.count(column_id) > 1)
+    if (repeated_id := find_repeated(file.equality_ids)) is not None:
         raise ValueError(f"equality-ids: column {repeated_id} is present twice")
     for column_id in file.equality_ids:
         column = metadata.current_schema.column(column_id)

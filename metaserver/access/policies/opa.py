@@ -39,7 +39,9 @@ class OpaClient(PolicyClient):
         self._url, self._batch_url = settings.opa_url, settings.opa_batch_url
         self._warehouse_name = warehouse_name
 
-    async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+    async def ask(
+        self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
+    ) -> list[bool]:
         question = {
             "principal": {"name": principal.name, "groups": list(principal.groups)},
             "operation": operation,

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
+import structlog
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
@@ -33,10 +35,14 @@ OWN_WAREHOUSE = "_"
 SERVER_OBJECT = "server:_"
 _CHECKS_MAX = 50
 """The maximum number of checks in one request, which is OpenFGA's default limit."""
+_BATCH_BYTES_MAX = 400_000
+"""The maximum size of the checks in one request. OpenFGA refuses messages of more than 616,448 bytes."""
 _TUPLES_MAX = 100
 """OpenFGA's limit of contextual tuples in one check."""
 _ID_CHARS_MAX = 240
+_ERROR_CHARS_MAX = 200
 _SAFE = "._~@-"
+_log = structlog.get_logger("seamark.policy")
 
 
 class _Check(NamedTuple):
@@ -66,46 +72,78 @@ class OpenFgaClient(PolicyClient):
             self._options["authorization_model_id"] = settings.openfga_model_id
         self._warehouse = warehouse_name or OWN_WAREHOUSE
 
-    async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+    async def ask(
+        self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
+    ) -> list[bool]:
         needed_checks = [list_checks(operation, securable) for securable in securables]
         checks = list(dict.fromkeys(check for checks in needed_checks for check in checks))
         try:
             async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
                 requests = [
-                    group.create_task(
-                        self._check(principal, checks[start : start + _CHECKS_MAX], is_listing=len(securables) > 1)
-                    )
-                    for start in range(0, len(checks), _CHECKS_MAX)
+                    group.create_task(self._check(principal, batch, is_listing=is_listing))
+                    for batch in self._make_batches(principal, checks, is_listing=is_listing)
                 ]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         allowed = {check for request in requests for check in request.result()}
         return [all(check in allowed for check in checks) for checks in needed_checks]
 
-    async def _check(self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool) -> list[_Check]:
-        """Return the checks that OpenFGA allows.
+    def _make_batches(
+        self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool
+    ) -> list[dict[_Check, dict[str, Any]]]:
+        """Return the question of each check, in batches that OpenFGA accepts. In a listing, an object with too many
+        containers has no question.
 
         Raises:
             Forbidden: The principal belongs to too many groups.
-            ValueError: OpenFGA did not decide about each check.
         """
         user = name_user(principal.name)
         members = [_make_tuple(user, "member", name_group(group)) for group in principal.groups]
-        questions = []
-        for number, check in enumerate(checks):
+        batches: list[dict[_Check, dict[str, Any]]] = []
+        hidden_checks: list[_Check] = []
+        batch_bytes = 0
+        for check in checks:
             tuples = [*members, *self._list_containers(check.securable)]
             if len(tuples) > _TUPLES_MAX:
-                raise Forbidden(
-                    f"{principal.name} has {len(members)} groups and roles. OpenFGA accepts at most {_TUPLES_MAX} "
-                    "groups and containers of the object; configure the issuer to state fewer groups"
-                )
+                if not is_listing:
+                    raise Forbidden(
+                        f"{principal.name} has {len(members)} groups and roles. OpenFGA accepts at most {_TUPLES_MAX} "
+                        "groups and containers of the object; configure the issuer to state fewer groups"
+                    )
+                hidden_checks.append(check)
+                continue
             key = _make_tuple(user, check.relation, name_object(self._warehouse, check.securable))
-            questions.append(
-                {"tuple_key": key, "contextual_tuples": {"tuple_keys": tuples}, "correlation_id": str(number)}
-            )
-        body = {**self._options, "checks": questions}
+            question = {"tuple_key": key, "contextual_tuples": {"tuple_keys": tuples}}
+            question_bytes = len(json.dumps(question))
+            if not batches or len(batches[-1]) == _CHECKS_MAX or batch_bytes + question_bytes > _BATCH_BYTES_MAX:
+                batches.append({})
+                batch_bytes = 0
+            batches[-1][check] = question
+            batch_bytes += question_bytes
+        _log_hidden(hidden_checks, f"OpenFGA accepts at most {_TUPLES_MAX} groups and containers of an object")
+        return batches
+
+    async def _check(
+        self, principal: Principal, questions: Mapping[_Check, dict[str, Any]], *, is_listing: bool
+    ) -> list[_Check]:
+        """Return the checks that OpenFGA allows. In a listing, a check with an error is not allowed.
+
+        Raises:
+            ValueError: OpenFGA did not decide about each check.
+        """
+        numbered = [{**question, "correlation_id": str(number)} for number, question in enumerate(questions.values())]
+        body = {**self._options, "checks": numbered}
         decisions = (await self.post(principal.name, self._url, body, is_listing=is_listing)).get("result")
-        return [check for number, check in enumerate(checks) if _read_decision(decisions, str(number))]
+        allowed, hidden_checks, error_text = [], [], ""
+        for number, check in enumerate(questions):
+            decision = decisions.get(str(number)) if isinstance(decisions, dict) else None
+            if is_listing and isinstance(decision, dict) and decision.get("error"):
+                hidden_checks.append(check)
+                error_text = str(decision["error"])[:_ERROR_CHARS_MAX]
+            elif _read_decision(decision):
+                allowed.append(check)
+        _log_hidden(hidden_checks, error_text)
+        return allowed
 
     def _list_containers(self, securable: Securable) -> list[dict[str, str]]:
         """Return the relations between the object, the namespaces above it, the warehouse and the server."""
@@ -174,15 +212,27 @@ def _make_tuple(user: str, relation: str, name: str) -> dict[str, str]:
     return {"user": user, "relation": relation, "object": name}
 
 
-def _read_decision(decisions: object, identifier: str) -> bool:
+def _log_hidden(checks: Sequence[_Check], error_text: str) -> None:
+    """Log the objects that a listing omits, in one line."""
+    if checks:
+        _log.warning(
+            "OpenFGA gave no decision about some objects, so a listing omits them",
+            objects=len(checks),
+            first=".".join((*checks[0].securable.namespace, checks[0].securable.name))[:_ERROR_CHARS_MAX],
+            error=error_text,
+        )
+
+
+def _read_decision(decision: object) -> bool:
     """Return whether OpenFGA allows a check.
 
     Raises:
         ValueError: There is no decision, or an error instead of a decision.
     """
-    decision = decisions.get(identifier) if isinstance(decisions, dict) else None
-    if not isinstance(decision, dict) or "error" in decision:
+    if not isinstance(decision, dict):
         raise ValueError("the answer has no decision for a check")
+    if "error" in decision:
+        raise ValueError(f"the answer has an error for a check: {str(decision['error'])[:_ERROR_CHARS_MAX]}")
     allowed: Any = decision.get("allowed")
     if not isinstance(allowed, bool):
         raise ValueError("a decision is neither true nor false")

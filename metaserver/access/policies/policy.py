@@ -34,6 +34,8 @@ REQUESTS_MAX = 32
 _WAITS_MAX = 10
 """The maximum time that a request waits for a slot, as a multiple of the timeout of a request."""
 ANSWER_BYTES_MAX = 1 << 20
+_ERROR_BYTES_MAX = 300
+"""The maximum number of bytes of an error's message that are logged."""
 _log = structlog.get_logger("seamark.policy")
 _Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
 
@@ -145,14 +147,20 @@ class PolicyClient(ABC):
         self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
 
     @abstractmethod
-    async def ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+    async def ask(
+        self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
+    ) -> list[bool]:
         """Request the decisions for at most `objects_max` objects.
+
+        In a listing, an object about which the policy server cannot decide is not allowed.
 
         Raises:
             aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError: The server gave no valid answer.
         """
 
-    async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
+    async def decide(
+        self, principal: Principal, operation: str, securables: Sequence[Securable], *, is_listing: bool = False
+    ) -> list[bool]:
         """Return, for each object, whether the policy allows the operation on it.
 
         Raises:
@@ -168,7 +176,7 @@ class PolicyClient(ABC):
         new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), self.objects_max):
             batch = new_questions[start : start + self.objects_max]
-            answers = await self._ask(principal, operation, [question[3] for question in batch])
+            answers = await self._ask(principal, operation, [question[3] for question in batch], is_listing)
             answers_by_question.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
         return [answers_by_question[question] for question in questions]
@@ -182,9 +190,11 @@ class PolicyClient(ABC):
         while len(self._decisions) > self._entries_max:
             self._decisions.popitem(last=False)
 
-    async def _ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+    async def _ask(
+        self, principal: Principal, operation: str, securables: list[Securable], is_listing: bool
+    ) -> list[bool]:
         try:
-            return await self.ask(principal, operation, securables)
+            return await self.ask(principal, operation, securables, is_listing=is_listing)
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             _log.warning(f"{self.product} gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
@@ -208,7 +218,8 @@ class PolicyClient(ABC):
             self._http.post(url, json=body, headers=headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
-                raise ValueError(f"{self.product} answered {answer.status}")
+                beginning = (await answer.content.read(_ERROR_BYTES_MAX)).decode(errors="replace")
+                raise ValueError(f"{self.product} answered {answer.status}: {beginning}")
             data = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
                 data += piece
@@ -250,7 +261,8 @@ class PolicyAuthorizer(Authorizer):
         if principal.name == SERVICE_PRINCIPAL:
             return results
         granted_places = [place for place, is_allowed in enumerate(results) if is_allowed]
-        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted_places])
+        granted_securables = [securables[place] for place in granted_places]
+        decisions = await self._policy.decide(principal, operation, granted_securables, is_listing=True)
         for place, is_allowed in zip(granted_places, decisions, strict=True):
             results[place] = is_allowed
         return results
@@ -269,7 +281,7 @@ class PolicyAuthorizer(Authorizer):
         listed_namespaces = [
             Securable(namespace) for namespace, is_seen in zip(namespaces, visibility, strict=True) if is_seen
         ]
-        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed_namespaces))
+        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed_namespaces, is_listing=True))
         return [is_seen and next(decisions) for is_seen in visibility]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:

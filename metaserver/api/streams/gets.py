@@ -13,6 +13,7 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.formats.runtime.repetitions import find_repeated
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM, wants_arrow
 from seamark.metaserver.api.formats.json_rows import write_json_rows
@@ -124,8 +125,12 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
         return list(by_name.values())
     if not names:
         raise BadRequest("select has no column; name a column, or omit select")
-    if len(set(names)) < len(names):
-        repeated_name = next(name for name in names if names.count(name) > 1)
+    if len(names) > len(by_name):
+        raise BadRequest(
+            f"select has {len(names):,} columns, and the table has {len(by_name):,}; name each column of the table at "
+            "most once"
+        )
+    if (repeated_name := find_repeated(names)) is not None:
         raise BadRequest(f"select has the column {repeated_name[:100]} twice; name each column once")
     if unknown := [name for name in names if name not in by_name]:
         raise BadRequest(

@@ -5,16 +5,14 @@ without the option to overwrite. The NameNode checks and renames under its lock,
 none, and two writers never both succeed. If the reply to the rename is lost, the temporary file shows what happened:
 only its own writer moves it.
 
-The blocking client runs in threads. Its asynchronous twin panics when it resolves the name of a host, because it does
-not enter the runtime of its library.
+The blocking client runs in threads (`threads.py`). Its asynchronous twin panics when it resolves the name of a host,
+because it does not enter the runtime of its library.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +29,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import Location, parse_location
+from seamark.metaserver.objects.hdfs.threads import ClientThreads
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, yield_no_uploads
 from seamark.metaserver.settings.settings import Settings
 
@@ -41,7 +40,6 @@ else:
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The prefix of incomplete files, which are never listed."""
-_THREADS = 8
 _FILES_PER_BATCH = 1000
 _FAILED = (OSError, RuntimeError, ValueError)
 """The errors of the library. Most errors of Hadoop are a RuntimeError with the name of Hadoop's class in its text."""
@@ -69,12 +67,12 @@ class HdfsObjects:
         self._roots = tuple(roots)
         self._settings = settings
         self._clock = clock
-        self._clients: dict[str, hdfs_native.Client] = {}
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="objects-hdfs")
+        self._threads_by_authority: dict[str, ClientThreads[hdfs_native.Client]] = {}
+        self._is_closed = False
 
     def close(self) -> None:
         """Reject new requests. Requests in progress end in their threads, because a NameNode may not answer."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         def read(client: hdfs_native.Client, path: str) -> bytes:
@@ -150,20 +148,23 @@ class HdfsObjects:
         parsed = parse_location(location)
         if parsed.scheme != "hdfs":
             raise StorageError(f"{location!r} is not in HDFS")
+        if self._is_closed:
+            raise StorageError("The connections to HDFS are closed, because the server stops")
+        authority = parsed.bucket
+        threads = self._threads_by_authority.get(authority)
+        if threads is None:
+            open_authority = partial(open_client, authority, self._settings)
+            threads = self._threads_by_authority[authority] = ClientThreads(authority, open_authority, self._clock)
 
-        def explain_errors() -> T:
+        def explain_errors(get_client: Callable[[], hdfs_native.Client]) -> T:
             try:
-                client = self._clients.get(parsed.bucket)
-                if client is None:
-                    client = self._clients[parsed.bucket] = open_client(parsed.bucket, self._settings)
-                return work(client, f"/{parsed.path}")
+                return work(get_client(), f"/{parsed.path}")
             except _FAILED as error:
                 raise explain_error(error, location) from error
 
         timeout_s = self._settings.storage_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, explain_errors)
+            return await threads.run(explain_errors, timeout_s)
         except TimeoutError:
             raise RetryLater(f"HDFS did not answer for {location!r} within {timeout_s:g} s; try again later") from None
 
@@ -173,6 +174,7 @@ def _create_file(
 ) -> None:
     """Write a temporary file with this name, and rename it to `path`."""
     temporary = f"{path.rpartition('/')[0]}/{name}"
+    is_written = False
     try:
         options = hdfs_native.WriteOptions(overwrite=False, create_parent=True)
         with client.create(temporary, options) as writer:
@@ -181,10 +183,12 @@ def _create_file(
                 if durable:
                     # DataNodes otherwise answer before the bytes are on their disks.
                     writer.hsync()
+        is_written = True
         client.rename(temporary, path, overwrite=False)
     except _FAILED as error:
         try:
-            if not _is_file(client, temporary) and _is_file(client, path):
+            # Without a complete temporary file, the file at `path` is that of another writer.
+            if is_written and not _is_file(client, temporary) and _is_file(client, path):
                 return  # The reply was lost: the file was renamed.
             client.delete(temporary, False)
         except _FAILED:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, Forbidden, RetryLater
@@ -43,6 +44,7 @@ class RelationServer:
         self.allowed: set[tuple[str, str]] = set()
         self.requests: list[dict[str, Any]] = []
         self.answer: web.Response | None = None
+        self.failing: set[str] = set()
         self.hangs = False
         self.closing = asyncio.Event()
 
@@ -58,7 +60,10 @@ class RelationServer:
             return self.answer
         keys = {check["correlation_id"]: check["tuple_key"] for check in body["checks"]}
         decisions = {
-            number: {"allowed": (key["relation"], key["object"]) in self.allowed} for number, key in keys.items()
+            number: {"error": {"message": "resolution depth exceeded"}}
+            if key["object"] in self.failing
+            else {"allowed": (key["relation"], key["object"]) in self.allowed}
+            for number, key in keys.items()
         }
         return web.json_response({"result": decisions})
 
@@ -177,6 +182,41 @@ async def test_silent_server_or_too_many_groups_refuse_the_operation() -> None:
         server.hangs = True
         with pytest.raises(RetryLater):
             await authorizer.allows(Principal("p", ADMIN), "planTableScan", ORDERS)
+
+
+async def test_error_about_one_object_hides_only_this_object_from_a_listing() -> None:
+    deep = Securable(tuple("n" for _ in range(100)), "table", "deep")
+    reader = Principal("p", ADMIN)
+    async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
+        server.allowed = {("can_plan", "table:_/shop/orders")}
+        server.failing = {"table:_/shop/salaries"}
+        assert await authorizer.allows_each(reader, "planTableScan", [SALARIES, ORDERS, deep]) == [False, True, False]
+        server.failing = {"namespace:_/staff"}
+        assert await authorizer.sees(reader, [("staff",)]) == [False]
+    async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
+        server.failing = {"table:_/shop/salaries"}
+        with pytest.raises(RetryLater):
+            await authorizer.allows(reader, "planTableScan", SALARIES)
+
+
+async def test_large_checks_are_sent_in_several_requests() -> None:
+    groups = tuple(f"oidc-group:{number:03}{'=' * 70}" for number in range(90))
+    tables = [Securable(("shop",), "table", f"t{number}") for number in range(50)]
+    async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
+        server.allowed = {("can_plan", "table:_/shop/t49")}
+        reader = Principal("p", ADMIN, "oidc", groups)
+        assert await authorizer.allows_each(reader, "planTableScan", tables) == [False] * 49 + [True]
+        assert sum(len(body["checks"]) for body in server.requests) == 50
+        assert all(len(json.dumps(body)) < 450_000 for body in server.requests)
+
+
+async def test_refusal_of_openfga_is_logged_with_its_message() -> None:
+    async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
+        server.answer = web.Response(status=400, text="message larger than max" + "x" * 1000)
+        with capture_logs() as logs, pytest.raises(RetryLater):
+            await authorizer.allows(Principal("p", ADMIN), "planTableScan", ORDERS)
+        assert logs[0]["error"].startswith("OpenFGA answered 400: message larger than max")
+        assert len(logs[0]["error"]) < 400
 
 
 async def test_cached_decision_expires() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hdfs_native
@@ -16,11 +19,12 @@ import pytest
 import seamark
 from seamark.connector.client.catalog import create_table, drop_table
 from seamark.connector.client.indexes import IndexClient
-from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.errors import BadRequest, ConfigError, ObjectExists, RetryLater, StorageError
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError, ObjectExists, RetryLater, StorageError, StorageFull
 from seamark.formats.storage.locations import normalize_location, parse_location
 from seamark.metaserver.objects.hdfs import hdfs_objects
-from seamark.metaserver.objects.hdfs.hdfs_objects import TEMPORARY_PREFIX
+from seamark.metaserver.objects.hdfs import threads as client_threads
+from seamark.metaserver.objects.hdfs.hdfs_objects import TEMPORARY_PREFIX, HdfsObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
@@ -29,7 +33,7 @@ from tests.objects.contract import ObjectStoreContract
 from tests.seeds import first_seed
 from tests.services.clouds.hdfs import HdfsCluster, run_hdfs
 from tests.services.process import choose_free_port
-from tests.waits import block_until
+from tests.waits import block_until, until
 
 SCHEMA = {
     "type": "struct",
@@ -133,6 +137,118 @@ async def test_lost_reply_to_a_rename_is_not_reported_as_a_conflict(
         client, path = make_client(warehouse)
         names = [status.path.rpartition("/")[2] for status in client.list_status(path)]
         assert names == (["a"] if fault == "after" else [])
+
+
+class RefusingClient:
+    """A client whose NameNode accepts no new file, and that has an object of another writer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.deleted: list[str] = []
+
+    def create(self, path: str, options: object) -> None:
+        raise self.error
+
+    def get_file_info(self, path: str) -> SimpleNamespace:
+        if path != "/wh/a":
+            raise FileNotFoundError(path)
+        return SimpleNamespace(isdir=False)
+
+    def delete(self, path: str, recursive: bool) -> bool:
+        self.deleted.append(path)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("error_text", "expected"),
+    [
+        ("SafeModeException: Name node is in safe mode.", RetryLater),
+        ("DSQuotaExceededException", StorageFull),
+        ("AccessControlException: Permission denied", StorageError),
+    ],
+)
+async def test_write_that_hdfs_refuses_is_not_a_lost_reply(
+    monkeypatch: pytest.MonkeyPatch, error_text: str, expected: type[Exception]
+) -> None:
+    client = RefusingClient(RuntimeError(error_text))
+    monkeypatch.setattr(hdfs_objects, "open_client", lambda authority, settings: client)
+    with closing(HdfsObjects([], Settings(), SystemClock())) as objects, pytest.raises(expected):
+        await objects.create("hdfs://lake/wh/a", b"second writer")
+    assert [path.startswith(f"/wh/{TEMPORARY_PREFIX}") for path in client.deleted] == [True]
+
+
+class EventClient:
+    """A client whose calls return when the NameNode answers."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def get_file_info(self, path: str) -> SimpleNamespace:
+        self.answers.wait()
+        return SimpleNamespace(isdir=False)
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventClient]]:
+    """List the opened clients. The first one never answers, and the others answer at once."""
+    clients: list[EventClient] = []
+
+    def open_event_client(authority: str, settings: Settings) -> EventClient:
+        clients.append(EventClient())
+        if len(clients) > 1:
+            clients[-1].answers.set()
+        return clients[-1]
+
+    monkeypatch.setattr(hdfs_objects, "open_client", open_event_client)
+    yield clients
+    for client in clients:
+        client.answers.set()
+
+
+async def test_silent_name_node_delays_neither_other_calls_nor_the_exit(clients: list[EventClient]) -> None:
+    with closing(HdfsObjects([], Settings(storage_timeout_s=60.0), SystemClock())) as objects:
+        checks = [asyncio.create_task(objects.exists(f"hdfs://silent/{number}")) for number in range(10)]
+        await until(lambda: clients)
+        assert await objects.exists("hdfs://lake/a")
+        names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        assert [name for name in names if name.startswith("objects-hdfs")] == []
+        for check in checks:
+            check.cancel()
+        await asyncio.wait(checks)
+
+
+async def test_client_that_does_not_answer_is_replaced(clients: list[EventClient]) -> None:
+    with closing(HdfsObjects([], Settings(storage_timeout_s=0.1), SystemClock())) as objects:
+        with pytest.raises(RetryLater, match="HDFS did not answer"):
+            await objects.exists("hdfs://lake/a")
+        objects._settings = Settings(storage_timeout_s=60.0)
+        assert await objects.exists("hdfs://lake/a")
+        assert len(clients) == 2
+
+
+async def test_number_of_hung_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_threads, "HUNG_THREADS_MAX", 2)
+    clock, answers, calls = SimulatedClock(1), threading.Event(), 0
+
+    def call(get_client: Callable[[], str]) -> str:
+        nonlocal calls
+        calls += 1
+        answers.wait()
+        return get_client()
+
+    threads = client_threads.ClientThreads("lake", lambda: "client", clock)
+    try:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await threads.run(call, 0.05)
+        assert calls == 3, "two calls, and one trial"
+        clock.advance(60_001)
+        trial = asyncio.create_task(threads.run(call, 60.0))
+        await until(lambda: calls == 4)
+    finally:
+        answers.set()
+    assert await trial == "client"
+    assert await threads.run(call, 60.0) == "client"
 
 
 @pytest.mark.slow
