@@ -411,7 +411,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (repeat_column("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
-        ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "of rows have different columns"),
+        ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "some of the rows have the column land"),
         (build_rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
     for value, upsert_options, message in cases:
