@@ -6,9 +6,9 @@ and receives no rights from its properties. A repeated import changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
@@ -34,6 +34,7 @@ from seamark.metaserver.catalog.tables import PropertyCheck, Tables
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import Operation
 
@@ -110,16 +111,14 @@ class Imports:
         """
         if not dry_run:
             await self._context.require_namespace(namespace)
-        checking = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
 
         async def check(name: str, location: str) -> _CheckedTable | ImportResult:
-            async with checking:
-                try:
-                    return await self._check_table(caller, namespace, name, location, check_properties, dry_run=dry_run)
-                except SeamarkError as error:
-                    return error
+            try:
+                return await self._check_table(caller, namespace, name, location, check_properties, dry_run=dry_run)
+            except SeamarkError as error:
+                return error
 
-        checked = await asyncio.gather(*(check(name, location) for name, location in locations.items()))
+        checked = await gather([partial(check, *table) for table in locations.items()], _CONCURRENT_CHECKS_MAX)
         _raise_if_unavailable(checked)
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
@@ -127,7 +126,7 @@ class Imports:
         registered: list[ImportResult] = []
         for start in range(0, len(checked_tables), _TABLES_PER_TRANSACTION_MAX):
             tables = checked_tables[start : start + _TABLES_PER_TRANSACTION_MAX]
-            registered += await self._register_tables(caller, tables, checking)
+            registered += await self._register_tables(caller, tables)
         results = iter(registered)
         return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
 
@@ -178,13 +177,8 @@ class Imports:
         ]
         return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
-    async def _register_tables(
-        self, caller: Caller, tables: Sequence[_CheckedTable], checking: asyncio.Semaphore
-    ) -> list[ImportResult]:
+    async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
         """Register tables in one transaction, or else each of them in its own.
-
-        Args:
-            checking: Limits the number of tables that are checked at the same time.
 
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
@@ -198,7 +192,9 @@ class Imports:
                 pass  # One of the tables cannot be registered, and has no effect on the others below.
             else:
                 entries = [table.entry for table in tables]
-                checked = await asyncio.gather(*(self._check_registered(caller, entry, checking) for entry in entries))
+                checked = await gather(
+                    [partial(self._check_registered, caller, entry) for entry in entries], _CONCURRENT_CHECKS_MAX
+                )
                 _raise_if_unavailable(checked)
                 return checked
         return [await self._register_table(caller, table) for table in tables]
@@ -214,16 +210,15 @@ class Imports:
             return error
         if not is_new:
             return entry, False
-        result = await self._check_registered(caller, entry, asyncio.Semaphore())
+        result = await self._check_registered(caller, entry)
         _raise_if_unavailable([result])
         return result
 
-    async def _check_registered(self, caller: Caller, entry: Entry, checking: asyncio.Semaphore) -> ImportResult:
-        async with checking:
-            try:
-                await self._tables.check_registered(caller, entry)
-            except SeamarkError as error:
-                return error
+    async def _check_registered(self, caller: Caller, entry: Entry) -> ImportResult:
+        try:
+            await self._tables.check_registered(caller, entry)
+        except SeamarkError as error:
+            return error
         return entry, True
 
     async def import_view(

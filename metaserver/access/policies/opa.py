@@ -7,7 +7,7 @@ several objects in one request, to a rule that returns the positions of the allo
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,6 +18,7 @@ from seamark.metaserver.access.policies.policy import PolicyClient
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.rights.privileges import list_names
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
 
 
@@ -59,15 +60,8 @@ class OpaClient(PolicyClient):
         return await self._ask_each(principal.name, [{**question, "object": fields} for fields in objects])
 
     async def _ask_each(self, holder: str, questions: list[dict[str, Any]]) -> list[bool]:
-        try:
-            async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
-                posts = [
-                    group.create_task(self._post_input(holder, self._url, question, is_listing=True))
-                    for question in questions
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [post.result() is True for post in posts]
+        posts = [partial(self._post_input, holder, self._url, question, is_listing=True) for question in questions]
+        return [result is True for result in await gather(posts)]
 
     async def _post_input(self, holder: str, url: str, question: dict[str, Any], *, is_listing: bool = False) -> object:
         """Return the `result` of OPA's answer, or None if the rule has no value."""

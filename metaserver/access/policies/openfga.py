@@ -9,11 +9,11 @@ renames and drops change nothing in OpenFGA. Relations stay with a name, as gran
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from seamark.metaserver.access.policies.policy import PolicyClient
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable, list_above
 from seamark.metaserver.access.rights.privileges import list_names
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import FUNCTION, SERVER
 
@@ -77,15 +78,9 @@ class OpenFgaClient(PolicyClient):
     ) -> list[bool]:
         needed_checks = [list_checks(operation, securable) for securable in securables]
         checks = list(dict.fromkeys(check for checks in needed_checks for check in checks))
-        try:
-            async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
-                requests = [
-                    group.create_task(self._check(principal, batch, is_listing=is_listing))
-                    for batch in self._make_batches(principal, checks, is_listing=is_listing)
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        allowed = {check for request in requests for check in request.result()}
+        batches = self._make_batches(principal, checks, is_listing=is_listing)
+        answers = await gather([partial(self._check, principal, batch, is_listing=is_listing) for batch in batches])
+        allowed = set(chain.from_iterable(answers))
         return [all(check in allowed for check in checks) for checks in needed_checks]
 
     def _make_batches(
