@@ -34,11 +34,11 @@ def open_source(address: str, properties: Mapping[str, str], connections: int, *
         return RestSource({**properties, "uri": address}, connections, is_flat=is_flat)
     for scheme, (module, name) in _SOURCES.items():
         if address.startswith(f"{scheme}://"):
-            return _open(module, name, address, properties)
+            return _open_source(module, name, address, properties)
     return HadoopSource(address, properties)
 
 
-def _open(module: str, name: str, address: str, properties: Mapping[str, str]) -> Source:
+def _open_source(module: str, name: str, address: str, properties: Mapping[str, str]) -> Source:
     """Import the module of a source, whose libraries no other source needs, and open the source."""
     try:
         source: Source = getattr(importlib.import_module(module), name)(address, properties)

@@ -22,7 +22,7 @@ class CatalogUnavailable(Exception):
 
 
 FoundTables = dict[str, str | CatalogRefusal]
-"""By the names of tables, the locations of their metadata files, or the reasons why they cannot be imported."""
+"""The locations of metadata files, or the reasons why tables cannot be imported, by the names of the tables."""
 
 
 class Source(Protocol):

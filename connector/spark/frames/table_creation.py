@@ -162,7 +162,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
             schema["fields"].append({"id": number, "name": field.name, "required": False, "type": kind})
             is_changed = True
         elif isinstance(stored_field["type"], str) and (
-            wider := _widen(stored_field["type"], convert_to_iceberg_type(field.dataType, ids))
+            wider := _find_wider_type(stored_field["type"], convert_to_iceberg_type(field.dataType, ids))
         ):
             stored_field["type"] = wider
             is_changed = True
@@ -170,7 +170,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
         _commit_schema(client, table, metadata, schema, next(ids) - 1)
 
 
-def _widen(stored_type: str, new: Any) -> str | None:
+def _find_wider_type(stored_type: str, new: Any) -> str | None:
     """Return the new type of a stored column, or None if its type does not change."""
     if (stored_type, new) in (("int", "long"), ("float", "double")):
         return str(new)

@@ -63,34 +63,37 @@ def _build_type(name: str, containers: list[str]) -> dict[str, Any]:
         metadata["own_warehouse"] = {"directly_related_user_types": [{"type": "warehouse"}]}
     for privilege in PRIVILEGES:
         short = name_relation(privilege)
-        given_by = [_computed(name_relation(other)) for other in PRIVILEGES if privilege in INCLUDED[other]]
-        given_by += [_computed(role) for role in ROLES if privilege in INCLUDED[role]]
+        given_by = [_refer_to_relation(name_relation(other)) for other in PRIVILEGES if privilege in INCLUDED[other]]
+        given_by += [_refer_to_relation(role) for role in ROLES if privilege in INCLUDED[role]]
         denials = [f"deny_{name_relation(other)}" for other in PRIVILEGES if other in INCLUDED[privilege]]
-        refused_by = [_computed(denial) for denial in denials]
+        refused_by = [_refer_to_relation(denial) for denial in denials]
         if containers:
-            given_by.append(_inherited("parent", f"given_{short}"))
-            refused_by.append(_inherited("parent", f"refused_{short}"))
+            given_by.append(_refer_to_container("parent", f"given_{short}"))
+            refused_by.append(_refer_to_container("parent", f"refused_{short}"))
         if name == "server":
             # An admin of the server's own warehouse is an admin of the server, and denials on this warehouse apply.
-            given_by.append(_inherited("own_warehouse", "admin"))
-            refused_by += [_inherited("own_warehouse", denial) for denial in denials]
+            given_by.append(_refer_to_container("own_warehouse", "admin"))
+            refused_by += [_refer_to_container("own_warehouse", denial) for denial in denials]
         relations[f"given_{short}"] = {"union": {"child": given_by}}
         relations[f"refused_{short}"] = {"union": {"child": refused_by}}
         relations[f"can_{short}"] = {
-            "difference": {"base": _computed(f"given_{short}"), "subtract": _computed(f"refused_{short}")}
+            "difference": {
+                "base": _refer_to_relation(f"given_{short}"),
+                "subtract": _refer_to_relation(f"refused_{short}"),
+            }
         }
     if name == "namespace":
-        relations["can_list"] = {"union": {"child": [_computed("can_browse"), _computed("lister")]}}
+        relations["can_list"] = {"union": {"child": [_refer_to_relation("can_browse"), _refer_to_relation("lister")]}}
     elif name == "warehouse":
-        relations["can_list"] = _computed("can_browse")
+        relations["can_list"] = _refer_to_relation("can_browse")
     return {"type": name, "relations": relations, "metadata": {"relations": metadata}}
 
 
-def _computed(relation: str) -> dict[str, Any]:
+def _refer_to_relation(relation: str) -> dict[str, Any]:
     return {"computedUserset": {"object": "", "relation": relation}}
 
 
-def _inherited(container: str, relation: str) -> dict[str, Any]:
+def _refer_to_container(container: str, relation: str) -> dict[str, Any]:
     return {"tupleToUserset": {"tupleset": {"relation": container}, "computedUserset": {"relation": relation}}}
 
 
