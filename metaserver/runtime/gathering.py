@@ -22,9 +22,14 @@ async def gather(work: Sequence[Callable[[], Awaitable[T]]], concurrent_max: int
         async with slots:
             return await begin()
 
+    tasks: list[asyncio.Task[T]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(begin)) for begin in work]
+        return [task.result() for task in tasks]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+    finally:
+        # The error's traceback references this frame, and a task references the error. Break the cycle, which would
+        # keep the other results alive.
+        tasks.clear()

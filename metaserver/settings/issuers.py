@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.repetitions import find_repeated
 from seamark.metaserver.settings.settings import Settings
 
 FIRST_ISSUER_NAME = "oidc"
@@ -90,10 +91,8 @@ def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
         path = Path(settings.oidc_issuers_file)
         issuers += _read_file(path, _identify_content(path))
     for attribute in ("name", "url"):
-        values = [getattr(issuer, attribute) for issuer in issuers]
-        for value in values:
-            if values.count(value) > 1:
-                raise ConfigError(f"Two OIDC issuers have the {attribute} {value!r}: remove one of them")
+        if (value := find_repeated(getattr(issuer, attribute) for issuer in issuers)) is not None:
+            raise ConfigError(f"Two OIDC issuers have the {attribute} {value!r}: remove one of them")
     return tuple(issuers)
 
 

@@ -20,6 +20,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +41,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTabl
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableCommit
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, StoredPlanTable
 from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
@@ -326,12 +328,10 @@ class PlanTables:
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
         self._shares.grant(principal, derive_snapshot_id(plan.id), now_s, now_s + lease_s, size)
         try:
-            async with asyncio.TaskGroup() as group:
-                for location, data in files:
-                    group.create_task(self._context.objects.create(location, data))
-        except BaseExceptionGroup as errors:
+            await gather([partial(self._context.objects.create, location, data) for location, data in files])
+        except Exception:
             await self._remove_quietly(plan.files)
-            raise errors.exceptions[0] from None
+            raise
         plan = msgspec.structs.replace(plan, expires_ms=self._context.clock.now_ms() + lease_s * 1000)
         try:
             (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])

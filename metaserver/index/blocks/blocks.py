@@ -21,6 +21,7 @@ from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import VERSION, Block, BlockMemory
 from seamark.metaserver.index.blocks.decoding import Decoders
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.runtime.gathering import gather
 
 T = TypeVar("T")
 
@@ -144,22 +145,11 @@ class Blocks:
 
     async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
         """Return the blocks of manifests by key, from the disk or from the storage."""
-        tasks: list[asyncio.Task[tuple[str, Block]]] = []
-        try:
-            size_bytes = sum(manifest.manifest_length for manifest in absent.values())
-            with self._decoders.expect_manifests(size_bytes):
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._load_block(*key_and_manifest)) for key_and_manifest in absent.items()
-                    ]
-            return dict(task.result() for task in tasks)
-        except BaseExceptionGroup as errors:
-            # If several files are damaged, raise only the first error.
-            raise errors.exceptions[0] from None
-        finally:
-            # The error's traceback references this frame, and a task references the error. Break the cycle, which would
-            # keep other blocks alive.
-            tasks.clear()
+        size_bytes = sum(manifest.manifest_length for manifest in absent.values())
+        with self._decoders.expect_manifests(size_bytes):
+            return dict(
+                await gather([partial(self._load_block, *key_and_manifest) for key_and_manifest in absent.items()])
+            )
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
         async with self._slots:
