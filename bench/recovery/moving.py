@@ -89,7 +89,7 @@ def _import(source: str, target: Seamark, expected: str) -> None:
 
 
 def _register_tables(source: Catalog, target: Catalog, count: int) -> None:
-    """Register the first tables of a catalog in another one."""
+    """Register the first tables of a catalog in another catalog."""
     for namespace in source.list_namespaces():
         target.create_namespace(namespace)
         for identifier in source.list_tables(namespace):

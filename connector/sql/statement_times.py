@@ -45,9 +45,18 @@ def measure_time(
     report(max(seconds, _SECONDS_MIN))
 
 
-def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float) -> None:
-    """Report the time of a statement for each table that the statement read, and the run of the statement once."""
-    run_tables: Sequence[Name] = [table_read.named.name for table_read in reads]
+def report_times(
+    client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float, *, reports_run: bool
+) -> None:
+    """Report the time of a statement for each table that the statement read.
+
+    Args:
+        client: The client.
+        reads: The reads of the statement.
+        seconds: The time that the engine took.
+        reports_run: Whether to report the run of the statement for OpenLineage.
+    """
+    run_tables: Sequence[Name] = [table_read.named.name for table_read in reads] if reports_run else ()
     for table_read in reads:
         if table_read.statement:
             try:
