@@ -244,6 +244,7 @@ def _run(request: StatementRequest, writer: AnswerWriter) -> None:
         check_tables=lambda tables: _confine_files(tables, request.roots),
         certificates=request.certificates,
         cubes=request.cubes,
+        reports_runs=False,  # The server itself records the run.
     ) as session:
         if request.format == "explain":
             explanation = session.explain(request.statement)

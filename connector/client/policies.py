@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from seamark.connector.client.updates import update_table
 
 _REPORT_S = 2.0
 """The timeout in seconds of a report. At its end, a statement waits for the report."""
+_RUN_TABLES_MAX = 100
+"""The maximum number of tables that the server accepts in the report of a run."""
 
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
@@ -123,8 +126,34 @@ def finish_advice_step(
     return client._request_json("POST", f"{make_table_path(table)}/advice/steps/finished", {}, body)
 
 
+def make_time_report(
+    statement: str, seconds: float, files: int, size_bytes: int, run_tables: Sequence[Sequence[str]] = ()
+) -> dict[str, Any]:
+    """Return the body of `recordStatementTime`.
+
+    Args:
+        statement: The fingerprint of the statement, from the plan of the table.
+        seconds: The time that the engine took, in seconds.
+        files: The number of files of the table that the engine read.
+        size_bytes: The total size of these files.
+        run_tables: All tables that the statement read. If they are empty, the report is about no run.
+    """
+    body: dict[str, Any] = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+    if run_tables:
+        tables = list(dict.fromkeys(tuple(table) for table in run_tables))[:_RUN_TABLES_MAX]
+        body["run"] = {"id": str(uuid.uuid4()), "tables": tables}
+    return body
+
+
 def report_statement_time(
-    client: SeamarkClient, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int
+    client: SeamarkClient,
+    table: Name,
+    statement: str,
+    *,
+    seconds: float,
+    files: int,
+    size_bytes: int,
+    run_tables: Sequence[Sequence[str]] = (),
 ) -> None:
     """Report the time that an engine took for a statement.
 
@@ -135,8 +164,10 @@ def report_statement_time(
         seconds: The time that the engine took, in seconds.
         files: The number of files of the table that the engine read.
         size_bytes: The total size of these files.
+        run_tables: All tables that the statement read, for the OpenLineage events of the statement. Pass them with one
+            of these tables.
     """
-    body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+    body = make_time_report(statement, seconds, files, size_bytes, run_tables)
     path = f"{make_table_path(table)}/history/times"
     client._request("POST", path, {}, json.dumps(body).encode(), repeatable=False, timeout_s=_REPORT_S)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import requests
@@ -134,6 +135,29 @@ def _read_limited(response: requests.Response) -> bytes:
     return bytes(content)
 
 
+def _read_environment_once(session: requests.Session) -> None:
+    """Make a session read the proxies of the environment once for each host.
+
+    Otherwise it reads all variables for each request, which takes a fifth of the CPU time of a request.
+    """
+    merge = session.merge_environment_settings
+    merged_settings: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+
+    def merge_once(
+        url: str | bytes, proxies: Mapping[str, str] | None, stream: bool | None, verify: Any, cert: Any
+    ) -> dict[str, Any]:
+        if proxies:
+            return dict(merge(url, proxies, stream, verify, cert))
+        parts = urlsplit(url if isinstance(url, str) else url.decode())
+        key = (parts.scheme, parts.netloc, stream, verify, cert)
+        if key not in merged_settings:
+            merged_settings[key] = merge(url, {}, stream, verify, cert)
+        settings = merged_settings[key]
+        return {**settings, "proxies": dict(settings["proxies"])}
+
+    session.merge_environment_settings = merge_once  # type: ignore[method-assign,assignment]
+
+
 class RestConnection(RestCatalog):
     """A connection to an Iceberg REST catalog. Several threads may use it at the same time."""
 
@@ -147,6 +171,7 @@ class RestConnection(RestCatalog):
             session.verify = find_authorities_file() or True
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
+        _read_environment_once(session)
         return session
 
     def list_children(self, parent: Levels) -> list[Levels]:

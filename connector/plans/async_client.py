@@ -29,6 +29,7 @@ from seamark.connector.client.names import (
     make_standard_path,
     make_table_path,
 )
+from seamark.connector.client.policies import make_time_report
 from seamark.connector.plans.column_types import list_column_types, read_column_type
 from seamark.connector.plans.conditions import Like
 from seamark.connector.plans.scan import NO_USE, TableUse
@@ -477,9 +478,21 @@ class Seamark:
         path = f"{await self._make_path(table, 'tables')}/metrics"
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
-    async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
-        """Report the time that an engine needed for a statement, and the files and bytes that it read of a table."""
-        body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+    async def report_time(
+        self,
+        table: Name,
+        statement: str,
+        *,
+        seconds: float,
+        files: int,
+        size_bytes: int,
+        run_tables: Sequence[Name] = (),
+    ) -> None:
+        """Report the time that an engine needed for a statement, and the files and bytes that it read of a table.
+
+        `run_tables` are all tables that the statement read, for its OpenLineage events. Pass them with one table.
+        """
+        body = make_time_report(statement, seconds, files, size_bytes, run_tables)
         await self._ask("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:

@@ -169,6 +169,7 @@ class SqlSession:
         certificates: str = "",
         after: str = "",
         cubes: str = ON,
+        reports_runs: bool = True,
     ) -> None:
         """Create a session.
 
@@ -189,6 +190,7 @@ class SqlSession:
             certificates: See `SeamarkClient`.
             after: The tokens of writes whose rows every query has to include (`StreamTableWriter.token`).
             cubes: Whether queries use cubes: `on`, `exact` (without sums of floats and averages of integers) or `off`.
+            reports_runs: Whether the session reports the tables of each query for OpenLineage.
 
         Raises:
             ValueError: The URL is invalid.
@@ -203,6 +205,7 @@ class SqlSession:
         if cubes not in CUBE_USES:
             raise ValueError(f"cubes must be one of {', '.join(CUBE_USES)}, not {cubes!r}")
         self._on_s3, self._writes, self._check_tables, self._cubes = on_s3, writes, check_tables, cubes
+        self._reports_runs = reports_runs
         self._limits = limits or DuckDBLimits()
         self._con: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -391,7 +394,8 @@ class SqlSession:
         if not isinstance(
             planned_statement.cube, CubePlan
         ):  # With a cube, the time does not belong to the planned rows.
-            batches = measure_time(batches, started_s, partial(report_times, self._client, planned_statement.reads))
+            report = partial(report_times, self._client, planned_statement.reads, reports_run=self._reports_runs)
+            batches = measure_time(batches, started_s, report)
         return SqlResult(rows.schema, types, batches, planned_statement.explanation, stack)
 
     def _run_change(self, planned_statement: _PlannedStatement, change: DuckDBChange) -> SqlResult:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.policies import report_statement_time
+from seamark.connector.plans.async_client import Name
 from seamark.connector.sql.reads import PlannedTableRead
 
 _SECONDS_MIN = 1e-6
@@ -44,8 +45,18 @@ def measure_time(
     report(max(seconds, _SECONDS_MIN))
 
 
-def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float) -> None:
-    """Report the time of a statement for each table that the statement read."""
+def report_times(
+    client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float, *, reports_run: bool
+) -> None:
+    """Report the time of a statement for each table that the statement read.
+
+    Args:
+        client: The client.
+        reads: The reads of the statement.
+        seconds: The time that the engine took.
+        reports_run: Whether to report the run of the statement for OpenLineage.
+    """
+    run_tables: Sequence[Name] = [table_read.named.name for table_read in reads] if reports_run else ()
     for table_read in reads:
         if table_read.statement:
             try:
@@ -56,6 +67,8 @@ def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], secon
                     seconds=seconds,
                     files=len(table_read.tasks),
                     size_bytes=table_read.bytes,
+                    run_tables=run_tables,
                 )
+                run_tables = ()
             except (ClientError, OSError) as error:
                 _log.debug("the time of a statement is not reported: %s", error)

@@ -28,7 +28,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.connector.client.names import check_url
-from seamark.connector.plans.async_client import check_audience, open_seamark
+from seamark.connector.plans.async_client import Name, check_audience, open_seamark
 from seamark.connector.trino.protocol.accepted_logins import AcceptedLogins
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
 from seamark.connector.trino.protocol.checked_rights import CheckedRights
@@ -565,10 +565,14 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         reports = ColumnReports(client.report_scan)
         stack.push_async_callback(reports.close)
 
-        async def send_time(planned_read: PlannedRead, seconds: float) -> None:
-            statement, size_bytes = planned_read.statement, planned_read.bytes
+        async def send_time(planned_read: PlannedRead, seconds: float, run_tables: Sequence[Name]) -> None:
             await client.report_time(
-                planned_read.table, statement, seconds=seconds, files=planned_read.files, size_bytes=size_bytes
+                planned_read.table,
+                planned_read.statement,
+                seconds=seconds,
+                files=planned_read.files,
+                size_bytes=planned_read.bytes,
+                run_tables=run_tables,
             )
 
         times = StatementTimes(send_time)

@@ -45,7 +45,12 @@ class Hdfs(StorageRules):
         for segment in path.split("/"):
             if unquote(segment).lower() in _RESERVED:
                 raise BadRequest(f"{subject} {shown_location} contains {segment!r}, a reserved name of HDFS; remove it")
-        return authority.lower(), path
+        # Names of hosts ignore case, but Hadoop compares the names of nameservices exactly.
+        return authority.lower() if ":" in authority else authority, path
+
+    def make_bucket_key(self, bucket: str) -> str:
+        # A name without a port can also be a host.
+        return bucket.lower()
 
     def normalize(self, address: str) -> str:
         authority, slash, path = address.removeprefix("//").partition("/")

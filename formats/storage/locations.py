@@ -159,9 +159,10 @@ def make_canonical_key(location: Location, path: str) -> str:
     """Return the key of a location whose path, without symbolic links, is `path`."""
     for _ in range(_DECODE_ROUNDS_MAX):
         path = unquote(path)
-    if STORAGES[location.scheme].ignores_case:
+    rules = STORAGES[location.scheme]
+    if rules.ignores_case:
         path = fold_path(path)
-    return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
+    return f"{location.scheme}://{rules.make_bucket_key(location.bucket)}/{path}".rstrip("/")
 
 
 def normalize_location(text: str) -> str:

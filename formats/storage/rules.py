@@ -59,6 +59,10 @@ class StorageRules:
             raise BadRequest(f"{subject} {shown_location} has the invalid bucket {bucket!r}; correct its name")
         return bucket, key
 
+    def make_bucket_key(self, bucket: str) -> str:
+        """Return a text that is equal for all spellings of a bucket that a reader may treat as the same bucket."""
+        return bucket
+
     def resolve(self, path: str) -> str:
         """Return the path without symbolic links. The method may read the storage."""
         return path

@@ -36,7 +36,7 @@ from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.database_limits import NamespaceSizes
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.large_requests import LargeRequests
-from seamark.metaserver.catalog.values import Caller, Page, make_owner
+from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges, make_owner
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
@@ -63,6 +63,11 @@ PATH_PROPERTIES = (
 
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 _SETTLE_TRIES_MAX = 5
+_CHANGED_NAMES_CHARACTERS_MAX = 32 << 10
+"""The maximum number of characters of all names of changed properties in an instant.
+
+Receivers of events refuse long events.
+"""
 
 T = TypeVar("T")
 
@@ -354,6 +359,41 @@ class CatalogContext:
                 metadata_location=entry.metadata_location,
                 fingerprint=fingerprint,
                 summary={"request-id": caller.request_id, **(summary or {})},
+            )
+        )
+
+    def make_namespace_instant(
+        self,
+        caller: Caller,
+        path: NamespacePath,
+        action: str,
+        *,
+        requested_ms: int,
+        changes: PropertyChanges | None = None,
+    ) -> RecordInstant:
+        """Return the operation that records a completed instant about a namespace with the current time.
+
+        Args:
+            changes: The names of the changed properties. If they are too long for an event, they are left out.
+        """
+        summary: dict[str, Any] = {"request-id": caller.request_id}
+        if changes is not None:
+            names = {"updated": changes.updated, "removed": changes.removed}
+            if sum(len(name) for group in names.values() for name in group) <= _CHANGED_NAMES_CHARACTERS_MAX:
+                summary |= names
+        return RecordInstant(
+            instant=Instant(
+                id=str(self.clock.uuid7()),
+                action=action,
+                state=InstantState.COMPLETED,
+                kind=EntryKind.NAMESPACE,
+                namespace=path,
+                name="",
+                uuid="",
+                requested_ms=requested_ms,
+                completed_ms=self.clock.now_ms(),
+                principal_name=caller.principal_name,
+                summary=summary,
             )
         )
 

@@ -20,6 +20,7 @@ import gzip
 import hashlib
 import re
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -29,11 +30,17 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_schemes
 from seamark.formats.iceberg.metadata.properties import remove_client_properties
-from seamark.formats.iceberg.metadata.table_json import decode_table, decompress_if_gzip, encode_refs_view, encode_table
+from seamark.formats.iceberg.metadata.table_json import (
+    GZIP_MAGIC,
+    decode_table,
+    decompress_if_gzip,
+    encode_refs_view,
+    encode_table,
+)
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
-from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
+from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater, TooLarge
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.staleness import get_current_staleness
@@ -47,7 +54,8 @@ _TABLE_BYTES, _COLUMN_BYTES = 2000, 340
 Summaries of snapshots refer to the JSON, and other fields take about as much memory as their JSON (measured,
 `tests/server/test_memory_account.py`).
 """
-_METADATA_LIMIT_BYTES = 1 << 28
+METADATA_BYTES_MAX = 1 << 28
+"""The maximum size of a metadata file."""
 _PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
 """The time after a check for which the server assumes that a metadata file still exists on remote storage.
@@ -115,6 +123,36 @@ class Documents:
         metadata = _drop_client_properties(decode_view(data, location))
         self._cache.put(("view", location), metadata, measure_object_bytes(metadata))
         return metadata
+
+    async def read_unregistered_table(self, location: str, limit_bytes: int) -> TableMetadata:
+        """Return the metadata in a file to which no table refers yet, without caching them.
+
+        The metadata contain the properties that clients do not see. The file is read from the storage itself, so the
+        result is never that of a file that no longer exists.
+
+        Args:
+            limit_bytes: The maximum size of the file, and of its decompressed content.
+
+        Raises:
+            NotFound: The file is missing.
+            Corrupt: The file contains no table metadata.
+            TooLarge: The file exceeds the limit.
+        """
+        data = await self._read_unregistered(location, limit_bytes)
+        if len(data) <= LARGE_BYTES:
+            return _decode_stored_table(data, location)
+        return await asyncio.to_thread(_decode_stored_table, data, location)
+
+    async def read_unregistered_view(self, location: str, limit_bytes: int) -> ViewMetadata:
+        """Return the metadata in a file to which no view refers yet. See `read_unregistered_table`."""
+        data = await self._read_unregistered(location, limit_bytes)
+        return await asyncio.to_thread(decode_view, data, location)
+
+    async def _read_unregistered(self, location: str, limit_bytes: int) -> bytes:
+        data = await self._read(location, self._sources[-1:], limit_bytes)
+        if len(data) <= _PACKED_IN_LOOP_BYTES:
+            return _decompress_within(data, location, limit_bytes)
+        return await asyncio.to_thread(_decompress_within, data, location, limit_bytes)
 
     async def peek_view(self, location: str) -> ViewMetadata:
         """Return the metadata of a view without caching them."""
@@ -256,15 +294,17 @@ class Documents:
             )
         return data
 
-    async def _read(self, location: str) -> bytes:
+    async def _read(
+        self, location: str, sources: Sequence[ObjectStore] | None = None, limit_bytes: int = METADATA_BYTES_MAX
+    ) -> bytes:
         digest_match = _NAMED.search(location)
         # The cached copy may be damaged, so read the storage itself.
-        for objects in self._sources:
+        for objects in sources or self._sources:
             try:
-                data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
+                data = await objects.read(location, limit_bytes=limit_bytes)
             except ObjectMissing:
                 raise _make_missing_error(location) from None
-            if digest_match is None or digest_match[1] == await asyncio.to_thread(_compute_digest, data):
+            if digest_match is None or digest_match[1] == await _compute_digest_by_size(data):
                 break
         else:
             raise Forbidden(
@@ -291,6 +331,28 @@ async def _decode_table(data: bytes, location: str) -> TableMetadata:
     return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(decode)
 
 
+def _decode_stored_table(data: bytes, location: str) -> TableMetadata:
+    """Decode table metadata with all properties."""
+    metadata = decode_table(data, location)
+    return add_schemes(metadata) if metadata.location.startswith("/") else metadata
+
+
+def _decompress_within(data: bytes, location: str, limit_bytes: int) -> bytes:
+    """Return the content of a gzip file, or `data` if it is not a gzip file.
+
+    Raises:
+        TooLarge: The content has more bytes than the limit.
+    """
+    try:
+        content = decompress_if_gzip(data, limit_bytes)
+    except zlib.error:
+        content = data  # The decoder reports the error.
+    # The decoder would decompress this content again.
+    if limit_bytes < METADATA_BYTES_MAX and content.startswith(GZIP_MAGIC):
+        raise TooLarge(f"{location} contains more than {limit_bytes:,} bytes, or is damaged")
+    return content
+
+
 def _drop_client_properties(metadata: M) -> M:
     properties = remove_client_properties(metadata.properties)
     if len(properties) == len(metadata.properties):
@@ -310,6 +372,11 @@ def estimate_memory(metadata: TableMetadata, json_bytes: int) -> int:
 def _make_missing_error(location: str) -> NotFound:
     # Iceberg Java's readers use this message, and clients compare error messages with it.
     return NotFound(f"Failed to open input stream for file: {location}")
+
+
+async def _compute_digest_by_size(data: bytes) -> str:
+    """Return the digest of a file. For a small file, starting a thread would take longer than the digest."""
+    return _compute_digest(data) if len(data) <= LARGE_BYTES else await asyncio.to_thread(_compute_digest, data)
 
 
 def _compute_digest(data: bytes) -> str:

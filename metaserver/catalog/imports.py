@@ -6,9 +6,12 @@ and receives no rights from its properties. A repeated import changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
@@ -20,17 +23,21 @@ from seamark.formats.runtime.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
+    NotFound,
     RetryLater,
     SeamarkError,
+    TooLarge,
 )
+from seamark.formats.runtime.fair_lock import FairLock
 from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
+from seamark.metaserver.catalog.documents import METADATA_BYTES_MAX
 from seamark.metaserver.catalog.ownership.claims import make_claim
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS, replace_allowed_locations
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import make_entry, table_uuid
-from seamark.metaserver.catalog.tables import PropertyCheck, Tables
+from seamark.metaserver.catalog.tables import PropertyCheck, Tables, make_purged_error
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -39,9 +46,15 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import Operation
 
 _CONCURRENT_CHECKS_MAX = 16
-"""The maximum number of tables of one request that are checked at the same time."""
+"""The maximum number of small metadata files in the memory of a process at the same time, for all imports."""
+_SMALL_FILE_BYTES_MAX = 2 << 20
+"""The maximum size of a small metadata file, and of its decompressed content.
+
+A larger file may need a gigabyte of memory, so an import reads it alone.
+"""
 _TABLES_PER_TRANSACTION_MAX = 64
 """The maximum number of tables of a transaction that registers tables. Other changes wait for it."""
+T = TypeVar("T")
 ImportResult = tuple[Entry, bool] | SeamarkError
 """The entry of an imported table, and whether it is new, or the reason why it is not imported."""
 
@@ -60,6 +73,8 @@ class Imports:
         self._context = context
         self._tables = tables
         self._views = views
+        self._small_files = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
+        self._large_file = FairLock()
 
     async def import_table(
         self,
@@ -112,13 +127,13 @@ class Imports:
         if not dry_run:
             await self._context.require_namespace(namespace)
 
-        async def check(name: str, location: str) -> _CheckedTable | ImportResult:
-            try:
-                return await self._check_table(caller, namespace, name, location, check_properties, dry_run=dry_run)
-            except SeamarkError as error:
-                return error
-
-        checked = await gather([partial(check, *table) for table in locations.items()], _CONCURRENT_CHECKS_MAX)
+        names_by_file: dict[str, list[str]] = {}
+        for name, location in locations.items():
+            names_by_file.setdefault(location, []).append(name)
+        check = partial(self._check_file, caller, namespace, check_properties=check_properties, dry_run=dry_run)
+        checked_files = await gather([partial(check, *file) for file in names_by_file.items()], _CONCURRENT_CHECKS_MAX)
+        by_name = {name: result for results in checked_files for name, result in results.items()}
+        checked = await self._refuse_purged([by_name[name] for name in locations])
         _raise_if_unavailable(checked)
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
@@ -130,25 +145,100 @@ class Imports:
         results = iter(registered)
         return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
 
-    async def _check_table(
+    async def _check_file(
         self,
         caller: Caller,
         namespace: NamespacePath,
-        name: str,
         location: str,
-        check_properties: PropertyCheck | None,
+        names: Sequence[str],
         *,
+        check_properties: PropertyCheck | None,
         dry_run: bool,
-    ) -> _CheckedTable | tuple[Entry, bool]:
-        """Return the table with the operations that register it, or its entry if it is registered already."""
+    ) -> dict[str, _CheckedTable | ImportResult]:
+        """Check a metadata file, which is read once, for each name under which the request imports it."""
+        results: dict[str, _CheckedTable | ImportResult] = {}
+        new_names: list[str] = []
+        for name in names:
+            try:
+                existing_entry = await self._find(EntryKind.TABLE, namespace, name, location)
+                if existing_entry is None:
+                    check_new_name(name, "table name")
+            except SeamarkError as error:
+                results[name] = error
+            else:
+                if existing_entry is None:
+                    new_names.append(name)
+                else:
+                    results[name] = existing_entry, False
+        if not new_names:
+            return results
+        try:
+            async with self._hold_metadata(caller, location, self._read_table) as metadata:
+                await self._check_metadata(caller, namespace, location, metadata, check_properties)
+                for name in new_names:
+                    try:
+                        results[name] = await self._check_name(
+                            caller, namespace, name, location, metadata, dry_run=dry_run
+                        )
+                    except SeamarkError as error:
+                        results[name] = error
+        except SeamarkError as error:
+            results |= dict.fromkeys(new_names, error)
+        return results
+
+    @asynccontextmanager
+    async def _hold_metadata(
+        self, caller: Caller, location: str, read: Callable[[str, int], Awaitable[T]]
+    ) -> AsyncIterator[T]:
+        """Read a metadata file. Other imports wait while the context is active, if the metadata need much memory.
+
+        Args:
+            read: Reads the file at a location. It raises TooLarge if the file has more bytes than its second argument.
+
+        Raises:
+            BadRequest: The file is outside the warehouse.
+            TooLarge: The file is too large for any table or view.
+        """
+        self._context.warehouse.check(location, "metadata-location")
+        async with self._small_files:
+            metadata = None
+            with suppress(TooLarge):
+                metadata = await read(location, _SMALL_FILE_BYTES_MAX)
+            if metadata is not None:
+                yield metadata
+                return
+        async with self._large_file.hold(caller.principal_name):
+            yield await read(location, METADATA_BYTES_MAX)
+
+    async def _read_table(self, location: str, limit_bytes: int) -> TableMetadata:
+        try:
+            return await self._context.documents.read_unregistered_table(location, limit_bytes)
+        except NotFound:
+            raise NotFound(f"Cannot register {location}: the file does not exist") from None
+        except Corrupt as error:  # The client named the file, so this is an error of the request.
+            raise BadRequest(f"Cannot register {location}: {error.message}") from None
+
+    async def _read_view(self, location: str, limit_bytes: int) -> ViewMetadata:
+        try:
+            return await self._context.documents.read_unregistered_view(location, limit_bytes)
+        except Corrupt as error:
+            raise BadRequest(f"Cannot import {location}: {error.message}") from None
+
+    async def _check_metadata(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        location: str,
+        metadata: TableMetadata,
+        check_properties: PropertyCheck | None,
+    ) -> None:
+        """Check that the metadata of a table may be imported, under any name of the namespace.
+
+        Raises:
+            BadRequest, Forbidden: A property or a location is not allowed.
+        """
         context = self._context
-        requested_ms = context.clock.now_ms()
-        existing_entry = await self._find(EntryKind.TABLE, namespace, name, location)
-        if existing_entry is not None:
-            return existing_entry, False
-        check_new_name(name, "table name")
-        metadata = await self._tables.check_registrable(location)
-        check_client_properties(await context.documents.read_stored_properties(location), "An imported table")
+        check_client_properties(metadata.properties, "An imported table")
         if ALLOWED_LOCATIONS in metadata.properties:
             raise BadRequest(
                 f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
@@ -159,6 +249,20 @@ class Imports:
         await context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         if check_properties is not None:
             await check_properties(metadata.properties)
+
+    async def _check_name(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        location: str,
+        metadata: TableMetadata,
+        *,
+        dry_run: bool,
+    ) -> _CheckedTable | tuple[Entry, bool]:
+        """Return the table with the operations that register it, or its entry if it is registered already."""
+        context = self._context
+        requested_ms = context.clock.now_ms()
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         try:
             await self._check_unnamed(entry)
@@ -177,6 +281,19 @@ class Imports:
         ]
         return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
+    async def _refuse_purged(
+        self, checked: Sequence[_CheckedTable | ImportResult]
+    ) -> list[_CheckedTable | ImportResult]:
+        """Return the results, with an error for each table whose files are being purged."""
+        uuids = {each.entry.uuid for each in checked if isinstance(each, _CheckedTable)}
+        purged_uuids = await self._tables.find_purged(uuids)
+        return [
+            make_purged_error(each.entry.metadata_location, each.entry.uuid)
+            if isinstance(each, _CheckedTable) and each.entry.uuid in purged_uuids
+            else each
+            for each in checked
+        ]
+
     async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
         """Register tables in one transaction, or else each of them in its own.
 
@@ -191,12 +308,7 @@ class Imports:
             except SeamarkError:
                 pass  # One of the tables cannot be registered, and has no effect on the others below.
             else:
-                entries = [table.entry for table in tables]
-                checked = await gather(
-                    [partial(self._check_registered, caller, entry) for entry in entries], _CONCURRENT_CHECKS_MAX
-                )
-                _raise_if_unavailable(checked)
-                return checked
+                return await self._check_registered(caller, [table.entry for table in tables])
         return [await self._register_table(caller, table) for table in tables]
 
     async def _register_table(self, caller: Caller, table: _CheckedTable) -> ImportResult:
@@ -210,16 +322,12 @@ class Imports:
             return error
         if not is_new:
             return entry, False
-        result = await self._check_registered(caller, entry)
-        _raise_if_unavailable([result])
+        (result,) = await self._check_registered(caller, [entry])
         return result
 
-    async def _check_registered(self, caller: Caller, entry: Entry) -> ImportResult:
-        try:
-            await self._tables.check_registered(caller, entry)
-        except SeamarkError as error:
-            return error
-        return entry, True
+    async def _check_registered(self, caller: Caller, entries: Sequence[Entry]) -> list[ImportResult]:
+        errors = await self._tables.check_all_registered(caller, entries)
+        return [(entry, True) if error is None else error for entry, error in zip(entries, errors, strict=True)]
 
     async def import_view(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, keep_owner: bool, dry_run: bool
@@ -238,12 +346,33 @@ class Imports:
         existing_entry = await self._find(EntryKind.VIEW, namespace, name, location)
         if existing_entry is not None:
             return existing_entry, False
-        self._context.warehouse.check(location, "metadata-location")
-        try:
-            metadata = await self._context.documents.view(location)
-        except Corrupt as error:
-            raise BadRequest(f"Cannot import {location}: {error.message}") from None
-        check_client_properties(await self._context.documents.read_stored_properties(location), "An imported view")
+        async with self._hold_metadata(caller, location, self._read_view) as metadata:
+            await self._check_view(caller, namespace, name, location, metadata, keep_owner=keep_owner)
+            entry = make_entry(
+                namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW
+            )
+            if dry_run:
+                return await self._check(caller, entry, metadata)
+        return await self._register(
+            entry, lambda: self._views.register(caller, namespace, name, location, only_name=True)
+        )
+
+    async def _check_view(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        location: str,
+        metadata: ViewMetadata,
+        *,
+        keep_owner: bool,
+    ) -> None:
+        """Check that a view may be imported.
+
+        Raises:
+            BadRequest, Forbidden: A property or a location is not allowed, or the view runs with the rights of a user.
+        """
+        check_client_properties(metadata.properties, "An imported view")
         check_view_locations(self._context.warehouse, metadata, location)
         if borrows_rights(metadata) and not keep_owner:
             raise BadRequest(
@@ -253,12 +382,6 @@ class Imports:
             )
         check_author(caller, metadata)
         await self._context.check_registered_places(caller, namespace, location, metadata, metadata.view_uuid)
-        entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
-        if dry_run:
-            return await self._check(caller, entry, metadata)
-        return await self._register(
-            entry, lambda: self._views.register(caller, namespace, name, location, only_name=True)
-        )
 
     async def _check(self, caller: Caller, entry: Entry, metadata: TableMetadata | ViewMetadata) -> tuple[Entry, bool]:
         """Run the checks of a registration without registering the entry, for a dry run."""

@@ -38,6 +38,7 @@ class Namespaces:
             NoSuchNamespace: The parent does not exist.
             BadRequest: The property `location` is outside the warehouse.
         """
+        requested_ms = self._context.clock.now_ms()
         check_namespace(path)
         await self._check_properties(caller, path, properties)
         if "location" in properties:
@@ -50,6 +51,7 @@ class Namespaces:
             [
                 CreateNamespace(path=path, properties=properties),
                 *make_owner(caller, path),
+                self._context.make_namespace_instant(caller, path, "create", requested_ms=requested_ms),
                 *self._context.remember(caller, status=200, body=body),
             ]
         )
@@ -104,6 +106,7 @@ class Namespaces:
         Raises:
             Unprocessable: A key is both set and removed.
         """
+        requested_ms = self._context.clock.now_ms()
         contradictory = sorted(set(removals) & set(updates))
         if contradictory:
             raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
@@ -131,7 +134,13 @@ class Namespaces:
             )
             try:
                 await self._context.transact(
-                    [replace, *self._context.remember(caller, status=200, body=encode_json(changes))]
+                    [
+                        replace,
+                        self._context.make_namespace_instant(
+                            caller, path, "update", requested_ms=requested_ms, changes=changes
+                        ),
+                        *self._context.remember(caller, status=200, body=encode_json(changes)),
+                    ]
                 )
             except CommitConflict:
                 if attempt == self._context.settings.commit_retries:
@@ -170,17 +179,27 @@ class Namespaces:
     async def _replace_properties(
         self, caller: Caller, stored_namespace: Namespace, properties: dict[str, str]
     ) -> None:
+        requested_ms = self._context.clock.now_ms()
         await self._check_properties(caller, stored_namespace.path, properties)
         location = properties.get("location")
         if location is not None and location != stored_namespace.properties.get("location"):
             await self._context.check_location(caller, location, "The namespace's location")
             await check_outside(self._context, location, "The namespace's location")
+        former_properties = {name: value for name, value in stored_namespace.properties.items() if name != SETTERS}
+        changes = PropertyChanges(
+            updated=[name for name, value in properties.items() if former_properties.get(name) != value],
+            removed=[name for name in former_properties if name not in properties],
+            missing=[],
+        )
         properties = record_setters(caller.principal_name, properties, stored_namespace.properties)
         await self._context.transact(
             [
                 ReplaceNamespaceProperties(
                     path=stored_namespace.path, expected_version=stored_namespace.version, properties=properties
-                )
+                ),
+                self._context.make_namespace_instant(
+                    caller, stored_namespace.path, "update", requested_ms=requested_ms, changes=changes
+                ),
             ]
         )
 
@@ -196,7 +215,13 @@ class Namespaces:
             NamespaceNotEmpty: The namespace contains tables, views, functions or namespaces. Dropped entries do not
                 count.
         """
-        await self._context.transact([DropNamespace(path=path), *self._context.remember(caller, status=204)])
+        await self._context.transact(
+            [
+                DropNamespace(path=path),
+                self._context.make_namespace_instant(caller, path, "drop", requested_ms=self._context.clock.now_ms()),
+                *self._context.remember(caller, status=204),
+            ]
+        )
 
     def with_location(self, namespace: Namespace) -> Namespace:
         if "location" in namespace.properties:

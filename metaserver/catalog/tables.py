@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,11 @@ from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
+    CommitUnknown,
     Corrupt,
     NotFound,
+    RetryLater,
+    SeamarkError,
 )
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import compress_document
@@ -41,10 +44,15 @@ from seamark.metaserver.catalog.pointers import (
 from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
 from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
 
+_CONCURRENT_CHECKS_MAX = 16
+"""The maximum number of newly registered tables that are checked at the same time."""
+_PURGES_MAX = 1000
+"""The maximum number of running purges that are read with one query."""
 PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
 
 
@@ -200,6 +208,31 @@ class Tables:
                 await self._context.transact([drop, unregistered])
             raise
 
+    async def check_all_registered(
+        self, caller: Caller, entries: Sequence[Entry]
+    ) -> builtins.list[SeamarkError | None]:
+        """Check several newly registered tables as `check_registered` does. Return the error of each table, or None.
+
+        Raises:
+            CommitUnknown, RetryLater: The storage or the database does not answer.
+        """
+        # A purge that ends after this query has deleted the files before the second check.
+        purged_uuids = await self.find_purged({entry.uuid for entry in entries})
+
+        async def check(entry: Entry) -> SeamarkError | None:
+            is_purged = entry.uuid in purged_uuids
+            if not is_purged and await self._context.objects.exists(entry.metadata_location):
+                return None
+            try:
+                await self.check_registered(caller, entry)
+            except (CommitUnknown, RetryLater):
+                raise
+            except SeamarkError as error:
+                return error
+            return None
+
+        return await gather([partial(check, entry) for entry in entries], _CONCURRENT_CHECKS_MAX)
+
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
         """Remove the name, and keep all files of the table. Later commits fail.
 
@@ -283,12 +316,25 @@ class Tables:
             metadata = await self._context.documents.table(location)
         except Corrupt as error:  # The client named the file, so this is an error of the request.
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
-        purging = await self._context.store.list_instants(
-            InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
-        )
-        if purging:
-            raise BadRequest(f"Cannot register {location}: the files of table {table_uuid(metadata)} are being purged")
+        if await self.find_purged({table_uuid(metadata)}):
+            raise make_purged_error(location, table_uuid(metadata))
         return metadata
+
+    async def find_purged(self, uuids: Collection[str]) -> set[str]:
+        """Return the UUIDs of those tables whose files are being purged."""
+        store = self._context.store
+        running_purge = InstantFilter(action="purge", state=InstantState.INFLIGHT)
+        if len(uuids) > 1:
+            # Few purges run at a time, so one query for all of them is faster than a query for each table.
+            purges = await store.list_instants(running_purge, _PURGES_MAX + 1)
+            if len(purges) <= _PURGES_MAX:
+                return {purge.uuid for purge in purges} & set(uuids)
+        return {uuid for uuid in uuids if await store.list_instants(structs.replace(running_purge, uuid=uuid), 1)}
+
+
+def make_purged_error(location: str, uuid: str) -> BadRequest:
+    """Return the error for a table that cannot be registered, because its files are being purged."""
+    return BadRequest(f"Cannot register {location}: the files of table {uuid} are being purged")
 
 
 async def rename_entry(

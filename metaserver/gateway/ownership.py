@@ -133,7 +133,7 @@ class GrantChecker:
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)
-                changed_uuids = {instant.uuid for instant in instants if instant.action != "commit"}
+                changed_uuids = {instant.uuid for instant in instants if instant.uuid and instant.action != "commit"}
                 if changed_uuids:
                     self._forgotten += 1
                     for known_key in [known_key for known_key in self._expiry_times if known_key[0] in changed_uuids]:

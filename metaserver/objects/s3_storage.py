@@ -54,7 +54,7 @@ class S3Storage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         if settings.s3_backend:
-            backing = Backing(settings)
+            backing = Backing(settings.s3_backend)
             check_roots(roots)
             yield BackedObjects(backing.open(roots, settings, clock), backing)
             return
@@ -67,6 +67,10 @@ class S3Storage(ServerStorage):
             yield FolderObjects(files, settings.s3_folder)
         finally:
             await files.close()
+
+    def check_root(self, root: Location, settings: Settings) -> None:
+        if settings.s3_backend:
+            check_roots([root])
 
     def get_endpoint(self, settings: Settings) -> str:
         return settings.s3_backend or settings.s3_endpoint

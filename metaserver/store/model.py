@@ -16,14 +16,16 @@ POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
 
 
 class EntryKind(StrEnum):
-    """The kinds of named entries.
+    """The kinds of named entries, and of the subjects of instants.
 
-    In a namespace, a table and a view cannot have the same name. Functions have their own names.
+    In a namespace, a table and a view cannot have the same name. Functions have their own names. A namespace is not an
+    entry, but it has instants.
     """
 
     TABLE = "table"
     VIEW = "view"
     FUNCTION = "function"
+    NAMESPACE = "namespace"
 
 
 class InstantState(StrEnum):
@@ -104,13 +106,13 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     If the reply is lost, the writer reads the instant with this id to determine the outcome.
     """
     action: str
-    """The action in kebab-case: create, commit, replace, drop, undrop, purge, rename, register, unregister, …"""
+    """The action in kebab-case: create, commit, drop, undrop, purge, rename, register, unregister, update, …"""
     state: InstantState
     kind: EntryKind
     namespace: NamespacePath
     name: str
     uuid: str
-    """The UUID of the table or view, which a rename does not change."""
+    """The UUID of the table or view, which a rename does not change. It is empty for a namespace."""
     requested_ms: int
     completed_ms: int | None = None
     principal_name: str = "anonymous"

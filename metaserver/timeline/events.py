@@ -42,8 +42,11 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The text that is the same for all events of a table, view or function, even after a rename."""
-        return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
+        """The text that is the same for all events of a table, view or function, even after a rename.
+
+        It is the same for all events of the namespaces with one name.
+        """
+        return self.instant.uuid or "/".join(part for part in (*self.instant.namespace, self.instant.name) if part)
 
 
 def make_event(instant: Instant, source: str, warehouse_id: str = "") -> Event:

@@ -1,4 +1,4 @@
-"""OpenLineage events of SQL statements that the server runs.
+"""OpenLineage events of SQL statements that the server runs, and of statements whose clients report them.
 
 A statement puts its run into a bounded queue, and never waits. A task sends the events. Statements are too frequent for
 the timeline, whose instants are durable. So runs are lost if the server ends, if the queue is full, or if the receiver
@@ -55,6 +55,8 @@ class StatementRun(NamedTuple):
         outcome: COMPLETE, FAIL or ABORT.
         error: The kind of the error. The message of an error can contain values.
         tables: The levels of the namespace and the name of each table that the statement reads.
+        form: The statement without its literals, or a text that identifies this form. If it is empty, it is determined
+            from the statement.
     """
 
     run_id: str
@@ -64,6 +66,7 @@ class StatementRun(NamedTuple):
     outcome: str
     error: str
     tables: tuple[tuple[str, ...], ...]
+    form: str = ""
 
 
 def name_statement(statement: str) -> str:
@@ -71,7 +74,11 @@ def name_statement(statement: str) -> str:
 
     Statements that differ only in literals have the same name, unless they are very long.
     """
-    form = remove_literals(statement) if len(statement) <= _TOKENIZED_CHARS_MAX else statement
+    return name_form(remove_literals(statement) if len(statement) <= _TOKENIZED_CHARS_MAX else statement)
+
+
+def name_form(form: str) -> str:
+    """Return the name of the job of a statement without literals."""
     return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
@@ -136,7 +143,7 @@ async def _make_events(
     run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
 ) -> list[dict[str, Any]]:
     """Return the event of the start and the event of the end of a run."""
-    job_name = await asyncio.to_thread(name_statement, run.statement)
+    job_name = name_form(run.form) if run.form else await asyncio.to_thread(name_statement, run.statement)
     inputs = []
     for *namespace, table in run.tables:
         metadata = await _find_metadata(tuple(namespace), table, store, load_metadata)

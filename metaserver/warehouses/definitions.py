@@ -1,7 +1,7 @@
-"""Checks the definition of a further warehouse: its name, its location, and its own settings.
+"""Checks the definition of a further warehouse: its name and its own settings. `places.py` checks its location.
 
-An admin of the server defines warehouses over HTTP, and the operator limits the definitions: the location must be below
-`warehouse_roots`, and endpoints must be in `warehouse_endpoints`. A warehouse with its own endpoint needs
+An admin of the server defines warehouses over HTTP, and the operator limits the definitions: endpoints must be in
+`warehouse_endpoints`. A warehouse with its own endpoint needs
 its own keys, so that the keys of the server are never sent to another store. A warehouse never gives the keys of the
 server to clients, because these keys give access to the files of all warehouses.
 """
@@ -9,9 +9,8 @@ server to clients, because these keys give access to the files of all warehouses
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
@@ -21,10 +20,10 @@ import msgspec
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, ConfigError, StorageError
-from seamark.formats.storage.locations import Location, make_location_key, parse_location
+from seamark.formats.storage.locations import Location
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
-from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
+from seamark.metaserver.runtime.home import find_sqlite_file
 from seamark.metaserver.settings.settings import FIELDS, Settings
 from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
@@ -40,7 +39,7 @@ RESERVED_NAMES = frozenset(
 """Names that are segments of paths, or that users could confuse with the warehouse of the server."""
 STORAGE_SETTINGS = (
     *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
-    *("azure_endpoint", "azure_client_access", "gcs_client_access"),
+    *("azure_endpoint", "azure_client_access", "gcs_client_access", "s3_backend"),
 )
 FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_scope", "federation_fresh_s")
 STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
@@ -60,10 +59,15 @@ A warehouse that uses the keys of the server cannot have them.
 """
 _SERVER_KEYS = (
     *STORAGE_CREDENTIALS,
-    *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend"),
+    *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder"),
     *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
 )
 """The settings of the server that do not apply to a warehouse with its own credentials."""
+_S3_STORE = (
+    *("s3_endpoint", "s3_access_key_id", "s3_secret_access_key", "s3_folder"),
+    *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
+)
+"""The settings of the server that do not apply to a warehouse with an `s3_backend`."""
 DEFAULTS = (
     "scan_planning_mode",
     "drop_retention_s",
@@ -166,82 +170,6 @@ def _check_endpoint(name: str, url: str, settings: Settings) -> None:
         )
 
 
-def check_location(text: str, settings: Settings, server_roots: tuple[Location, ...]) -> Location:
-    """Return the normalised location of a new warehouse.
-
-    Args:
-        text: The location.
-        settings: The settings of the server.
-        server_roots: The location of the server's own warehouse, and the allowed locations of the server.
-
-    Raises:
-        BadRequest: The operator does not allow the location, or it overlaps a location of the server.
-    """
-    location = parse_location(text, "The location of the warehouse")
-    roots = [parse_location(root, "A root of warehouses") for root in settings.warehouse_roots]
-    if not roots:
-        raise BadRequest(
-            "This server has no place for further warehouses; have the operator set warehouse_roots to URIs below "
-            "which they can be created"
-        )
-    if not any(root.holds(location) and _stays_below(location, root) for root in roots):
-        shown_roots = ", ".join(str(root) for root in roots)
-        raise BadRequest(
-            f"The location {str(location)!r} is outside the places for warehouses, which are {shown_roots}; choose one "
-            "below them, or have the operator change warehouse_roots"
-        )
-    check_apart_from_server(location, settings, server_roots)
-    return location
-
-
-def check_apart_from_server(location: Location, settings: Settings, server_roots: tuple[Location, ...]) -> None:
-    """Check that a location overlaps neither a location of the server's own warehouse nor the server's own files.
-
-    Raises:
-        BadRequest: The location overlaps such a location.
-    """
-    key = make_location_key(location)
-    for root in server_roots:
-        if do_overlap(key, make_location_key(root)):
-            raise BadRequest(f"The location {str(location)!r} overlaps {str(root)!r} of the server; choose another")
-    if location.is_local:
-        database = find_sqlite_file(settings)
-        own_files = [str(settings.home.absolute()), *([] if database is None else [str(database)])]
-        folder = os.path.realpath(location.file_path)
-        if is_in_home(settings, folder) or any(_is_inside(os.path.realpath(path), folder) for path in own_files):
-            raise BadRequest(f"The location {str(location)!r} overlaps the files of the server itself; choose another")
-
-
-def check_apart_from_others(new: StoredWarehouse, warehouses: Sequence[StoredWarehouse]) -> None:
-    """Check that the location of a new warehouse overlaps the location of no other warehouse.
-
-    Raises:
-        BadRequest: The location overlaps the location of another warehouse.
-    """
-    for other in warehouses:
-        if do_overlap(new.location_key, other.location_key):
-            raise BadRequest(
-                f"The location {new.location!r} overlaps the location {other.location!r} of the warehouse "
-                f"{other.name!r}; choose another"
-            )
-
-
-def do_overlap(key: str, other: str) -> bool:
-    """Return whether two keys of locations are equal, or one location contains the other."""
-    return _is_inside(key, other) or _is_inside(other, key)
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _stays_below(location: Location, root: Location) -> bool:
-    """Return whether the location is below the root after its symbolic links are resolved."""
-    if not location.is_local:
-        return True
-    return _is_inside(os.path.realpath(location.file_path), os.path.realpath(root.file_path))
-
-
 def check_definition(settings: Settings, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]) -> None:
     """Check that the own settings and the credentials of a warehouse can be used together.
 
@@ -262,6 +190,15 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 f"A warehouse with its own {name} needs s3_secret_access_key in credentials, because with the keys of "
                 "the server it would reach other buckets and hosts"
             )
+    if own_settings.get("s3_backend") == "" != settings.s3_backend and not credentials.get("s3_secret_access_key"):
+        raise BadRequest(
+            "A warehouse without the s3_backend of the server needs s3_secret_access_key in credentials, because the "
+            "server has no keys of an S3 store"
+        )
+    if own_settings.get("s3_backend") and own_settings.get("federation_uri"):
+        raise BadRequest(
+            "A federated warehouse cannot have its own s3_backend, because its clients get no keys of the gateway"
+        )
     if not own_settings.get("federation_uri"):
         unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
         if unused:
@@ -317,6 +254,7 @@ def make_settings(
         credentials: The own settings of the warehouse that are secret.
     """
     has_storage_keys = any(credentials.get(name) for name in STORAGE_CREDENTIALS)
+    backend = choose_backend(settings, own_settings, has_s3_keys=bool(credentials.get("s3_secret_access_key")))
     values: dict[str, Any] = {
         "home": settings.home / "warehouses" / warehouse.id,
         "database": make_database_url(settings, warehouse.id),
@@ -330,10 +268,10 @@ def make_settings(
         "federation_token": "",
         "federation_credential": "",
         "federation_scope": "",
-        # A warehouse has no peers and no log in Kafka, and sends events only to its own targets.
+        # A warehouse has no peers, and sends events only to its own targets.
         "peer_address": "",
         "peer_listen": "",
-        "stream_log": "",
+        "stream_log": make_log_url(settings.stream_log, warehouse.id),
         "services_workers": min(1, settings.services_workers),
         "webhook_urls": (),
         "webhook_secret": "",  # With the key of the server, a warehouse could send events that look like the server's.
@@ -347,7 +285,10 @@ def make_settings(
         "index_disk_folder": "",
         "gateway_cache_folder": "",
         "s3_client_access": _choose_client_access(
-            settings, has_credentials=has_storage_keys, is_federated=bool(own_settings.get("federation_uri"))
+            settings,
+            has_credentials=has_storage_keys,
+            is_federated=bool(own_settings.get("federation_uri")),
+            has_backend=bool(backend),
         ),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
@@ -356,7 +297,9 @@ def make_settings(
         values[name] = max(FIELDS[name].metadata["minimum"], getattr(settings, name) // settings.warehouses_limit)
     if has_storage_keys:
         values |= dict.fromkeys(_SERVER_KEYS, "")
-    values |= {**own_settings, **credentials}
+    if backend:
+        values |= dict.fromkeys(_S3_STORE, "")
+    values |= {**own_settings, **credentials, "s3_backend": backend}
     # A replica can have fewer workers than the replica that created the warehouse.
     values["services_workers"] = min(values["services_workers"], 1, settings.services_workers)
     if values["federation_uri"]:  # Its tables are in the other catalog, which has its own services.
@@ -364,16 +307,37 @@ def make_settings(
     return dataclasses.replace(settings, **values)
 
 
-def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool) -> str:
+def choose_backend(settings: Settings, own_settings: Mapping[str, Any], *, has_s3_keys: bool) -> str:
+    """Return the setting `s3_backend` of a warehouse.
+
+    A warehouse with its own keys of an S3 store does not use the cloud of the server.
+    """
+    default = "" if has_s3_keys else settings.s3_backend
+    return str(own_settings.get("s3_backend", default))
+
+
+def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool, has_backend: bool) -> str:
     """Return the default value of `s3_client_access` of a warehouse. With it, clients never get a key of the server.
 
     A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     """
     if settings.s3_client_access == "gateway" and not is_federated:
         return "gateway"
-    if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
+    if has_backend:
+        return "gateway" if settings.gateway_port and not settings.s3_backend else "none"
+    is_folder = bool(settings.s3_folder) and not has_credentials
+    if is_folder or settings.s3_client_access == "none":
         return "none"
     return "sts" if settings.s3_client_access == "sts" and not has_credentials else "signing"
+
+
+def make_log_url(server_log: str, warehouse_id: str) -> str:
+    """Return the setting `stream_log` of a warehouse, whose topics are apart from those of the server.
+
+    The name of a topic continues with `journal`, `rows` or `in` after the prefix of the server, so no topic of the
+    server begins with the id of a warehouse.
+    """
+    return f"{server_log}.{warehouse_id}" if server_log else ""
 
 
 def make_database_url(settings: Settings, warehouse_id: str) -> str:

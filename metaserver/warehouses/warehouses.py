@@ -47,14 +47,12 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.warehouses.definitions import (
     CREDENTIALS,
     WAREHOUSE_SETTINGS,
-    check_apart_from_others,
-    check_apart_from_server,
     check_definition,
     check_folder,
-    check_location,
     check_services,
     check_settings,
     check_warehouse_name,
+    choose_backend,
     is_warehouse_name,
     load_credentials,
     load_settings,
@@ -63,6 +61,13 @@ from seamark.metaserver.warehouses.definitions import (
     seal_credentials,
 )
 from seamark.metaserver.warehouses.federation.mirror import remove_mirrors
+from seamark.metaserver.warehouses.places import (
+    check_apart_from_others,
+    check_apart_from_server,
+    check_location,
+    check_same_place,
+    find_place,
+)
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -224,11 +229,13 @@ class Warehouses:
             BadRequest: The definition is invalid, or the operator does not allow it.
         """
         check_warehouse_name(name, self._settings)
-        parsed_location = check_location(location, self._settings, self._list_server_roots())
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_services(self._settings, own_settings)
         check_definition(self._settings, own_settings, credentials)
+        has_s3_keys = bool(credentials.get("s3_secret_access_key"))
+        backend = choose_backend(self._settings, own_settings, has_s3_keys=has_s3_keys)
+        parsed_location = check_location(location, self._settings, backend, self._list_server_roots())
         if await self._store.load_warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
         warehouse_id = self._clock.uuid4().hex
@@ -236,16 +243,15 @@ class Warehouses:
             name=name,
             id=warehouse_id,
             location=str(parsed_location),
-            location_key=make_location_key(parsed_location),
+            location_key=make_location_key(find_place(parsed_location, backend)),
             settings=own_settings,
             credentials=await seal_credentials(self._settings, self._clock, warehouse_id, credentials),
             created_ms=self._clock.now_ms(),
             principal_name=principal_name,
         )
         settings = make_settings(self._settings, warehouse, own_settings, credentials)
-        check_apart_from_others(
-            warehouse, await self.list()
-        )  # The transaction checks this again after the folder is created.
+        # The transaction checks this again after the folder is created.
+        check_apart_from_others(parsed_location, self._settings, backend, await self.list())
         await asyncio.to_thread(check_folder, parsed_location, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
@@ -274,6 +280,7 @@ class Warehouses:
         """
         warehouse = await self.require(name)
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
+        check_same_place(warehouse, own_settings)
         if credentials is None:
             credentials = await load_credentials(self._settings, self._clock, warehouse)
             _check_same_catalog(warehouse, own_settings, credentials)
@@ -417,7 +424,8 @@ class Warehouses:
                 await closed.wait()
             settings = await load_settings(self._settings, self._clock, stored_warehouse)
             location = parse_location(stored_warehouse.location)
-            await asyncio.to_thread(check_apart_from_server, location, self._settings, self._list_server_roots())
+            roots = self._list_server_roots()
+            await asyncio.to_thread(check_apart_from_server, location, self._settings, settings.s3_backend, roots)
             async with self._opener(self, settings, stored_warehouse) as served_warehouse:
                 warehouse.opened.set_result(served_warehouse)
                 await warehouse.closing.wait()

@@ -260,7 +260,7 @@ def test_backend_of_s3_locations_is_checked() -> None:
         "abfss://evil.example",
     ):
         with pytest.raises(ConfigError, match="s3_backend must be gs:// or abfss://account"):
-            Backing(Settings(s3_backend=backend))
+            Backing(backend)
     for further_settings in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
         with pytest.raises(ConfigError, match="s3_backend"):
             resolve_settings({"s3_backend": "gs://", **further_settings}, {})

@@ -5,6 +5,7 @@ The oracle is `importTable`, with one request for each table in the same order.
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import uuid
@@ -27,17 +28,19 @@ from seamark.connector.client.catalog import (
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving.rest_catalog import RestSource
-from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.catalog import imports
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import CreateEntry, Operation
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.random_names import list_catalog
 from tests.moving.test_import import COLUMNS
 from tests.seeds import first_seed, mark_fast
+from tests.services.seamark import Seamark
 
 TABLES = 24
 
@@ -200,15 +203,84 @@ def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
         create_table(origin, ("shop", name), COLUMNS, properties={})
     with closing(RestSource({"uri": origin.url}, 2)) as source:
         locations = {name: str(location) for name, location in source.find_tables(("shop",), ["a", "b"]).items()}
-    check, failures = Tables.check_registered, [RetryLater("The storage does not answer", 0)]
+    check, failures = Tables.check_all_registered, [RetryLater("The storage does not answer", 0)]
 
-    async def fail_once(tables: Tables, caller: Caller, entry: Entry) -> None:
+    async def fail_once(tables: Tables, caller: Caller, entries: Sequence[Entry]) -> list[SeamarkError | None]:
         if failures:
             raise failures.pop()
-        await check(tables, caller, entry)
+        return await check(tables, caller, entries)
 
-    monkeypatch.setattr(Tables, "check_registered", fail_once)
+    monkeypatch.setattr(Tables, "check_all_registered", fail_once)
     # The client repeats a request after a 503, and finds the tables of the first request.
     results = import_tables(target, "shop", locations)
     assert not failures
     assert results == [TableImport(False, ""), TableImport(False, "")]
+
+
+def write_table(origin: IndexClient, folder: Path, padding_bytes: int = 0) -> tuple[str, Path]:
+    """Write a metadata file of a new table, and return its location and its path."""
+    metadata: dict[str, Any] = json.loads(origin.load_table("shop.model", history=True).metadata)
+    metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
+    metadata["properties"] = {f"padding-{number}": "x" * 1000 for number in range(padding_bytes // 1000)}
+    path = folder / "metadata" / "00001-a.metadata.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metadata))
+    return path.as_uri(), path
+
+
+def test_file_with_many_names_is_read_once(
+    origin: IndexClient, target: IndexClient, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_namespace(origin, "shop", {})
+    create_namespace(target, "shop", {})
+    create_table(origin, "shop.model", COLUMNS, properties={})
+    location, _ = write_table(origin, lake / "t")
+    reads: list[str] = []
+    read = LocalObjects.read
+
+    async def record(objects: LocalObjects, location: str, *, limit_bytes: int | None = None) -> bytes:
+        reads.append(location)
+        return await read(objects, location, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(LocalObjects, "read", record)
+    names = [f"t{number}" for number in range(200)]
+    results = import_tables(target, "shop", dict.fromkeys(names, location))
+    assert reads.count(location) == 1
+    assert results[0] == TableImport(True, "")
+    assert {result.is_new for result in results[1:]} == {False}
+    assert all("under another name" in result.error for result in results[1:])
+    # A repeated request reads the file for the other names, and refuses them again.
+    assert import_tables(target, "shop", dict.fromkeys(names, location)) == [TableImport(False, ""), *results[1:]]
+
+
+@pytest.mark.slow
+def test_request_with_large_files_needs_the_memory_of_one(origin: IndexClient, lake: Path, tmp_path: Path) -> None:
+    create_namespace(origin, "shop", {})
+    create_table(origin, "shop.model", COLUMNS, properties={})
+    settings = {"SEAMARK_ALLOWED_LOCATIONS": lake.as_uri()}
+    large_bytes = 40 << 20
+    peaks: dict[int, int] = {}
+    for count in (1, 16):
+        home = tmp_path / f"server-{count}"
+        locations: dict[str, str] = {}
+        for number in range(count):
+            location, path = write_table(origin, lake / f"{count}-{number}", large_bytes)
+            if number % 2:  # Half of the files are small, but not when they are decompressed.
+                zipped_path = path.with_name("00001-a.gz.metadata.json")
+                zipped_path.write_bytes(gzip.compress(path.read_bytes(), 1))
+                path.unlink()
+                location = zipped_path.as_uri()
+            locations[f"t{number}"] = location
+        with Seamark(home, env=settings) as server, closing(IndexClient(server.base_url)) as client:
+            create_namespace(client, "shop", {})
+            before = read_peak_bytes(server.pid)
+            results = import_tables(client, "shop", locations)
+            assert results == [TableImport(True, "")] * count
+            peaks[count] = read_peak_bytes(server.pid) - before
+    assert peaks[16] < peaks[1] + 6 * large_bytes
+
+
+def read_peak_bytes(pid: int) -> int:
+    """Return the largest memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

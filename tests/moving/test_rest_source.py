@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+import requests
 
 from seamark.connector.moving import rest_catalog
 from seamark.connector.moving.rest_catalog import RestSource
@@ -141,3 +142,26 @@ def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.Monke
         monkeypatch.setattr(rest_catalog, "_BODY_S", 0.0)
         with pytest.raises(CatalogUnavailable, match="takes more than 0 s"):
             source.list_tables(("a",))
+
+
+def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inner.example")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/authorities.pem")
+    plain, session = requests.Session(), requests.Session()
+    rest_catalog._read_environment_once(session)
+    calls = [
+        (url, proxies, None, verify, None)
+        for url in ("http://outer.example/v1/a", "http://outer.example/v1/b", "http://inner.example/", "https://x/")
+        for proxies in ((), (("http", "http://own.example"),))
+        for verify in (None, True, False)
+    ]
+    for _ in range(2):
+        for url, proxies, stream, verify, cert in calls:
+            expected = plain.merge_environment_settings(url, dict(proxies), stream, verify, cert)
+            assert session.merge_environment_settings(url, dict(proxies), stream, verify, cert) == expected
+    # Requests may change the proxies that they receive.
+    session.merge_environment_settings("http://outer.example/", {}, None, None, None)["proxies"].clear()
+    monkeypatch.delenv("HTTP_PROXY")
+    again = session.merge_environment_settings("http://outer.example/", {}, None, None, None)
+    assert again["proxies"]["http"] == "http://proxy.example:3128"

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
-from seamark.formats.storage.locations import parse_location
+from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.objects.warehouse import Warehouse, make_safe_segment
 
 ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"]
@@ -187,3 +187,13 @@ def test_invalid_warehouse_is_a_configuration_error(uri: str) -> None:
         Warehouse(uri)
     with pytest.raises(ConfigError, match="allowed_locations"):
         Warehouse("s3://lake", [uri])
+
+
+def test_nameservice_keeps_its_case_and_a_host_does_not() -> None:
+    assert str(parse_location("hdfs://LakeHA/wh/T")) == "hdfs://LakeHA/wh/T"
+    assert str(parse_location("HDFS://NameNode:8020/wh")) == "hdfs://namenode:8020/wh"
+    # A name without a port can be a host, so two tables must not have locations that differ only in its case.
+    keys = {make_location_key(parse_location(f"hdfs://{name}/wh")) for name in ("LakeHA", "lakeha")}
+    assert keys == {"hdfs://lakeha/wh"}
+    with pytest.raises(BadRequest, match="outside the warehouse"):
+        Warehouse("hdfs://LakeHA/wh").check("hdfs://lakeha/wh/t")

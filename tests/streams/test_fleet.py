@@ -73,6 +73,49 @@ async def test_rows_acknowledged_by_one_server_are_read_through_another_server(f
 
 
 @pytest.mark.slow
+async def test_every_server_accepts_rows_of_a_further_warehouse(
+    kafka: Kafka, postgres_url: str, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"warehouse_roots": (lake.as_uri(),)}
+    async with open_fleet(tmp_path, **settings) as fleet:
+        body = {"name": "sales", "location": f"{lake.as_uri()}/sales"}
+        async with fleet[0].server.http.post(f"{fleet[0].server.url}/api/v1/warehouses", json=body) as answer:
+            assert answer.status == 201, await answer.text()
+        catalogs = [
+            RestCatalog("sales", uri=stream.server.url, warehouse="sales", **{"rest-scan-planning-enabled": "true"})
+            for stream in fleet
+        ]
+        await asyncio.to_thread(catalogs[0].create_namespace, "db")
+        await asyncio.to_thread(catalogs[0].create_table, "db.t", SCHEMA, properties={ENABLED: "true"})
+
+        async def read_ids(catalog: RestCatalog) -> list[int]:
+            table = await asyncio.to_thread(catalog.load_table, "db.t")
+            return sorted((await asyncio.to_thread(lambda: table.scan().to_arrow()))["id"].to_pylist())
+
+        await fleet[0].post({"id": 1000})
+        for number in range(6):
+            url = f"{fleet[number % 2].server.url}/warehouses/sales/api/v1/tables/db/t/rows"
+            await until_accepted(fleet[number % 2].server.http, url, {"id": number})
+            for catalog in catalogs:
+                assert await read_ids(catalog) == list(range(number + 1))
+        assert await fleet[1].ids() == [1000]
+
+
+async def until_accepted(http: aiohttp.ClientSession, url: str, row: dict[str, Any]) -> None:
+    """Append a row. A server learns of a new warehouse within a second."""
+
+    async def is_accepted() -> bool:
+        async with http.post(url, json=[row]) as answer:
+            assert answer.status in (200, 404), await answer.text()
+            return answer.status == 200
+
+    while not await is_accepted():
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
 async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[StreamServer]) -> None:
     await fleet[0].post({"id": 0})
     tables = await _list_tables(fleet)

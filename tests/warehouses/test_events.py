@@ -26,7 +26,7 @@ ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
 
 
 def check_events(receiver: Receiver, source: str, secret: str, expected: list[str]) -> None:
-    """Check that a receiver has received exactly the creations of these tables, with the signature of this secret."""
+    """Check that a receiver has received exactly the events with these names, with the signature of this secret."""
     assert [event["data"]["name"] for event in receiver.events] == expected
     assert {event["source"] for event in receiver.events} == {source}
     for headers, body in zip(receiver.headers, receiver.bodies, strict=True):
@@ -55,7 +55,8 @@ async def test_each_receiver_gets_the_events_of_its_warehouse_with_its_signature
             answer = await world.send("GET", f"/api/v1/warehouses/{name}")
             assert "of " not in str(answer)
             assert receivers[name].url not in str(answer)
-        tables: dict[str, list[str]] = {name: [] for name in ROOTS}
+        # The first table of a further warehouse creates the namespace, whose event has no name.
+        tables: dict[str, list[str]] = {name: [""] if name else [] for name in ROOTS}
         for number in range(12):
             name = rng.choice(list(ROOTS))
             tables[name].append(f"t{number}")

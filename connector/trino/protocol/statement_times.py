@@ -41,7 +41,7 @@ class PlannedRead(NamedTuple):
     bytes: int
 
 
-Send = Callable[[PlannedRead, float], Awaitable[None]]
+Send = Callable[[PlannedRead, float, Sequence[Name]], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -49,6 +49,9 @@ class _Measured:
     """A statement that is being measured, with the times of its start and of its last page."""
 
     reads: Sequence[PlannedRead]
+    """The reads that are counted in the query history."""
+    tables: Sequence[Name]
+    """All tables that the statement reads by plans."""
     began_s: float
     ended_s: float
 
@@ -60,8 +63,8 @@ class StatementTimes:
         """Create an instance without statements.
 
         Args:
-            send: A function that reports the time of a statement for one table. Its arguments are the read and the time
-                in seconds.
+            send: A function that reports the time of a statement for one table. Its arguments are the read, the time
+                in seconds, and all tables of the statement. The tables are empty, except in one report of a statement.
         """
         self._send = send
         self._measurements: dict[str, _Measured] = {}
@@ -80,7 +83,8 @@ class StatementTimes:
         query = None if target is None else _find_query_id(target)
         if not counted_reads or len(self._measurements) >= _STATEMENTS_MAX:
             return
-        measurement = _Measured(counted_reads, began_s, time.monotonic())
+        tables = [planned_read.table for planned_read in reads]
+        measurement = _Measured(counted_reads, tables, began_s, time.monotonic())
         if query is None:
             self._start_report(measurement)
         elif query not in self._measurements:
@@ -126,11 +130,12 @@ class StatementTimes:
         task.add_done_callback(self._reports.discard)
 
     async def _report(self, measurement: _Measured) -> None:
-        seconds = max(_SECONDS_MIN, measurement.ended_s - measurement.began_s)
+        seconds, tables = max(_SECONDS_MIN, measurement.ended_s - measurement.began_s), measurement.tables
         try:
             async with asyncio.timeout(_REPORT_S):
                 for planned_read in measurement.reads:
-                    await self._send(planned_read, seconds)
+                    await self._send(planned_read, seconds, tables)
+                    tables = ()
         except (ClientError, TimeoutError) as error:
             _log.debug("time not reported", error=str(error) or type(error).__name__)
 

@@ -42,7 +42,8 @@ Metadata usually compress ten to thirty times.
 """
 UNPACKED_BYTES_MAX = 1 << 28
 """The maximum inflated size of a gzipped file in bytes. A small file could otherwise exceed the machine's memory."""
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
+"""The first bytes of a gzip file."""
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
 
@@ -98,16 +99,20 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
         raise Corrupt(f"{source} is not valid table metadata: {error}") from error
 
 
-def decompress_if_gzip(data: bytes) -> bytes:
+def decompress_if_gzip(data: bytes, content_bytes_max: int = UNPACKED_BYTES_MAX) -> bytes:
     """Return the content of a gzip file, or `data` if it is not a gzip file.
+
+    Args:
+        data: The content of the file.
+        content_bytes_max: The maximum size of the decompressed content.
 
     Raises:
         zlib.error: The gzip stream is damaged or too large.
     """
-    if not data.startswith(_GZIP_MAGIC):
+    if not data.startswith(GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
-    limit_bytes = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
+    limit_bytes = min(content_bytes_max, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
     content = unpacker.decompress(data, limit_bytes)
     if not unpacker.eof:
         raise zlib.error(f"the gzip stream is truncated, or contains more than {limit_bytes} bytes")

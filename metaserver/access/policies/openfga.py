@@ -75,13 +75,13 @@ class OpenFgaClient(PolicyClient):
 
     async def ask(
         self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
-    ) -> list[bool]:
+    ) -> list[bool | None]:
         needed_checks = [list_checks(operation, securable) for securable in securables]
         checks = list(dict.fromkeys(check for checks in needed_checks for check in checks))
         batches = self._make_batches(principal, checks, is_listing=is_listing)
         answers = await gather([partial(self._check, principal, batch, is_listing=is_listing) for batch in batches])
-        allowed = set(chain.from_iterable(answers))
-        return [all(check in allowed for check in checks) for checks in needed_checks]
+        decisions = dict(chain.from_iterable(answer.items() for answer in answers))
+        return [_join_decisions([decisions.get(check) for check in checks]) for checks in needed_checks]
 
     def _make_batches(
         self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool
@@ -120,8 +120,8 @@ class OpenFgaClient(PolicyClient):
 
     async def _check(
         self, principal: Principal, questions: Mapping[_Check, dict[str, Any]], *, is_listing: bool
-    ) -> list[_Check]:
-        """Return the checks that OpenFGA allows. In a listing, a check with an error is not allowed.
+    ) -> dict[_Check, bool]:
+        """Return the decisions of OpenFGA. In a listing, a check with an error has no decision.
 
         Raises:
             ValueError: OpenFGA did not decide about each check.
@@ -129,16 +129,17 @@ class OpenFgaClient(PolicyClient):
         numbered = [{**question, "correlation_id": str(number)} for number, question in enumerate(questions.values())]
         body = {**self._options, "checks": numbered}
         decisions = (await self.post(principal.name, self._url, body, is_listing=is_listing)).get("result")
-        allowed, hidden_checks, error_text = [], [], ""
+        check_decisions: dict[_Check, bool] = {}
+        hidden_checks, error_text = [], ""
         for number, check in enumerate(questions):
             decision = decisions.get(str(number)) if isinstance(decisions, dict) else None
             if is_listing and isinstance(decision, dict) and decision.get("error"):
                 hidden_checks.append(check)
                 error_text = str(decision["error"])[:_ERROR_CHARS_MAX]
-            elif _read_decision(decision):
-                allowed.append(check)
+            else:
+                check_decisions[check] = _read_decision(decision)
         _log_hidden(hidden_checks, error_text)
-        return allowed
+        return check_decisions
 
     def _list_containers(self, securable: Securable) -> list[dict[str, str]]:
         """Return the relations between the object, the namespaces above it, the warehouse and the server."""
@@ -165,6 +166,13 @@ def list_checks(operation: str, securable: Securable) -> list[_Check]:
     }[rule.scope]
     relations = [f"can_{name.replace('-', '_')}" for name in list_names(rule.bits)]
     return [_Check(relation, place) for place in dict.fromkeys(places) for relation in relations]
+
+
+def _join_decisions(decisions: Sequence[bool | None]) -> bool | None:
+    """Return whether all checks of an object are allowed, or None if this depends on a check without a decision."""
+    if False in decisions:
+        return False
+    return None if None in decisions else True
 
 
 def name_user(principal: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -149,10 +149,11 @@ class PolicyClient(ABC):
     @abstractmethod
     async def ask(
         self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
-    ) -> list[bool]:
+    ) -> Sequence[bool | None]:
         """Request the decisions for at most `objects_max` objects.
 
-        In a listing, an object about which the policy server cannot decide is not allowed.
+        Returns:
+            The decisions. In a listing, the decision about an object is None if the policy server cannot decide.
 
         Raises:
             aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError: The server gave no valid answer.
@@ -177,11 +178,16 @@ class PolicyClient(ABC):
         for start in range(0, len(new_questions), self.objects_max):
             batch = new_questions[start : start + self.objects_max]
             answers = await self._ask(principal, operation, [question[3] for question in batch], is_listing)
-            answers_by_question.update(zip(batch, answers, strict=True))
-            self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
+            # A listing omits an object without a decision. The cache does not contain it, because a later request
+            # must ask again.
+            answers_by_question.update(zip(batch, (answer is True for answer in answers), strict=True))
+            decisions = [
+                (question, answer) for question, answer in zip(batch, answers, strict=True) if answer is not None
+            ]
+            self._keep(decisions, now_s + self._cache_s)
         return [answers_by_question[question] for question in questions]
 
-    def _keep(self, decisions: Any, until_s: float) -> None:
+    def _keep(self, decisions: Iterable[tuple[_Question, bool]], until_s: float) -> None:
         if self._cache_s <= 0:
             return
         for question, is_allowed in decisions:
@@ -192,7 +198,7 @@ class PolicyClient(ABC):
 
     async def _ask(
         self, principal: Principal, operation: str, securables: list[Securable], is_listing: bool
-    ) -> list[bool]:
+    ) -> Sequence[bool | None]:
         try:
             return await self.ask(principal, operation, securables, is_listing=is_listing)
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import LEVELS_MAX
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.rights.decisions import Securable
@@ -20,10 +21,13 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS, RUN_S_MAX, StatementTime
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.store.model import TABLE, QueryShapeSums, QuerySums
+from seamark.metaserver.timeline.statement_lineage import StatementRun
 
 DAYS, DAYS_MAX = 30, 3650
 SHAPES_MAX = 2000
 _TABLES_MAX = 1000
+_RUN_TABLES_MAX = 100
+"""The maximum number of tables in the report of a run."""
 _OPERATORS = {
     "lt": "<",
     "lt-eq": "<=",
@@ -159,6 +163,25 @@ async def list_query_history(call: Call) -> ReadTables:
     return ReadTables(days, tables)
 
 
+class StatementRunReport(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The run of a statement that has ended, for OpenLineage."""
+
+    id: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", description="A UUID that the client has chosen."
+        ),
+    ]
+    tables: Annotated[
+        list[Annotated[list[str], msgspec.Meta(min_length=2, max_length=LEVELS_MAX + 1)]],
+        msgspec.Meta(
+            min_length=1,
+            max_length=_RUN_TABLES_MAX,
+            description="The levels of the namespace and the name of each table that the statement read.",
+        ),
+    ]
+
+
 class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     """The time that an engine took for a statement."""
 
@@ -175,6 +198,10 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
     bytes: Annotated[
         int, msgspec.Meta(ge=0, le=1 << 50, description="The bytes that the engine read from these files.")
     ]
+    run: Annotated[
+        StatementRunReport | None,
+        doc("The run of the statement. A client sends it with one of the tables that the statement read."),
+    ] = None
 
 
 @Route(
@@ -198,6 +225,22 @@ async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
         time = StatementTime(body.seconds, body.files, body.bytes)
         principal = None if call.principal is ANONYMOUS else call.principal.name
         history.add_time(loaded_table.entry.uuid, body.statement, principal, time)
+    if body.run is not None:
+        await _record_run(call, body, body.run)
+
+
+async def _record_run(call: Call, body: StatementTimeReport, run: StatementRunReport) -> None:
+    """Record the run of a statement for OpenLineage, if there is a receiver.
+
+    The inputs are the tables of the report that the caller may read.
+    """
+    runs, now_ms = call.components.statement_runs, call.components.clock.now_ms()
+    if runs is None:
+        return
+    paths = list(dict.fromkeys(tuple(path) for path in run.tables))
+    tables = await call.select(paths, lambda path: Securable(path[:-1], TABLE, path[-1]))
+    started_ms = max(0, now_ms - round(body.seconds * 1000))
+    runs.record(StatementRun(run.id, "", started_ms, now_ms, "COMPLETE", "", tuple(tables), body.statement))
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

@@ -1,6 +1,6 @@
 """Serves the events of the catalog (draft of the specification in apache/iceberg#12584, August 2026).
 
-The timeline is the log of events. It has no instants of namespaces, so there are no events of namespaces. An event has
+The timeline is the log of events. An event of a table or view has
 the updates that turn the metadata before the change into the metadata after the change (`metadata_differences`).
 Instants that change no metadata, such as the instants of jobs, are not events.
 
@@ -46,6 +46,12 @@ _UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
 _OBJECT_TYPES = ("namespace", "table", "view")
 _POINTER_ACTIONS = ("create", "commit", "register", "undrop")
 """The actions that change the metadata file of an entry. Their instants have its new location."""
+_NAMESPACE_TYPES = {
+    "create": "create-namespace",
+    "update": "update-namespace-properties",
+    "drop": "drop-namespace",
+}
+"""The types of the operations on namespaces, by the actions of their instants."""
 _NO_UPDATES = msgspec.Raw(b"[]")
 _log = structlog.get_logger("seamark.events")
 
@@ -69,7 +75,7 @@ class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
-    """A change of a table or view."""
+    """A change of a namespace, table or view."""
 
     event_id: str
     request_id: str
@@ -220,11 +226,11 @@ class _EventPage:
             instant
             for instant in batch
             if instant.state is InstantState.COMPLETED
-            and instant.kind in (EntryKind.TABLE, EntryKind.VIEW)
+            and instant.kind in (EntryKind.NAMESPACE, EntryKind.TABLE, EntryKind.VIEW)
             and _find_type(instant) is not None
         ]
         securables_by_uuid: dict[str, list[Securable]] = {}
-        uuids = list(dict.fromkeys(instant.uuid for instant in candidates))
+        uuids = list(dict.fromkeys(instant.uuid for instant in candidates if instant.uuid))
         for start in range(0, len(uuids), FOUND_TABLES_MAX):
             for entry in await self._store.find_entries(uuids[start : start + FOUND_TABLES_MAX]):
                 securables_by_uuid.setdefault(entry.uuid, []).append(
@@ -264,6 +270,8 @@ class _EventPage:
         if not all(self._rights[securable] for securable in presents):
             return None
         sees_source = self._rights[source]
+        if instant.kind is EntryKind.NAMESPACE:
+            return _describe_namespace_change(instant)
         kind = instant.kind.value
         if instant.action != "rename":
             if not sees_source:
@@ -292,6 +300,8 @@ class _EventPage:
         """Return whether the filters of the request select an operation."""
         identifiers = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
         paths = [(*identifier["namespace"], identifier["name"]) for identifier in identifiers]
+        if instant.kind is EntryKind.NAMESPACE:
+            paths = [instant.namespace]
         return (
             (position.since_ms is None or _find_time_ms(instant) >= position.since_ms)
             and (self._types is None or operation["operation-type"] in self._types)
@@ -386,6 +396,8 @@ def _moves_pointer(instant: Instant) -> bool:
 
 def _find_type(instant: Instant) -> str | None:
     """Return the type of the operation of an instant, or None if it changes neither metadata nor a name."""
+    if instant.kind is EntryKind.NAMESPACE:
+        return _NAMESPACE_TYPES.get(instant.action)
     kind = instant.kind.value
     if instant.action == "commit":
         return f"update-{kind}"
@@ -396,8 +408,18 @@ def _find_type(instant: Instant) -> str | None:
     return f"{instant.action}-{kind}" if instant.action in ("create", "rename") else None
 
 
+def _describe_namespace_change(instant: Instant) -> dict[str, Any]:
+    """Return the operation that created, changed or dropped a namespace."""
+    operation = {"operation-type": _find_type(instant), "namespace": list(instant.namespace)}
+    if instant.action != "update":
+        return operation
+    return {**operation, "updated": instant.summary.get("updated", []), "removed": instant.summary.get("removed", [])}
+
+
 def _find_source(instant: Instant) -> Securable:
-    """Return the name of the entry before the change."""
+    """Return the name of the entry before the change, or the namespace."""
+    if instant.kind is EntryKind.NAMESPACE:
+        return Securable(instant.namespace)
     return Securable(instant.namespace, instant.kind.value, instant.name)
 
 

@@ -66,7 +66,7 @@ class CloudBackend:
             clock: The clock.
             bodies: The limit for the memory of conditional writes, which all backends of the server share.
         """
-        self._backing = Backing(settings)
+        self._backing = Backing(settings.s3_backend)
         self._objects = self._backing.open([], settings, clock)
         self._uploads = CloudUploads(clock)
         self._abandoned_s = settings.gateway_uploads_s

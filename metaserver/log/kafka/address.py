@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,12 @@ from seamark.formats.runtime.errors import BadRequest, ConfigError
 
 SCHEME = "kafka://"
 _PREFIX_CHARS_MAX = 100
+_WAREHOUSE_CHARS = 33
+"""The number of characters that the prefix of a further warehouse has more than the prefix of its server."""
 _STREAM_CHARS_MAX = 100
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
+_OF_WAREHOUSE = re.compile(r"\.[0-9a-f]{32}\Z")
+"""Matches the end of the prefix of a further warehouse."""
 _ALLOWED_PREFIXES = (
     "security.protocol",
     "sasl.",
@@ -69,7 +74,8 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
         ConfigError: A setting is invalid. The message names it.
     """
     servers, prefix = split_servers("stream_log", text, "kafka://host:port[,host:port]/prefix")
-    if not prefix or len(prefix) > _PREFIX_CHARS_MAX or not _NAME_CHARS.issuperset(prefix):
+    characters_max = _PREFIX_CHARS_MAX + (_WAREHOUSE_CHARS if _OF_WAREHOUSE.search(prefix) else 0)
+    if not prefix or len(prefix) > characters_max or not _NAME_CHARS.issuperset(prefix):
         raise ConfigError(
             f"stream_log has the prefix {prefix!r}; the names of its topics begin with 1 to {_PREFIX_CHARS_MAX} "
             "letters, digits, . and -, such as kafka://host:9092/seamark"

@@ -28,21 +28,22 @@ UPLOADS = ".seamark-uploads"
 class Backing:
     """The cloud that the setting `s3_backend` names.
 
+    Args:
+        backend: The value of the setting.
+
     Raises:
         ConfigError: The setting names neither Google Cloud Storage nor an Azure account.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        scheme, _, host = settings.s3_backend.partition("://")
+    def __init__(self, backend: str) -> None:
+        scheme, _, host = backend.partition("://")
         host = host.rstrip("/")
         self._scheme = scheme
         self._host = ""
         if scheme == "abfss":
             self._host = normalize_host(host) or ""
         if (scheme == "gs") == bool(host) or (scheme == "abfss") != bool(self._host):
-            raise ConfigError(
-                f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {settings.s3_backend!r} is not"
-            )
+            raise ConfigError(f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {backend!r} is not")
 
     def map_bucket(self, bucket: str) -> str:
         """Return the bucket of locations in the cloud for a bucket of `s3://` locations."""

@@ -353,8 +353,8 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
     for other in stored_warehouses:
         if other.name == new_warehouse.name:
             raise AlreadyExists(f"Warehouse already exists: {new_warehouse.name}")
-        if _is_within(new_warehouse.location_key, other.location_key) or _is_within(
-            other.location_key, new_warehouse.location_key
+        if _do_overlap(new_warehouse.location_key, other.location_key) or _do_overlap(
+            new_warehouse.location, other.location
         ):
             raise BadRequest(
                 f"The location {new_warehouse.location!r} overlaps the location {other.location!r} of the warehouse "
@@ -370,6 +370,10 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
         f"INSERT INTO warehouses ({WAREHOUSE}) VALUES ({WAREHOUSE.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
         WAREHOUSE.encode(new_warehouse),
     )
+
+
+def _do_overlap(key: str, other: str) -> bool:
+    return _is_within(key, other) or _is_within(other, key)
 
 
 def _is_within(key: str, folder: str) -> bool:

@@ -30,6 +30,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.rest import events as endpoint
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.timeline.events import build_cloud_event
 from tests.api.rest.standard import SPEC, read_specification
 from tests.seeds import mark_fast
 from tests.server.rig import RunningServer, run_server
@@ -78,6 +80,8 @@ def summarize(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
         operation = event["operation"]
         names = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
         shown_names = " → ".join(".".join((*name["namespace"], name["name"])) for name in names)
+        if "namespace" in operation:
+            shown_names = ".".join(operation["namespace"])
         texts.append((operation["operation-type"], shown_names))
     return texts
 
@@ -315,6 +319,48 @@ async def test_renames_and_drops_are_events_but_jobs_are_not(tmp_path: Path) -> 
                 assert answer.status == 400, body
 
 
+async def test_changes_of_namespaces_are_events(tmp_path: Path) -> None:
+    async with run_server(tmp_path) as server:
+        for path in (["shop"], ["shop", "inner"]):
+            await send_request(server, "POST", "/v1/namespaces", {"namespace": path, "properties": {"a": "secret"}})
+        body: dict[str, Any] = {"removals": ["a", "none"], "updates": {"b": "1", "c": "2"}}
+        await send_request(server, "POST", "/v1/namespaces/shop/properties", body)
+        # A declaration that changes nothing is not an event.
+        for properties in ({"b": "1", "d": "2"}, {"b": "1", "d": "2"}):
+            await send_request(server, "PUT", "/api/v1/namespaces/shop", {"properties": properties})
+        await create_table(server, "t", namespace="shop")
+        await send_request(server, "DELETE", "/v1/namespaces/shop%1Finner")
+        for path, status in (("shop", 409), ("none", 404)):  # A refused request is not an event.
+            async with server.http.delete(f"{server.url}/v1/namespaces/{path}") as answer:
+                assert answer.status == status
+        long_names = {f"{number:04}{'x' * 96}": "" for number in range(400)}
+        await send_request(server, "POST", "/v1/namespaces/shop/properties", {"updates": long_names})
+        events = await read_all(server)
+        assert summarize(events) == [
+            ("create-namespace", "shop"), ("create-namespace", "shop.inner"),
+            ("update-namespace-properties", "shop"), ("update-namespace-properties", "shop"),
+            ("create-table", "shop.t"), ("drop-namespace", "shop.inner"), ("update-namespace-properties", "shop"),
+        ]  # fmt: skip
+        assert [
+            (event["operation"]["updated"], event["operation"]["removed"])
+            for event in events
+            if "updated" in event["operation"]
+        ] == [(["b", "c"], ["a"]), (["d"], ["c"]), ([], [])]
+        assert "secret" not in str(events[:2])
+        assert summarize(await read_all(server, object_types=["table"])) == [("create-table", "shop.t")]
+        inner = [("create-namespace", "shop.inner"), ("drop-namespace", "shop.inner")]
+        assert summarize(await read_all(server, catalog_objects_by_name=[["shop", "inner"]])) == inner
+        assert summarize(await read_all(server, operation_types=["drop-namespace"])) == inner[1:]
+        timeline = (await send_request(server, "GET", "/api/v1/timeline?action=update"))["instants"]
+        assert [(instant["kind"], instant["namespace"], instant["name"]) for instant in timeline] == [
+            ("namespace", ["shop"], "")
+        ] * 3
+        event = build_cloud_event(
+            (await server.components.store.list_instants(InstantFilter(action="drop"), 10))[0], "s3://lake"
+        )
+        assert (event["type"], event["subject"]) == ("io.seamark.namespace.drop.completed", "shop/inner")
+
+
 async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         for name in ("a", "b", "c"):
@@ -360,12 +406,12 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
         )
         all_events = summarize(await read_all(server, root))
         assert all_events == [
-            ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"), ("create-table", "db.secret"),
-            ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
+            ("create-namespace", "hidden"), ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"),
+            ("create-table", "db.secret"), ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
         ]  # fmt: skip
         # The first table of this name was dropped. Only readers of the namespace may see its schema.
         assert summarize(await read_all(server, token_with_one_right)) == [("create-table", "db.t")]
-        assert summarize(await read_all(server, reader_token)) == all_events[:3]
+        assert summarize(await read_all(server, reader_token)) == all_events[1:4]
         async with server.http.post(
             f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {token_without_rights}"}
         ) as answer:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seamark.connector.sql.session import SqlSession
 from seamark.metaserver.timeline import statement_lineage
 from seamark.metaserver.timeline.statement_lineage import (
     RUNS_MAX,
@@ -80,6 +81,44 @@ async def test_statements_are_sent_as_valid_runs_without_literals(tmp_path: Path
         assert (dataset["namespace"], dataset["name"]) == ("file", table["location"].removeprefix("file://"))
         fields = [field["name"] for field in table["schemas"][-1]["fields"]]
         assert [field["name"] for field in dataset["facets"]["schema"]["fields"]] == fields
+
+
+async def test_statements_that_clients_run_are_sent_as_runs_of_their_tables(tmp_path: Path) -> None:
+    async with (
+        run_receiver() as receiver,
+        run_server(tmp_path, openlineage_url=f"{receiver.url}/lineage", openlineage_namespace="lake") as server,
+    ):
+        for name in ("db.t", "db.u"):
+            await asyncio.to_thread(create_lake_table, server.url, name)
+            await asyncio.to_thread(append_parts, server.url, name, spread_ids(1))
+
+        def run_statements() -> None:
+            with SqlSession(server.url) as session:
+                for low in (41, 7):
+                    sql = f"SELECT count(*) FROM sea.db.t JOIN sea.db.u ON t.id = u.id WHERE t.id > {low} AND u.id <> 8"
+                    session.sql(sql).to_arrow()
+                session.sql("SELECT id FROM sea.db.t WHERE id > 3").close()  # It has not ended, so it is not reported.
+
+        await asyncio.to_thread(run_statements)
+        # A report names only tables that exist and that the caller may read.
+        body = {"statement": "0" * 16, "seconds": 2.5, "files": 1, "bytes": 10}
+        run = {"id": "0190b5a2-0000-7000-8000-000000000000", "tables": [["db", "t"]]}
+        status = (await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": run})).status
+        assert status == 204
+        for wrong in ({"tables": []}, {"tables": [["t"]]}, {"id": "x"}):
+            answer = await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": {**run, **wrong}})
+            assert answer.status == 400
+        await receiver.wait_for_events_count(6)
+        for event in receiver.events:
+            validate_event(event)
+        assert list_outcomes(receiver) == [("COMPLETE", "", 2)] * 2 + [("COMPLETE", "", 1)]
+        first, second, third = receiver.events[::2]
+        assert first["job"] == second["job"] != third["job"]
+        locations = {
+            (await Api(server)("GET", f"/v1/namespaces/db/tables/{name}")).json["metadata"]["location"]
+            for name in ("t", "u")
+        }
+        assert {f"file://{dataset['name']}" for dataset in first["inputs"]} == locations
 
 
 def test_statements_that_differ_in_literals_have_one_form() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from seamark.connector.client.errors import ServerFailed
+from seamark.connector.plans.async_client import Name
 from seamark.connector.trino.protocol import statement_times
 from seamark.connector.trino.protocol.statement_times import PlannedRead, StatementTimes
 from tests.connector.trino.protocol import END, ROWS, run_fake_seamark, run_fake_trino
@@ -24,12 +26,14 @@ class Reports:
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
+        self.run_tables: list[Sequence[Name]] = []
         self.times = StatementTimes(self._send)
 
-    async def _send(self, planned_read: PlannedRead, seconds: float) -> None:
+    async def _send(self, planned_read: PlannedRead, seconds: float, run_tables: Sequence[Name]) -> None:
         if planned_read.table == ("db", "broken"):
             raise ServerFailed("no")
         self.seconds.setdefault(planned_read.statement, []).append(seconds)
+        self.run_tables.append(run_tables)
 
 
 async def test_time_ends_with_the_last_page_that_the_client_has_received() -> None:
@@ -40,6 +44,7 @@ async def test_time_ends_with_the_last_page_that_the_client_has_received() -> No
     assert reports.seconds == {}
     await reports.times.close()
     assert reports.seconds == {FINGERPRINT: [pytest.approx(100, abs=60)]}
+    assert reports.run_tables == [[("db", "t"), ("db", "uncounted")]]
 
 
 async def test_statement_without_a_further_page_is_reported_and_a_cancelled_statement_is_not() -> None:
@@ -85,4 +90,5 @@ async def test_proxy_reports_the_time_of_a_rewritten_statement() -> None:
             assert all(path == "db/t" for path, _ in seamark.requests)
         (report,) = [body for path, body in seamark.requests if path == "db/t/history"]
         assert report.pop("seconds") > 0
+        assert report.pop("run")["tables"] == [["db", "t"]]
         assert report == {"statement": FINGERPRINT, "files": 3, "bytes": 30}

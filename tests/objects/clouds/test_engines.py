@@ -1,7 +1,8 @@
 """Tests of engines that open tables in Azure and Google Cloud Storage with the libraries of these clouds.
 
 Spark uses Iceberg's bundles for the clouds, and Trino its own file system, from `make clouds`. The emulators check no
-limits of keys, so the engines have keys of their own. `tests/gateway/test_cloud_engines.py` tests keys for one table.
+limits of keys, so the engines have keys of their own. `tests/warehouses/test_cloud_engines.py` tests keys for one
+table.
 """
 
 from __future__ import annotations

@@ -286,17 +286,17 @@ async def test_errors_from_hdfs_say_what_to_correct(hdfs: HdfsCluster) -> None:
 async def test_nameservice_is_found_in_the_configuration_folder(hdfs: HdfsCluster, tmp_path: Path) -> None:
     address = hdfs.root.removeprefix("hdfs://")
     properties = {
-        "dfs.nameservices": "lake",
-        "dfs.ha.namenodes.lake": "one",
-        "dfs.namenode.rpc-address.lake.one": address,
+        "dfs.nameservices": "LakeHA",
+        "dfs.ha.namenodes.LakeHA": "one",
+        "dfs.namenode.rpc-address.LakeHA.one": address,
     }
     entries = "".join(f"<property><name>{name}</name><value>{v}</value></property>" for name, v in properties.items())
     (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{entries}</configuration>")
     (tmp_path / "core-site.xml").write_text("<configuration/>")
     path = hdfs.create_folder_name().removeprefix(f"{hdfs.root}/")
-    settings = build_settings(f"hdfs://lake/{path}", hdfs_config_folder=str(tmp_path))
+    settings = build_settings(f"hdfs://LakeHA/{path}", hdfs_config_folder=str(tmp_path))
     async with open_objects(settings, SystemClock()) as objects:
-        await objects.create(f"hdfs://lake/{path}/a", b"1")
+        await objects.create(f"hdfs://LakeHA/{path}/a", b"1")
     async with open_objects(build_settings(f"{hdfs.root}/{path}"), SystemClock()) as objects:
         assert await objects.read(f"{hdfs.root}/{path}/a") == b"1"
 

@@ -1,0 +1,126 @@
+"""Tests of the places of warehouses whose `s3://` locations are in a cloud (`s3_backend`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.warehouses.definitions import check_definition, make_settings
+from seamark.metaserver.warehouses.places import check_apart_from_others
+from tests.seeds import examples, first_seed
+from tests.server.rig import build_settings
+from tests.warehouses.test_management import create_and_read_refusal
+from tests.warehouses.world import run_server_with_warehouses
+
+HOST = "account.dfs.core.windows.net"
+AZURE, GOOGLE = f"abfss://{HOST}", "gs://"
+STORE = "http://127.0.0.1:9"
+
+
+async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
+    roots = ("gs://lake/further", f"abfss://lake@{HOST}/further", "s3://store/further")
+    async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_endpoint=STORE) as world:
+        for location, backend, message in (
+            ("s3://store/further/new", GOOGLE, "'gs://store/further/new' with this s3_backend"),
+            ("s3://lake/other", GOOGLE, "outside the places"),
+            ("s3://lake/further/new", "abfss://other.dfs.core.windows.net", "outside the places"),
+            ("s3://lake/further/new", "abfss://evil.example", "s3_backend must be gs://"),
+            ("s3://lake/further/new", None, "outside the places"),
+            ("gs://lake/further/new", GOOGLE, "a location with s3://"),
+        ):
+            settings = {} if backend is None else {"s3_backend": backend}
+            body = {"name": "new", "location": location, "settings": settings}
+            assert message in await create_and_read_refusal(world, body), location
+        await world.create_warehouse("google", location="s3://lake/further/g", settings={"s3_backend": GOOGLE})
+        await world.create_warehouse("azure", location="s3://lake/further/a", settings={"s3_backend": AZURE})
+        for location, settings in (
+            ("gs://lake/further/g/below", {}),
+            ("s3://lake/further/g", {"s3_backend": AZURE}),
+            (f"abfss://lake@{HOST}/further/a", {}),
+        ):
+            body = {"name": "new", "location": location, "settings": settings}
+            assert "overlaps" in await create_and_read_refusal(world, body), location
+        status, answer = await world.send("PUT", "/api/v1/warehouses/google", {"settings": {"s3_backend": AZURE}})
+        assert (status, "cannot change" in answer["error"]["message"]) == (400, True)
+
+
+def find_true_places(location: str, backend: str) -> set[tuple[str, ...]]:
+    """Return the segments of the location that clients see, and of the place of its objects."""
+    scheme, _, path = location.partition("://")
+    bucket, *folders = path.split("/")
+    seen = (scheme, bucket, *folders)
+    if scheme != "s3" or not backend:
+        return {seen}
+    cloud = ("gs", bucket) if backend == GOOGLE else ("abfss", f"{bucket}@{HOST}")
+    return {seen, (*cloud, *folders)}
+
+
+def test_two_warehouses_never_share_a_place(tmp_path: Path) -> None:
+    settings = build_settings(tmp_path)
+    seed = first_seed()
+    for number in range(seed, seed + examples(5000, 500)):
+        choose = random.Random(number)
+        server = dataclasses.replace(settings, s3_backend=choose.choice(["", GOOGLE, AZURE]))
+        location, _, backend = draw_warehouse(choose, server)
+        other_location, other_settings, other_backend = draw_warehouse(choose, server)
+        other = StoredWarehouse("other", "0" * 32, other_location, other_location, other_settings, None, 0, "ann")
+        expected = any(
+            place[: len(other_place)] == other_place or other_place[: len(place)] == place
+            for place in find_true_places(location, backend)
+            for other_place in find_true_places(other_location, other_backend)
+        )
+        try:
+            check_apart_from_others(parse_location(location), server, backend, [other])
+        except BadRequest:
+            assert expected, number
+        else:
+            assert not expected, number
+
+
+def draw_warehouse(choose: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:
+    """Return the location, the own settings and the `s3_backend` of a random warehouse."""
+    folders = "/".join(choose.choices(["x", "y"], k=choose.randint(1, 2)))
+    root = choose.choice(["s3://{}", "s3://{}", "gs://{}", "abfss://{}@" + HOST]).format(choose.choice(["aaa", "bbb"]))
+    own_settings = choose.choice([{}, {"s3_backend": GOOGLE}, {"s3_backend": AZURE}, {"s3_backend": ""}])
+    return f"{root}/{folders}", own_settings, own_settings.get("s3_backend", server.s3_backend)
+
+
+def test_keys_of_the_server_reach_only_the_store_of_the_backend(tmp_path: Path) -> None:
+    server = dataclasses.replace(
+        build_settings(tmp_path),
+        s3_endpoint=STORE,
+        s3_access_key_id="AKIA-SERVER",
+        s3_secret_access_key="secret",
+        s3_client_access="signing",
+        gateway_port=8182,
+    )
+    location = "s3://lake/sales"
+    warehouse = StoredWarehouse("sales", "0" * 32, location, location, {}, None, 0, "ann")
+
+    def make(settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]) -> tuple[str, str, str]:
+        check_definition(settings, own_settings, credentials)
+        made_settings = make_settings(settings, warehouse, own_settings, credentials)
+        return made_settings.s3_backend, made_settings.s3_secret_access_key, made_settings.s3_client_access
+
+    azure_key = {"azure_account_key": "a2V5"}
+    assert make(server, {"s3_backend": AZURE}, azure_key) == (AZURE, "", "gateway")
+    assert make(server, {"s3_backend": GOOGLE}, {}) == (GOOGLE, "", "gateway")
+    assert make(server, {}, {}) == ("", "secret", "signing")
+    with pytest.raises(BadRequest, match="s3_endpoint"):
+        make(server, {"s3_backend": GOOGLE, "s3_endpoint": "http://127.0.0.1:10"}, {})
+
+    cloud_server = dataclasses.replace(build_settings(tmp_path), s3_backend=AZURE)
+    # Without keys of an S3 store, the keys of the machine would open the bucket in AWS.
+    assert make(cloud_server, {}, azure_key) == (AZURE, "", "none")
+    with pytest.raises(BadRequest, match="s3_secret_access_key"):
+        make(cloud_server, {"s3_backend": ""}, azure_key)
+    keys = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "own"}
+    assert make(cloud_server, {"s3_backend": ""}, keys) == ("", "own", "none")
