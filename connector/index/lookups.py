@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import InvalidRequest, NoSuchResource
+from seamark.connector.client.errors import AccessDenied, InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
@@ -101,6 +102,38 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
         for lookup in lookups:
             terms[format_term(lookup.transform, match["key"])] = None
     return list(terms)
+
+
+def find_current_terms(client: SeamarkClient, terms: Sequence[Term]) -> list[Term] | None:
+    """Return the terms with the current snapshots of their dimension tables.
+
+    Returns:
+        None if all snapshots are current, if a table is not visible to the caller or has no snapshot, or if a key or an
+        attribute has another type or does not exist any more.
+
+    Raises:
+        ClientError: A dimension table temporarily cannot be loaded.
+    """
+    current_terms = []
+    tables_by_name: dict[tuple[str, ...], OpenTable] = {}
+    for term in terms:
+        lookup = parse_lookup(term.transform)
+        if lookup is None:
+            current_terms.append(term)
+            continue
+        source = lookup.source
+        try:
+            table = tables_by_name.get(source.table) or open_table(client, source.table, CURRENT)
+        except (InvalidRequest, NoSuchResource, AccessDenied):
+            return None
+        tables_by_name[source.table] = table
+        types_by_id = {field.id: field.type for field in table.schema.fields}
+        has_attribute = lookup.attribute_id == HAS_PARTNER or types_by_id.get(lookup.attribute_id) == lookup.type
+        if table.snapshot_id is None or types_by_id.get(source.key_id) != term.source or not has_attribute:
+            return None
+        current_lookup = replace(lookup, source=replace(source, snapshot_id=table.snapshot_id))
+        current_terms.append(replace(term, transform=current_lookup.transform))
+    return None if current_terms == list(terms) else current_terms
 
 
 def find_attribute_name(column: str) -> str | None:
