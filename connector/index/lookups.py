@@ -109,7 +109,7 @@ def find_current_terms(client: SeamarkClient, terms: Sequence[Term]) -> list[Ter
 
     Returns:
         None if all snapshots are current, if a table is not visible to the caller or has no snapshot, or if a key or an
-        attribute has another type or does not exist any more.
+        attribute has another type or no longer exists.
 
     Raises:
         ClientError: A dimension table temporarily cannot be loaded.

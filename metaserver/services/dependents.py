@@ -13,7 +13,7 @@ from seamark.metaserver.services.job_queue import Key
 DEPENDENTS_MAX = 100_000
 """The maximum number of remembered pairs of a job and a table. Further jobs wait for the next examination."""
 PAUSE_S = 60.0
-"""The minimum time between two runs of a job, in seconds, if a change of another table has caused the first one.
+"""The minimum time between two runs of a job, in seconds, if a change of another table caused the earlier run.
 
 A table with a commit each second would otherwise cause a build each second.
 """

@@ -36,7 +36,7 @@ async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterab
     A job has a token of the server. It must not copy attributes for a principal that has lost the right to read them.
 
     Raises:
-        Forbidden: A principal may not read one of the dimension tables any more.
+        Forbidden: A principal may no longer read one of the dimension tables.
     """
     if call.caller.principal_name != SERVICE_PRINCIPAL:
         return

@@ -90,8 +90,7 @@ class Dialect:
         quote: The character around names.
         group_all: Whether it has `GROUP BY ALL`.
         ties: Whether it has `FETCH FIRST … ROWS WITH TIES`.
-        time_of: The text before and after the literal of a time with a zone.
-        division: Whether a division of integers has the operator `/` and an integer result.
+        mixes_grouping_sets: Whether GROUP BY may have keys beside ROLLUP and CUBE.
     """
 
     quote: str = '"'
