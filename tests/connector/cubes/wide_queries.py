@@ -214,7 +214,7 @@ class WideQueries:
         distinct = "DISTINCT " if rng.random() < 0.1 else ""
         text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.6:
-            text += f" WHERE {self._draw_condition(dimensions)}"
+            text += f" WHERE {self.draw_condition(dimensions)}"
         positions = ", ".join(map(str, range(1, len(keys) + 1)))
         if keys and not (distinct and not values):
             text += f" GROUP BY {self._draw_grouping(keys, '' if shuffled else positions)}"
@@ -340,14 +340,14 @@ class WideQueries:
         name = rng.choice(dimensions) if rng.random() < 0.9 else rng.choice(_COMPARED)
         return rng.choice(_CONDITIONS[name])
 
-    def _draw_condition(self, dimensions: Sequence[str], depth: int = 0) -> str:
+    def draw_condition(self, dimensions: Sequence[str], depth: int = 0) -> str:
         rng = self._rng
         draw = rng.random()
         if depth > 2 or draw < 0.45:
             return self._draw_atom(dimensions)
         if draw < 0.55:
-            return f"NOT ({self._draw_condition(dimensions, depth + 1)})"
+            return f"NOT ({self.draw_condition(dimensions, depth + 1)})"
         if draw < 0.6:
             return f"({self._draw_atom(dimensions)}) IS NOT TRUE"
         word = rng.choice((" AND ", " OR "))
-        return f"({word.join(self._draw_condition(dimensions, depth + 1) for _ in range(2))})"
+        return f"({word.join(self.draw_condition(dimensions, depth + 1) for _ in range(2))})"
