@@ -70,22 +70,26 @@ class IndexClient(SeamarkClient):
         columns: Sequence[str] | None = None,
         state: str | None = None,
         measures: Sequence[str] | None = None,
+        replaces: str | None = None,
         **parameters: float | None,
     ) -> Index:
         """Define an index, or change some fields of an index. A field does not change if its argument is None.
 
         Args:
             measures: The aggregates of a cube, such as `sum(amount)`.
+            replaces: The id of the definition that is changed. By default, any definition is changed.
             parameters: The parameters of the index kind, such as `fpp` of bloom.
 
         Raises:
             InvalidRequest: The definition is invalid.
+            Conflict: The index has another definition than `replaces`.
         """
-        fields = {
+        fields: dict[str, Any] = {
             "kind": kind,
             "columns": None if columns is None else list(columns),
             "state": state,
             "measures": None if measures is None else list(measures),
+            "replaces": replaces,
         }
         body = omit_none({**fields, **parameters})
         return _to_index(self._request_json("PUT", _make_index_path(table, name), {}, body))

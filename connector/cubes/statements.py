@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from seamark.connector.cubes.attributes import list_qualifiers, list_sources
 from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
+from seamark.connector.cubes.grouping_sets import check_grouping_sets
 from seamark.connector.cubes.stars import Star, StarAttribute, StarJoin, StarNames, flatten_joins
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.formats.iceberg.types.schema import Column, Schema, StructType, is_primitive
@@ -344,6 +345,7 @@ class _Translation:
         tree.set("from_", None)
         tree.set("joins", None)
         self._check_aliases()
+        check_grouping_sets(self._select, self._find_path)
         row_conditions = self._split_condition(tree)
         self._visit(tree)
         for name, item in zip(names, list(tree.expressions), strict=True):

@@ -20,7 +20,9 @@ from traceback import format_tb
 import structlog
 
 from seamark.connector.client.errors import (
+    AccessDenied,
     ClientError,
+    Conflict,
     LoginRequired,
     NoSuchResource,
     Refused,
@@ -40,6 +42,7 @@ from seamark.connector.index.builds import (
     build,
     open_build,
 )
+from seamark.connector.index.lookups import find_current_terms, read_dimensions
 from seamark.connector.index.merges import (
     MERGED_FILES_MIN,
     RegisteredFile,
@@ -49,7 +52,7 @@ from seamark.connector.index.merges import (
 )
 from seamark.connector.index.verification import VerificationResult
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 
@@ -100,6 +103,7 @@ class Round:
         verified: The number of verified index files.
         damaged: The number of verified index files with problems.
         left: The number of actions that were left out because another builder was working on the index.
+        redefined: The number of indexes that were defined again because a dimension table had changed.
     """
 
     tables: int = 0
@@ -114,6 +118,7 @@ class Round:
     damaged: int = 0
     failed: int = 0
     left: int = 0
+    redefined: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,11 +233,20 @@ class Indexer:
 
     def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
-        engine_table = self.client.load_table(table)
-        if not read_definitions(decode_table(engine_table.metadata, engine_table.location)).enabled:
+        definitions = self._read_definitions(table)
+        if not definitions:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
-        for index in self.client.indexes(table):
+        redefined_before = round_.redefined
+        for definition in definitions:
+            if definition.dimension_tables:
+                action = partial(self._redefine, table, definition, round_)
+                self._run_unless_backed_off((table, definition.name, "redefine"), action, round_)
+        if round_.redefined > redefined_before:
+            definitions = self._read_definitions(table)
+        indexes = self.client.indexes(table)
+        self._read_dimensions_ahead(definitions, indexes)
+        for index in indexes:
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
                 round_.indexes += 1
                 lag_files = index.lag_files + index.lag_files_of_refs
@@ -247,6 +261,39 @@ class Indexer:
                     )
                 if self._is_due(index):
                     due.append(_DueAudit(index.audited_ms or 0, table, index.name))
+
+    def _read_definitions(self, table: Table) -> tuple[IndexDefinition, ...]:
+        engine_table = self.client.load_table(table)
+        return read_definitions(decode_table(engine_table.metadata, engine_table.location)).enabled
+
+    def _read_dimensions_ahead(self, definitions: Sequence[IndexDefinition], indexes: Sequence[Index]) -> None:
+        """Read the dimension tables of several builds together, so that each of them is read once.
+
+        A table that cannot be read is reported by the builds.
+        """
+        behind = {index.name for index in indexes if index.state == "enabled" and index.lag_files}
+        late_definitions = [each for each in definitions if each.dimension_tables and each.name in behind]
+        if len(late_definitions) > 1:
+            with suppress(ClientError):
+                read_dimensions(self.client, [term for each in late_definitions for term in each.terms])
+
+    def _redefine(self, table: Table, definition: IndexDefinition, round_: Round) -> None:
+        """Define an index again if its dimension tables have changed, so that the build copies the unchanged entries.
+
+        The definition stays if another client changes it at the same time, or if the caller may not read a dimension
+        table.
+        """
+        terms = find_current_terms(self.client, definition.terms)
+        if terms is None:
+            return
+        log = _log.bind(table=_format_table(table), index=definition.name)
+        try:
+            self.client.put_index(table, definition.name, columns=[term.text for term in terms], replaces=definition.id)
+        except (Conflict, AccessDenied) as error:
+            log.info("index not defined again", error=error.message)
+            return
+        round_.redefined += 1
+        log.info("index defined again, because a dimension table has changed")
 
     def _is_due(self, index: Index) -> bool:
         if self.audit is None or not index.json["levels"]:

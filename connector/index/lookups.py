@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import InvalidRequest, NoSuchResource
+from seamark.connector.client.errors import AccessDenied, InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
@@ -49,6 +52,23 @@ Dimensions = Mapping[DimensionSource, pa.Table]
 The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
+_KEPT_BYTES_MAX = 64 << 20
+"""The maximum number of bytes of the dimension tables that are kept for the next builds of a client."""
+
+
+class _KeptTable(NamedTuple):
+    """The rows of a dimension table at one snapshot, with the types of its key and of its attributes."""
+
+    key_type: str
+    types: Mapping[int, str]
+    table: pa.Table
+
+
+_KEPT_TABLES: WeakKeyDictionary[SeamarkClient, dict[DimensionSource, _KeptTable]] = WeakKeyDictionary()
+"""The dimension tables that builds of a client have read, by snapshot. A snapshot never changes.
+
+The server checks the caller's right to read a dimension table at the start of each build.
+"""
 
 
 class DimensionRefused(InvalidRequest):
@@ -103,6 +123,38 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
     return list(terms)
 
 
+def find_current_terms(client: SeamarkClient, terms: Sequence[Term]) -> list[Term] | None:
+    """Return the terms with the current snapshots of their dimension tables.
+
+    Returns:
+        None if all snapshots are current, if a table is not visible to the caller or has no snapshot, or if a key or an
+        attribute has another type or no longer exists.
+
+    Raises:
+        ClientError: A dimension table temporarily cannot be loaded.
+    """
+    current_terms = []
+    tables_by_name: dict[tuple[str, ...], OpenTable] = {}
+    for term in terms:
+        lookup = parse_lookup(term.transform)
+        if lookup is None:
+            current_terms.append(term)
+            continue
+        source = lookup.source
+        try:
+            table = tables_by_name.get(source.table) or open_table(client, source.table, CURRENT)
+        except (InvalidRequest, NoSuchResource, AccessDenied):
+            return None
+        tables_by_name[source.table] = table
+        types_by_id = {field.id: field.type for field in table.schema.fields}
+        has_attribute = lookup.attribute_id == HAS_PARTNER or types_by_id.get(lookup.attribute_id) == lookup.type
+        if table.snapshot_id is None or types_by_id.get(source.key_id) != term.source or not has_attribute:
+            return None
+        current_lookup = replace(lookup, source=replace(source, snapshot_id=table.snapshot_id))
+        current_terms.append(replace(term, transform=current_lookup.transform))
+    return None if current_terms == list(terms) else current_terms
+
+
 def find_attribute_name(column: str) -> str | None:
     """Return the name of the attribute in a text such as `shop.suppliers.region via supplier_id = id`.
 
@@ -142,7 +194,7 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
         bytes_max = DIMENSION_BYTES_MAX - sum(table.nbytes for table in dimensions.values())
         name = ".".join(source.table)
         try:
-            dimensions[source] = _read_dimension(client, source, key_types[source], attributes, bytes_max)
+            dimensions[source] = _read_or_reuse_dimension(client, source, key_types[source], attributes, bytes_max)
         except NoSuchResource:  # The facts exist, so callers must not take this for a dropped table of facts.
             raise DimensionRefused(f"The dimension table {name} does not exist") from None
         except InvalidRequest as error:
@@ -150,6 +202,44 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
         except (OSError, Unreadable) as error:
             raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
     return dimensions
+
+
+def _read_or_reuse_dimension(
+    client: SeamarkClient, source: DimensionSource, key_type: str, attributes: Mapping[int, str], bytes_max: int
+) -> pa.Table:
+    """Return the key and the attributes of a dimension table, which an earlier call of the client may have read.
+
+    If the earlier call has read other attributes, all of them are read together, so that the builds of all indexes of a
+    table of facts read each dimension table a few times at most.
+    """
+    kept_tables = _KEPT_TABLES.setdefault(client, {})
+    kept = kept_tables.get(source)
+    names = ["key", *map(str, attributes)]
+    types = {**({} if kept is None else kept.types), **attributes}
+    if kept is None or kept.key_type != key_type or kept.types != types:
+        try:
+            table = _read_dimension(client, source, key_type, types, bytes_max)
+        except InvalidRequest:
+            if types == attributes:
+                raise
+            types = {**attributes}  # Together, the attributes may be too large.
+            table = _read_dimension(client, source, key_type, types, bytes_max)
+        if table.nbytes + sum(other.table.nbytes for other in kept_tables.values()) > _KEPT_BYTES_MAX:
+            kept_tables.clear()
+        if table.nbytes <= _KEPT_BYTES_MAX:
+            kept_tables[source] = _KeptTable(key_type, types, table)
+        return table.select(names)
+    table = kept.table.select(names)
+    if table.nbytes > bytes_max:
+        raise _make_size_error(source)
+    return table
+
+
+def _make_size_error(source: DimensionSource) -> InvalidRequest:
+    return InvalidRequest(
+        f"The keys and attributes of the dimension tables, up to {'.'.join(source.table)}, have more than "
+        f"{DIMENSION_BYTES_MAX:,} bytes in memory, which is the limit of a cube: use fewer attributes"
+    )
 
 
 def _read_dimension(
@@ -178,10 +268,7 @@ def _read_dimension(
     for batch in TaskReader(read_plan, source_table.storage).read_all(tasks):
         size_bytes += batch.nbytes
         if size_bytes > bytes_max:
-            raise InvalidRequest(
-                f"The keys and attributes of the dimension tables, up to {name}, have more than "
-                f"{DIMENSION_BYTES_MAX:,} bytes in memory, which is the limit of a cube: use fewer attributes"
-            )
+            raise _make_size_error(source)
         batches.append(batch)
     dimension_table = pa.Table.from_batches(batches, read_plan.arrow)
     columns = {

@@ -210,17 +210,19 @@ class QueryHistory:
             The functions that sample statements of the shape, if there are few of them. The caller can append a
                 function, which a thread calls before the counts are recorded.
         """
-        key = _Key(statement_read.uuid, principal, statement_read.shape)
-        counts = self._counts.get(key)
+        # Each plan runs these lines, so they make no object that they do not need. A tuple finds the equal `_Key`.
+        uuid, shape, files_in, files_left, bytes_in, bytes_left, literals = statement_read
+        counts = self._counts.get((uuid, principal, shape))  # type: ignore[call-overload]
         if counts is None:
-            counts = self._add_counts(key)
+            counts = self._add_counts(_Key(uuid, principal, shape))
         counts.statements += 1
-        counts.files_in += min(statement_read.files_in, _FILES_MAX)
-        counts.files_left += min(statement_read.files_left, _FILES_MAX)
+        counts.files_in += files_in if files_in < _FILES_MAX else _FILES_MAX
+        counts.files_left += files_left if files_left < _FILES_MAX else _FILES_MAX
         counts.plan_s += plan_s
-        counts.add_sizes(statement_read.bytes_in, statement_read.bytes_left)
-        if statement_read.literals and len(counts.literals) < _LITERALS_MAX:
-            counts.literals.append(statement_read.literals)
+        if bytes_left >= 0:
+            counts.add_sizes(bytes_in, bytes_left)
+        if literals and len(counts.literals) < _LITERALS_MAX:
+            counts.literals.append(literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_PER_SHAPE_MAX else None
 
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:

@@ -115,6 +115,10 @@ class JobProposer(ABC):
         """
         return NEVER
 
+    def list_source_tables(self, metadata: TableMetadata) -> frozenset[tuple[str, ...]]:
+        """Return the other tables after whose changes the table may need a job: namespace levels and name of each."""
+        return frozenset()
+
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield the problems of a table that jobs of the service correct, and the invalid properties."""
         return iter(())

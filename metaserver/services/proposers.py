@@ -87,6 +87,10 @@ class Indexing(JobProposer):
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         return self.make_job(entry) if read_definitions(metadata).enabled else None
 
+    def list_source_tables(self, metadata: TableMetadata) -> frozenset[tuple[str, ...]]:
+        """Return the dimension tables whose attributes the indexes have. The job defines these indexes again."""
+        return frozenset().union(*(definition.dimension_tables for definition in read_definitions(metadata).enabled))
+
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Return the time until indexes are audited again."""
         return RECHECK_S if read_definitions(metadata).enabled else NEVER

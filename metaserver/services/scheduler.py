@@ -26,6 +26,7 @@ from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s
+from seamark.metaserver.services.dependents import DependentJobs
 from seamark.metaserver.services.job import Job, JobFailed, JobRunner
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
@@ -193,6 +194,7 @@ class Scheduler:
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()
         refused_count = 0
+        dependents = DependentJobs()
 
         def look(entry: Entry, metadata: TableMetadata) -> float:
             nonlocal refused_count
@@ -202,11 +204,15 @@ class Scheduler:
                 job = proposer.propose(entry, metadata)
                 if job is None:
                     queue.discard((proposer.name, entry.uuid))
+                    dependents.forget((proposer.name, entry.uuid))
                     continue
                 job = apply_budget(job, metadata.properties)
+                dependents.record(job, proposer.list_source_tables(metadata))
                 if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
                     refused_count += 1
                     recheck_after_s = 0.0
+            for job in dependents.list_jobs((*entry.namespace, entry.name)):
+                queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms()))
             self._observer.set_queued_jobs(len(queue))
             return recheck_after_s
 

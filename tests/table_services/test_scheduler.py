@@ -50,6 +50,19 @@ class EveryTable:
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER
 
+    def list_source_tables(self, metadata: TableMetadata) -> frozenset[tuple[str, ...]]:
+        return frozenset()
+
+
+class DependentTable(EveryTable):
+    """A table service that proposes a job for the table `facts`, which depends on `shops`."""
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        return super().propose(entry, metadata) if entry.name == "facts" else None
+
+    def list_source_tables(self, metadata: TableMetadata) -> frozenset[tuple[str, ...]]:
+        return frozenset({("a", "shops")})
+
 
 @dataclass
 class ScriptedLauncher:
@@ -440,3 +453,13 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         assert await sweep_names() == {"refused", "late", "never", "changed", "new"}
         tables.forget()
         assert len(await sweep_names()) == 6
+
+
+async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(tmp_path: Path) -> None:
+    async with run_server(tmp_path) as server:
+        await create_tables(server, "a", "facts", "other")
+        recorder = ScriptedLauncher()
+        async with run_scheduler(server, recorder, services=[DependentTable()]):
+            await until(lambda: recorder.started_tables == ["facts"])
+            await create_tables(server, "a", "shops")
+            await until(lambda: recorder.started_tables == ["facts", "facts"])

@@ -35,11 +35,11 @@ from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, list_kinds_with_parameter, list_parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
-from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
+from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights, check_setter_rights
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
@@ -52,6 +52,7 @@ from seamark.metaserver.api.indexes.index_state import (
     load_snapshot_files,
     read_audit_times_ms,
 )
+from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 _SHOWN_CHARS_MAX = 200
@@ -177,6 +178,12 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
     state: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(STATES)})] = None
+    replaces: Annotated[
+        str | None,
+        doc(
+            "The `definition-id` of the index that is changed. If the index has another definition, the answer is 409."
+        ),
+    ] = None
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -270,18 +277,28 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
 
     dimension_tables: set[tuple[str, ...]] = set()
 
+    setters: set[str] = set()
+
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         definitions = read_definitions(metadata)
+        present_definition = definitions.by_name.get(name)
+        if body.replaces is not None and (present_definition is None or present_definition.id != body.replaces):
+            raise CommitConflict(f"The index {name} has another definition: load it, and repeat the change")
         definition = _change_definition(name, body, definitions, metadata)
         dimension_tables.update(map(tuple, definition.dimension_tables))
+        setters.update(setter for key, setter in parse_setters(metadata.properties).items() if key == PREFIX + name)
         limit = call.components.settings.indexes_limit
         if name not in definitions.by_name and len(definitions.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop an index first")
-        if definitions.by_name.get(name) == definition:
+        if present_definition == definition:
             return []
         return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
 
-    await commit_updates(call, compute_updates, lambda: check_dimension_rights(call, dimension_tables))
+    async def check_rights() -> None:
+        await check_dimension_rights(call, dimension_tables)
+        await check_setter_rights(call, setters, dimension_tables)
+
+    await commit_updates(call, compute_updates, check_rights)
     return await _show_index(call, await load_requested_table(call), name)
 
 

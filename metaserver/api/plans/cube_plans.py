@@ -41,12 +41,17 @@ from seamark.metaserver.api.plans.plan_tables import (
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import EntryKind, PlanJoin
 
 GROUPS_MAX = 1_000_000
 """The maximum number of groups of a response."""
+_FEW_ROWS = 200_000
+"""If a plan has at most this number of rows, its cube is used even if it saves few of them."""
+_PAYING_MAX_FRACTION = 0.7
+"""The maximum number of rows that are read beside the groups, as a fraction of the rows of the plan."""
 
 
 class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -178,6 +183,8 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if groups.num_rows > body.groups_max:
         reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
+    if reason := await asyncio.to_thread(_explain_small_gain, scan_plan, is_covered):
+        return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
     remaining = scan_plan.with_only(scan_plan.entry_ids[~is_covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
@@ -201,6 +208,18 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         table.plan_snapshot_id or None,
     )
     return await _encode_answer(groups, answer)
+
+
+def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | None:
+    """Return the reason why the rows are read without the cube, or None if the cube saves enough of them.
+
+    Joins leave out no rows beside a cube, so a plan without the cube may read fewer rows.
+    """
+    rows = find_files_at(scan_plan.view, scan_plan.entry_ids).read_longs("record_count")
+    left_rows, all_rows = int(rows[~is_covered].sum()), int(rows.sum())
+    if all_rows <= _FEW_ROWS or left_rows < _PAYING_MAX_FRACTION * all_rows:
+        return None
+    return f"the cube has entries of few files: {left_rows:,} of {all_rows:,} rows would be read"
 
 
 async def _find_dimension_tables(call: Call, cube: IndexDefinition) -> list[PlanJoin]:

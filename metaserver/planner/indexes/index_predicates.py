@@ -4,11 +4,14 @@ The planner treats an index on a term like a partition field: the filter is proj
 an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that Iceberg does
 not define have their own projections (`formats/index/keys/functions.py`). A predicate on an attribute of a dimension
 table (`formats/index/keys/lookups.py`) is evaluated by an index on the same attribute, and by no other index.
+
+A disjunction leaves out files by indexes only if an index evaluates each of its alternatives. If statistics of columns
+evaluate the other alternatives, indexes and statistics together leave out files (`_mix_disjunction`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,11 +22,13 @@ from seamark.formats.iceberg.expressions.expression import (
     Bound,
     Expression,
     Op,
+    Or,
     collect_predicates,
     join_by_and,
     replace_predicates,
 )
 from seamark.formats.iceberg.expressions.projection import project_inclusive
+from seamark.formats.iceberg.expressions.residuals import collect_tautologies
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY, is_known
 from seamark.formats.index.definitions import IndexDefinition
@@ -44,6 +49,8 @@ TRANSFORMED_MAX = 200_000
 
 A predicate whose values exceed the remaining number does not use the index.
 """
+MIXED_PREDICATES_MAX = 100
+"""The maximum number of predicates of a disjunction that indexes and statistics evaluate together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,10 +105,18 @@ class IndexProjection:
     composite: tuple[tuple[IndexDefinition, tuple[Bound, ...]], ...] = ()
     key_set_predicates: tuple[KeySetPredicate, ...] = ()
     """Dynamic filters on indexed columns, in ascending order of their numbers of keys."""
+    disjunctions: tuple[Expression, ...] = ()
+    """Disjunctions that indexes and statistics evaluate together. They have fields, and columns of the table."""
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune."""
+        mixed_fields = (self.by_field[predicate.column_id] for predicate in self._mixed_predicates)
+        return tuple({definition.id: definition for definition in (*self.staged_definitions, *mixed_fields)}.values())
+
+    @cached_property
+    def staged_definitions(self) -> tuple[IndexDefinition, ...]:
+        """The definitions of indexes that can prune without statistics of columns."""
         fields = dict.fromkeys(predicate.column_id for predicate in collect_predicates(self.expression))
         definitions = [self.by_field[field_id] for field_id in fields] + [
             definition for definition, _ in self.composite
@@ -109,12 +124,19 @@ class IndexProjection:
         definitions += [predicate.definition for predicate in self.key_set_predicates]
         return tuple({definition.id: definition for definition in definitions}.values())
 
+    @property
+    def _mixed_predicates(self) -> list[Bound]:
+        """The predicates of `disjunctions` that indexes evaluate."""
+        predicates = [bound for expression in self.disjunctions for bound in collect_predicates(expression)]
+        return [predicate for predicate in predicates if predicate.column_id in self.by_field]
+
     def select_predicates(self, definition_id: str) -> list[IndexPredicate]:
         """Return the distinct predicates that the index files of one definition evaluate."""
         single_predicates = [
             IndexPredicate(definition, (predicate,))
             for predicate in {
-                make_predicate_key(bound): bound for bound in collect_predicates(self.expression)
+                make_predicate_key(bound): bound
+                for bound in (*collect_predicates(self.expression), *self._mixed_predicates)
             }.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]
@@ -142,8 +164,24 @@ def project_onto_indexes(
         field = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
         fields.setdefault(term.column_id, []).append(field)
     budget = _Budget(TRANSFORMED_MAX)
-    expression = replace_predicates(bound, lambda predicate: _project_predicate(predicate, fields, by_field, budget))
-    expression = replace_predicates(expression, lambda predicate: _keep_if_supported(predicate, by_field))
+    projections: dict[int, Expression] = {}
+
+    def project(predicate: Bound) -> Expression:
+        """Return the projection of a predicate, which is computed once."""
+        if id(predicate) not in projections:
+            projection = _project_predicate(predicate, fields, by_field, budget)
+            projections[id(predicate)] = replace_predicates(
+                projection, lambda predicate: _keep_if_supported(predicate, by_field)
+            )
+        return projections[id(predicate)]
+
+    expression = replace_predicates(bound, project)
+    conjuncts = bound.children if isinstance(bound, And) else (bound,)
+    disjunctions = tuple(
+        mixed
+        for conjunct in conjuncts
+        if isinstance(conjunct, Or) and (mixed := _mix_disjunction(conjunct, project, by_field)) != TRUE
+    )
     composite = tuple(
         (definition, equalities)
         for definition in definitions
@@ -155,8 +193,37 @@ def project_onto_indexes(
         for definition in definitions
         if len(definition.terms) == 1 and _matches_term(definition.terms[0], dynamic_filter)
     )
-    narrows = expression != TRUE or composite or key_set_predicates
-    return IndexProjection(expression, by_field, composite, key_set_predicates) if narrows else None
+    narrows = expression != TRUE or composite or key_set_predicates or disjunctions
+    return IndexProjection(expression, by_field, composite, key_set_predicates, disjunctions) if narrows else None
+
+
+def _mix_disjunction(
+    disjunction: Or, project: Callable[[Bound], Expression], by_field: Mapping[int, IndexDefinition]
+) -> Expression:
+    """Return the condition that indexes and statistics of columns evaluate together.
+
+    Args:
+        disjunction: A disjunction of predicates on columns and attributes.
+        project: Returns the projection of a predicate onto indexes.
+        by_field: The definition of each field.
+
+    Returns:
+        TRUE if indexes or statistics alone leave out the same files.
+    """
+    predicates = collect_predicates(disjunction)
+    if len(predicates) > MIXED_PREDICATES_MAX or all(project(predicate) != TRUE for predicate in predicates):
+        return TRUE
+    if collect_tautologies(disjunction):
+        return TRUE
+
+    def mix(predicate: Bound) -> Expression:
+        """Return the predicate for statistics, which have no attributes, and its projection for indexes."""
+        statistics = predicate if parse_lookup(predicate.transform) is None else TRUE
+        return join_by_and(statistics, project(predicate))
+
+    mixed = replace_predicates(disjunction, mix)
+    has_index = any(predicate.column_id in by_field for predicate in collect_predicates(mixed))
+    return mixed if has_index else TRUE
 
 
 def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:

@@ -30,6 +30,7 @@ from seamark.metaserver.index.files.remote import RemoteIndexFile
 from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_expression, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import IndexUse
 from seamark.metaserver.planner.view.selection import Expired, FileSelection, narrow_to_any
 from seamark.metaserver.planner.view.view import TableView
@@ -90,12 +91,14 @@ class Probe:
 
     def list_steps(self, is_expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
-        used_kinds = {definition.kind for definition in self.projection.definitions}
+        used_kinds = {definition.kind for definition in self.projection.staged_definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
             if kind in used_kinds:
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, is_expired=is_expired)
+        if self.projection.disjunctions:
+            yield "disjunctions", partial(self.narrow_by_disjunctions, is_expired=is_expired)
         if self.can_prune_by_row:
             yield "bitmap_rows", partial(self.narrow_by_row, is_expired=is_expired)
 
@@ -141,6 +144,19 @@ class Probe:
                 definition = self.projection.by_field[expression.column_id]
                 if definition.kind in kinds and not is_expired():
                     self._narrow_by_predicate(selection, IndexPredicate(definition, (expression,)), is_expired)
+
+    def narrow_by_disjunctions(self, selection: FileSelection, is_expired: Expired) -> None:
+        """Narrow the selection by the disjunctions that indexes and statistics of columns evaluate together."""
+        leaf = partial(self._narrow_by_index_or_statistics, is_expired=is_expired)
+        for disjunction in self.projection.disjunctions:
+            narrow_by_expression(selection, disjunction, leaf, is_expired)
+
+    def _narrow_by_index_or_statistics(self, selection: FileSelection, predicate: Bound, is_expired: Expired) -> None:
+        definition = self.projection.by_field.get(predicate.column_id)
+        if definition is None:
+            narrow_by_stats(selection, predicate, is_expired)
+        else:
+            self._narrow_by_predicate(selection, IndexPredicate(definition, (predicate,)), is_expired)
 
     def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
         """Return whether an index of these kinds evaluates a predicate of the expression."""

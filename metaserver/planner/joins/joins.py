@@ -116,7 +116,7 @@ class RequestedJoin:
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
     star: StarCondition | None = None
-    """The condition that indexes on attributes of the other table evaluate. Only a join that is a filter has one."""
+    """The condition on attributes of the other table that each partner satisfies, and that indexes evaluate."""
     needs_keys: bool = True
     """Whether keys may leave out rows that `star` does not leave out."""
 
@@ -156,7 +156,10 @@ class JoinFilters(NamedTuple):
     condition: Expression = TRUE
     """A condition on the planned table's columns, from joins that do not give dynamic filters."""
     attribute_filter: Expression = TRUE
-    """A condition on attributes of the joined tables, which only indexes evaluate."""
+    """A condition on attributes of the joined tables, which only indexes evaluate.
+
+    A row that needs no partner may satisfy a predicate on columns of the planned table instead.
+    """
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
         """Return the scan with these filters and this condition."""
@@ -189,7 +192,7 @@ async def _add_star_condition(
     join: RequestedJoin,
     definitions: Sequence[IndexDefinition],
 ) -> RequestedJoin:
-    if not join.is_filter or join.snapshot_id is None:
+    if join.transform != IDENTITY or join.snapshot_id is None:
         return join
     keys = [
         JoinedKey(*pair[:3], DimensionSource(join.table, join.snapshot_id, pair.other_id), pair.other_kind)
@@ -198,7 +201,7 @@ async def _add_star_condition(
     star = make_star_condition(join.filter, keys, definitions)
     if star is None:
         return join
-    is_whole = star.is_whole and not join.joins and not join.likes
+    is_whole = join.is_filter and star.is_whole and not join.joins and not join.likes
     needs_keys = not is_whole or not await planner.covers(
         bound_scan.join_with((), TRUE, star.expression), star.indexes, entry
     )
@@ -212,7 +215,7 @@ async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJo
     """
     results = await gather([partial(_build_filters, dimensions, join, until_s) for join in joins])
     pairs = list(zip(joins, results, strict=True))
-    parts = []
+    parts, attribute_parts = [], []
     for number in dict.fromkeys(join.any_of for join in joins):
         alternatives = [(join, result) for join, result in pairs if join.any_of == number]
         if number is None:
@@ -221,11 +224,26 @@ async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJo
             parts.append(_build_condition(alternatives))
         else:
             pairs = [(join, _mark_unused(result) if join.any_of == number else result) for join, result in pairs]
+            continue
+        if number is None:
+            attribute_parts += [_build_attribute_condition([alternative]) for alternative in alternatives]
+        else:
+            attribute_parts.append(_build_attribute_condition(alternatives))
     return JoinFilters(
         tuple(dynamic_filter for join, result in pairs if join.is_filter for dynamic_filter in result.dynamic_filters),
         tuple(outcome for _, result in pairs for outcome in result.outcomes),
         join_by_and(*parts),
-        join_by_and(*(result.attribute_filter for join, result in pairs if join.is_filter)),
+        join_by_and(*attribute_parts),
+    )
+
+
+def _build_attribute_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
+    """Return the condition on attributes that a row satisfies if it has a partner in one of the alternatives.
+
+    Rows that need no partner satisfy it too. So it may have predicates on columns of the planned table.
+    """
+    return join_by_or(
+        *(part for join, result in alternatives for part in (result.attribute_filter, join.exempt_condition))
     )
 
 

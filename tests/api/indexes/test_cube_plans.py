@@ -133,6 +133,18 @@ def test_plan_states_why_the_cube_is_not_used(server: ServerThread, definition_i
     assert plan_cube(server, body)[0]["reason"] == "the cube has no entry of a file of the plan"
 
 
+def test_cube_that_saves_few_rows_is_not_used(
+    server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cube_plans, "_FEW_ROWS", 0)
+    body = {"definition-id": definition_id, "columns": ["m0"]}
+    assert plan_cube(server, body)[0]["row-files"] == 1
+    assert plan_cube(server, {**body, "predicate": "id BETWEEN 300 AND 409"})[0]["row-files"] == 1
+    plan_report, groups = plan_cube(server, {**body, "unless": {"type": "lt", "term": "id", "value": 300}})
+    assert plan_report["reason"] == "the cube has entries of few files: 40 of 50 rows would be read"
+    assert groups.num_rows == 0
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [

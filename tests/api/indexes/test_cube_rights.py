@@ -9,9 +9,10 @@ from typing import Any
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant
 from tests.api.client import SCHEMA
 from tests.api.plans.test_plan_tables import UserApi
 from tests.server.rig import run_server
@@ -141,6 +142,35 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
         update = {"requirements": [], "updates": [add, {"action": "set-current-schema", "schema-id": -1}]}
         assert (await root("POST", "/v1/namespaces/db/tables/t", update)).status == 200
         assert (await rita("POST", requests["plan"][0], {"filter": column_filter})).status == 200
+
+
+async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the_dimension_table(
+    tmp_path: Path,
+) -> None:
+    roles = {"root": [("admin", ())], "rex": [("writer", ("db",)), ("reader", ("db", "secret"))]}
+    secrets = await create_users(tmp_path, roles)
+    attribute = "lookup[db.secret.names@{}:1:2:string](id)"
+    async with run_server(tmp_path, auth="token") as server:
+        parts = server.components
+        root, rex = (UserApi(server, secrets[name]) for name in roles)
+        service = UserApi(server, ServiceTokens(parts.keyring, parts.clock).issue(("db",), 60))
+        assert (await root("POST", "/v1/namespaces", {"namespace": ["db", "secret"]})).status == 200
+        for path, name in (("db", "t"), ("db%1Fsecret", "names")):
+            answer = await root("POST", f"/v1/namespaces/{path}/tables", {"name": name, "schema": SCHEMA})
+            assert answer.status == 200, answer.raw
+        body: dict[str, Any] = {"kind": "bitmap", "columns": [attribute.format(5)]}
+        first = await rex("PUT", "/api/v1/tables/db/t/indexes/i", body)
+        assert first.status == 200, first.raw
+        change = {"columns": [attribute.format(6)], "replaces": first.json["definition-id"]}
+        assert (await service("PUT", "/api/v1/tables/db/t/indexes/i", change)).status == 200
+        refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", change)
+        assert refused.error[0] == 409, "the index has another definition now"
+        await parts.store.transact([RemoveGrant(Grant("rex", "reader", ("db", "secret")))])
+        # A writer of `db` also reads its inner namespaces, so this right is removed too.
+        await parts.store.transact([RemoveGrant(Grant("rex", "writer", ("db",)))])
+        refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
+        assert refused.error[0] == 403
+        assert "rex defined the index and may not read names now" in refused.error[2]
 
 
 def build_schema(name: str) -> dict[str, Any]:

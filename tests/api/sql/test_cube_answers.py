@@ -136,7 +136,7 @@ class CubeAggregates:
     def compare(self, body: dict[str, Any], context: str) -> str:
         """Compare both answers, and return "cube" or "statement", by which the server answered."""
         status, raw = self.ask(body)
-        statement = self._write_statement(body)
+        statement = self.write_statement(body)
         if status != 200:
             assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
             return "statement"
@@ -153,7 +153,7 @@ class CubeAggregates:
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
         return "cube"
 
-    def _write_statement(self, body: dict[str, Any]) -> str:
+    def write_statement(self, body: dict[str, Any]) -> str:
         tables = self._server.components.catalog.tables
         metadata = self._server.run(tables.load((self._namespace,), self._table)).metadata
         request = {"namespace": [self._namespace], "table": self._table, **body}

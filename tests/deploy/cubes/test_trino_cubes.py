@@ -18,6 +18,10 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.lookups import pin_attributes
 from seamark.formats.index.keys.distinct_sketches import STANDARD_ERROR
+from tests.connector.cubes.test_wide_queries import define_cube, quote_terms
+from tests.connector.cubes.wide_queries import SCHEMA as WIDE_SCHEMA
+from tests.connector.cubes.wide_queries import TRINO, WideQueries
+from tests.connector.cubes.wide_queries import draw_rows as draw_wide_rows
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
 from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
@@ -111,6 +115,28 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
             rig.compare(sql)
             outcomes["cube" if "; cube=" in rig.read_outcome(sql) else "rows"] += 1
     assert outcomes["cube"] > outcomes.total() / 5, outcomes
+
+
+def test_random_queries_of_many_forms_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
+    outcomes = Counter[str]()
+    for seed in range(first_seed(), first_seed() + examples(12, 2)):
+        rng = random.Random(seed)
+        wide_queries = WideQueries(rng, TRINO)
+        dimensions, measures = wide_queries.draw_cube()
+        measures = define_cube(dimensions, measures)[1]
+        parts = [draw_wide_rows(rng, 30, overflows=rng.random() < 0.1) for _ in range(3)]
+        cube = (quote_terms(dimensions), quote_terms(measures))
+        create_table_with_cube(rig, f"wide{seed}", WIDE_SCHEMA, parts, cube)
+        for _ in range(25):
+            sql = wide_queries.draw_query(dimensions, measures, f"wide{seed}")
+            direct_answer, answer = (rig.read(sql, port) for port in (rig.trino.port, rig.proxy.port))
+            if isinstance(direct_answer, str):  # The message may contain a part of the rewritten statement.
+                assert isinstance(answer, str), f"{direct_answer}: {sql}"
+                outcomes["refused"] += 1
+                continue
+            assert answer == direct_answer, f"seed {seed}: {sql}"
+            outcomes["cube" if "; cube=" in rig.read_outcome(sql) else "rows"] += 1
+    assert outcomes["cube"] > outcomes.total() / 10, outcomes
 
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:

@@ -266,11 +266,15 @@ def test_composite_key_index_is_used_when_each_column_has_values() -> None:
     assert project_filter(build_and_filter(*long_filters), **index) is None
 
 
-def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
-    assert (
-        project_filter(build_or_filter(build_eq_filter(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)")
-        is None
-    )
+def test_index_that_covers_one_side_of_an_or_is_used_beside_statistics() -> None:
+    other_side = {"type": "eq", "term": "kind", "value": 1}
+    mixed_filter = project_filter(build_or_filter(build_eq_filter(7), other_side), b="bloom(id)")
+    assert list_predicates(mixed_filter) == []
+    assert mixed_filter is not None
+    (disjunction,) = mixed_filter.disjunctions
+    assert [predicate.name for predicate in collect_predicates(disjunction)] == ["id", "b", "kind"]
+    assert [definition.name for definition in mixed_filter.definitions] == ["b"]
+    assert project_filter(build_or_filter(build_eq_filter(7), other_side), b="bloom(name)") is None
     projected_filter = project_filter(build_or_filter(build_eq_filter(7), build_eq_filter(8)), b="bloom(id)")
     assert [op for _, op, _ in list_predicates(projected_filter)] == ["eq", "eq"]
 

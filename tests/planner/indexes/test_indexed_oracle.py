@@ -37,8 +37,10 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.selection import Expired, FileSelection
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.history import write_random_lake
@@ -86,7 +88,15 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
     """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
+    narrow = Probe.narrow_by_disjunctions
+
+    def narrow_and_count(probe: Probe, selection: FileSelection, is_expired: Expired) -> None:
+        files_before = selection.count()
+        narrow(probe, selection, is_expired)
+        counts["removed by disjunctions"] += files_before - selection.count()
+
     async with AsyncExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(Probe, "narrow_by_disjunctions", narrow_and_count)
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         registry = Registry(store, clock)
@@ -134,6 +144,9 @@ def _replace_with_indexed_values(rng: random.Random, indexed_lake: IndexedLake, 
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed_lake.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed_lake.lake.schema
     tree = draw_indexed_filter(rng, indexed_lake, schema)
+    or_rng = random.Random(repr(tree))
+    if or_rng.random() < 0.15:  # Indexes evaluate one alternative, and statistics may evaluate the other.
+        tree = {"type": "or", "left": tree, "right": draw_filter(or_rng, indexed_lake.lake, schema, depth=2)}
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
@@ -209,6 +222,7 @@ async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_
         assert counts["kept with damaged indexes"] > counts["kept"] + 5
         assert min(counts[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > count / 12
         assert counts["quarantined"] > 20
+        assert counts["removed by disjunctions"] > 0
         assert counts["kept"] <= counts["kept from afar"] < counts["kept"] + 20
 
 

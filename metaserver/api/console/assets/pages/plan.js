@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { count, duration, path, percent, size } from "../format.js";
 import { Badge, Copy, Grid, Notice, Scroll } from "../parts.js";
 
-export const STAGES = { manifests: "Manifests", appended: "Appended files", partition: "Partitions", column_stats: "Column statistics", bloom: "Bloom filters", bitmap: "Bitmap indexes", bitmap_rows: "Rows by bitmap indexes", record: "Record indexes", cube: "Cubes", join_keys: "Keys of joins" };
+export const STAGES = { manifests: "Manifests", appended: "Appended files", partition: "Partitions", column_stats: "Column statistics", bloom: "Bloom filters", bitmap: "Bitmap indexes", bitmap_rows: "Rows by bitmap indexes", disjunctions: "Indexes or column statistics", record: "Record indexes", cube: "Cubes", join_keys: "Keys of joins" };
 
 export function Incomplete({ plan }) {
   if (plan.complete) return null;

@@ -1,0 +1,54 @@
+"""Remembers which jobs depend on other tables, such as builds of indexes on attributes of dimension tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+import msgspec
+
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.job_queue import Key
+
+DEPENDENTS_MAX = 100_000
+"""The maximum number of remembered pairs of a job and a table. Further jobs wait for the next examination."""
+PAUSE_S = 60.0
+"""The minimum time between two runs of a job, in seconds, if a change of another table caused the earlier run.
+
+A table with a commit each second would otherwise cause a build each second.
+"""
+TableName = tuple[str, ...]
+"""The levels of the namespace, and the name."""
+
+
+class DependentJobs:
+    """The jobs that the changes of other tables cause."""
+
+    def __init__(self) -> None:
+        self._jobs_by_table: defaultdict[TableName, dict[Key, Job]] = defaultdict(dict)
+        self._tables_by_job: dict[Key, Set[TableName]] = {}
+        self._pairs = 0
+
+    def record(self, job: Job, tables: Set[TableName]) -> None:
+        """Record the tables on which a job depends, in place of those recorded before."""
+        self.forget(job.key)
+        if not tables or self._pairs + len(tables) > DEPENDENTS_MAX:
+            return
+        self._tables_by_job[job.key] = tables
+        self._pairs += len(tables)
+        caused_job = msgspec.structs.replace(job, pause_s=max(job.pause_s, PAUSE_S))
+        for table in tables:
+            self._jobs_by_table[table][job.key] = caused_job
+
+    def forget(self, key: Key) -> None:
+        """Remove a job."""
+        tables = self._tables_by_job.pop(key, frozenset())
+        self._pairs -= len(tables)
+        for table in tables:
+            del self._jobs_by_table[table][key]
+            if not self._jobs_by_table[table]:
+                del self._jobs_by_table[table]
+
+    def list_jobs(self, table: TableName) -> Iterable[Job]:
+        """Return the jobs that depend on a table."""
+        return list(self._jobs_by_table.get(table, {}).values())
