@@ -150,19 +150,19 @@ class Attacker:
         await _repeat(send_once)
 
 
-ATTACKS = (
-    "slow_headers",
-    "slow_bodies",
-    "chunked_logins",
-    "gzip_bombs",
-    "connections",
-    "bad_logins",
-    "watchers",
-    "plan_tables",
-    "reports",
-    "large_signs",
-    "huge_filters",
-)
+ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
+    "slow_headers": Attacker.send_slow_headers,
+    "slow_bodies": Attacker.send_slow_bodies,
+    "chunked_logins": Attacker.send_chunked_logins,
+    "gzip_bombs": Attacker.send_gzip_bombs,
+    "connections": Attacker.open_connections,
+    "bad_logins": Attacker.send_bad_logins,
+    "watchers": Attacker.open_watchers,
+    "plan_tables": Attacker.plan_tables,
+    "reports": Attacker.reports,
+    "large_signs": Attacker.request_large_signs,
+    "huge_filters": Attacker.send_huge_filters,
+}
 
 
 async def _yield_pieces(data: bytes) -> object:  # type: ignore[misc]
@@ -190,7 +190,7 @@ async def attack(url: str, token: str, name: str, seconds: float) -> None:
     """Run the attack `name` (one of `ATTACKS`) for `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await getattr(Attacker(url, token), name)()
+            await ATTACKS[name](Attacker(url, token))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,12 +104,19 @@ class AttackedServer:
         return measurements
 
     async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
-        """Measure the good client while `attack` runs."""
+        """Measure the good client while `attack` runs.
+
+        Raises:
+            RuntimeError: The process of the attack failed, so there was no attack.
+        """
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile_process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
             await asyncio.sleep(1)
-            return await self.look(seconds)
+            measurements = await self.look(seconds)
+            if hostile_process.returncode:
+                raise RuntimeError(f"the attack {attack} failed with exit code {hostile_process.returncode}")
+            return measurements
         finally:
             if hostile_process.returncode is None:
                 hostile_process.kill()
@@ -136,7 +143,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
 
 
 async def run(
-    folder: Path, *, quick: bool = False, attacks: Sequence[str] = ATTACKS, seconds: float | None = None
+    folder: Path, *, quick: bool = False, attacks: Iterable[str] = ATTACKS, seconds: float | None = None
 ) -> Report:
     if seconds is None:
         seconds = 3.0 if quick else 60.0

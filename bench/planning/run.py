@@ -16,9 +16,9 @@ BENCHES: dict[str, Bench] = {
     "memory": memory.run,
     "http": http.run,
     "history": plans.run,
-    "history-database": database.run,
+    "history_database": database.run,
     "advisor": advisor.run,
-    "advisor-seconds": seconds.run,
+    "advisor_seconds": seconds.run,
     "lookup": lookup.run,
 }
 BENCHES_WITH_SIZES = {"warm", "cold", "memory"}

@@ -48,7 +48,7 @@ class HudiWriter:
         return float(self._peer.ask(do="upsert", **request)["seconds"])
 
     def count_rows_by_version(self) -> dict[int, int]:
-        versions = self._peer.ask(do="versions", location=self.folder.as_uri())["versions"]
+        versions = self._peer.ask(do="count_rows_by_version", location=self.folder.as_uri())["versions"]
         return {int(version): rows for version, rows in versions.items()}
 
     def tidy(self) -> None:

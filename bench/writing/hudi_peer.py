@@ -4,7 +4,7 @@ The Python of `.cache/hudi/venv` (`make hudi`) runs this module with Hudi's jar 
 
     {"do": "make", "location": URI, "kind": "COPY_ON_WRITE", "files": […]}       create a table of these Parquet files
     {"do": "upsert", "location": URI, "kind": …, "path": …}                      upsert the rows of a Parquet file
-    {"do": "versions", "location": URI}                                          count the rows by version
+    {"do": "count_rows_by_version", "location": URI}                             count the rows by version
 
 An answer is {"seconds": …, "versions": {…}}.
 """

@@ -10,7 +10,6 @@ import pytest
 
 from bench import readme
 from bench.index.run import BENCHES as INDEX
-from bench.planning.run import BENCHES as PLANNING
 from bench.recovery.run import BENCHES as RECOVERY
 from bench.run import BENCHES
 from bench.streams.run import BENCHES as STREAMS
@@ -21,14 +20,13 @@ from tests.services.process import REPO
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        *(("planning", name) for name in PLANNING),
         *(("index", name) for name in INDEX),
         *(("streams", name) for name in STREAMS),
         ("structure", "flows"),
         *(("recovery", name) for name in RECOVERY),
     ],
 )
-def test_bench_of_planning_or_indexes_prints_its_table(module: str, name: str) -> None:
+def test_bench_prints_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]
     result = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr

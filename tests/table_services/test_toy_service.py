@@ -20,8 +20,8 @@ SCHEMA = pa.schema([("id", pa.int64())])
 PROGRAM = """
 import sys
 from seamark.formats.services.services import SERVICES
-from tests.table_services.toy_service import LABELLING
-SERVICES[LABELLING.name] = LABELLING
+from tests.table_services.toy_service import LABELLING_SERVICE
+SERVICES[LABELLING_SERVICE.name] = LABELLING_SERVICE
 from tests.table_services import toy_halves
 from seamark.commands.main import cli
 """

@@ -552,8 +552,8 @@ class SimulationWorld:
         await self._wait_for(writers, background)
         self.is_ending = True
         misfortune.cancel()
-        for name in ("lost", "repeated", "refused", "crash", "pause", "clock_jump"):
-            setattr(self.faults, name, 0.0)
+        self.faults.lost_reply = self.faults.repetition = self.faults.refusal = 0.0
+        self.faults.crash = self.faults.pause = self.faults.clock_jump = 0.0
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
     async def _wait_for(self, awaited_tasks: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
