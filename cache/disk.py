@@ -102,7 +102,8 @@ class DiskTier:
         self._last_error = ""
         self._closed = False
         self._ledger = Ledger(self._folder, budget_bytes, holders=holder_bytes is not None)
-        self._record_uses()
+        if os.path.lexists(self._folder):
+            self._record_uses()  # It opens the account, which evicts files if the budget is lower than before.
 
     def get(self, key: str) -> memoryview | None:
         with self._lock:

@@ -76,6 +76,14 @@ def test_restart_keeps_the_values_and_their_order_of_use(folder: Path) -> None:
     tier.close()
 
 
+def test_first_put_creates_the_folder(folder: Path, tier: DiskTier) -> None:
+    assert tier.get("k") is None
+    assert not folder.exists()
+    assert tier.put("k", make_payload("k", 1000))
+    assert tier.get("k") == make_payload("k", 1000)
+    tier.check_invariants()
+
+
 def test_smaller_budget_applies_from_the_start(folder: Path) -> None:
     tier = DiskTier(folder, 32 << 20)
     for number in range(40):

@@ -176,7 +176,7 @@ def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
             assert tier.get("small") is None
             assert not tier.put("small", b"x")
-            assert tier.read_stats().errors >= 2
+            assert tier.read_stats().errors >= 1
             disk.free_space()
             put_all_sizes(tier)
             assert check_no_wrong_values(tier) == set(SIZES)

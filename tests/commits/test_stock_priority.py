@@ -33,12 +33,10 @@ PRIORITY_S = 100.0
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
     monkeypatch.setattr(commit_priority, "_PRIORITY_MIN_S", PRIORITY_S)
-    server = ServerThread(
+    with ServerThread(
         tmp_path, warehouse=tmp_path.as_uri(), commit_turn_s=PRIORITY_S, storage_timeout_s=2 * PRIORITY_S
-    )
-    server.start()
-    yield server
-    server.stop()
+    ) as server:
+        yield server
 
 
 def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: ServerThread) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,11 @@ from tests.connector.server_thread import ServerThread
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # No worker process starts.
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0) as server:  # No worker process starts.
+        yield server
 
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
-    new_client = IndexClient(server.url)
-    yield new_client
-    new_client.close()
+    with closing(IndexClient(server.url)) as client:
+        yield client

@@ -15,7 +15,10 @@ from tests.server.rig import RunningServer, run_server
 
 
 class ServerThread:
-    """A server in its own thread: `url` is its address, and `run` executes a coroutine on its event loop."""
+    """A server in its own thread: `url` is its address, and `run` executes a coroutine on its event loop.
+
+    The server runs in a `with` block, or from `start` to `stop`.
+    """
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home
@@ -54,6 +57,13 @@ class ServerThread:
     def start(self) -> None:
         self._thread.start()
         assert self._ready_event.wait(60)
+
+    def __enter__(self) -> ServerThread:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         assert self._end_event is not None

@@ -7,7 +7,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,9 +42,8 @@ def client(server: ServerThread) -> Iterator[SeamarkClient]:
     """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
     server.run(server.api.table())
     server.run(append_files(server.api, "t", build_files_of_ten(7), snapshot_id=1, manifests=2))
-    new_client = SeamarkClient(server.url)
-    yield new_client
-    new_client.close()
+    with closing(SeamarkClient(server.url)) as client:
+        yield client
 
 
 def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkClient) -> None:

@@ -100,7 +100,5 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
 
 @pytest.fixture
 def server(tmp_path: Path) -> Any:
-    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri())
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path, warehouse=tmp_path.as_uri()) as server:
+        yield server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,9 +55,8 @@ def postgres_target(tmp_path: Path, lake: Path, postgres_url: str) -> Iterator[I
 @contextmanager
 def _run_server(home: Path, warehouse: str, **settings: object) -> Iterator[IndexClient]:
     home.mkdir()
-    server = ServerThread(home, warehouse=warehouse, services_workers=0, **settings)
-    server.start()
-    client = IndexClient(server.url)
-    yield client
-    client.close()
-    server.stop()
+    with (
+        ServerThread(home, warehouse=warehouse, services_workers=0, **settings) as server,
+        closing(IndexClient(server.url)) as client,
+    ):
+        yield client

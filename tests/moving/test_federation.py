@@ -67,21 +67,19 @@ def serve_federated_catalog(
     """
     home = folder / "server"
     home.mkdir()
-    server = ServerThread(
+    with ServerThread(
         home,
         warehouse=(home / "warehouse").as_uri(),
         services_workers=0,
         warehouse_roots=(folder.as_uri(),),
         warehouse_endpoints=(uri, *further_uris),
-    )
-    server.start()
-    client = IndexClient(server.url)
-    create_warehouse(client, "other", lake.as_uri(), {"federation_uri": uri, "federation_fresh_s": 0}, {})
-    shown_client = IndexClient(make_warehouse_url(server.url, "other"))
-    yield client, shown_client
-    shown_client.close()
-    client.close()
-    server.stop()
+    ) as server:
+        client = IndexClient(server.url)
+        create_warehouse(client, "other", lake.as_uri(), {"federation_uri": uri, "federation_fresh_s": 0}, {})
+        shown_client = IndexClient(make_warehouse_url(server.url, "other"))
+        yield client, shown_client
+        shown_client.close()
+        client.close()
 
 
 @pytest.fixture

@@ -52,17 +52,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[ServerThread]:
-    server = ServerThread(
+    with ServerThread(
         tmp_path / "home",
         warehouse=WAREHOUSE,
         drop_retention_s=0,
         index_retention_s=0,
         housekeeping_interval_s=0.1,
         index_wait_s=30,
-    )
-    server.start()
-    yield server
-    server.stop()
+    ) as server:
+        yield server
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.observability import logs
 from tests.services import fork_server
 from tests.services.java import run_java_fixture
 from tests.services.memory import find_folder_in_memory
+from tests.services.migrated_database import copy_migrated_databases
 from tests.services.nats import Nats, run_nats
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, run_s3
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     of CPU time.
     """
     structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+    copy_migrated_databases()
     folder = find_folder_in_memory()
     if folder and not config.getoption("basetemp") and not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from seamark.metaserver.store.sql.statement import SQLITE
 from tests.seeds import first_seed
+from tests.services.migrated_database import create_empty_databases
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_instant
 
@@ -37,8 +39,9 @@ class TestSqlite(PointerStoreContract):
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "seamark.db"
+def path(tmp_path: Path) -> Iterator[Path]:
+    with create_empty_databases():
+        yield tmp_path / "seamark.db"
 
 
 @pytest.fixture

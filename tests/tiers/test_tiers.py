@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from seamark.metaserver.store.sql import sqlite
 from tests import seeds
 from tests.services import fixtures, fork_server
+from tests.services.migrated_database import create_empty_databases
 from tests.tiers import bytecode, grids, spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, find_tier
@@ -101,6 +105,18 @@ def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
     monkeypatch.setenv("SET_WHILE_TESTS_ARE_COLLECTED", "1")
     fixtures.pytest_collection_finish()
     assert fork_server._environment == dict(os.environ)
+
+
+def test_database_of_a_test_equals_a_new_database(tmp_path: Path) -> None:
+    def dump_database(path: Path) -> list[str]:
+        sqlite._open_for_writing(path).close()
+        with closing(sqlite3.connect(path)) as connection:
+            return list(connection.iterdump())
+
+    copied_rows = dump_database(tmp_path / "copy.db")
+    with create_empty_databases():
+        assert dump_database(tmp_path / "new.db") == copied_rows
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600, 0o600]
 
 
 def test_processes_begin_to_compile_at_different_modules() -> None:

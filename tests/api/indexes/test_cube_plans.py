@@ -26,16 +26,14 @@ UNLESS = {"type": "lt", "term": "id", "value": 200}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """Serve a table with a cube of four files, and a fifth file without an entry."""
-    server = ServerThread(tmp_path_factory.mktemp("cube_plans"))
-    server.start()
-    create_lake_table(server.url)
-    append_parts(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
-    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
-        client.put_index("db.t", "cube", kind="cube", columns=["country"], measures=["sum(discount)"])
-        build(client, "db.t", "cube", workers)
-    append_parts(server.url, "db.t", [range(400, 410)])
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("cube_plans")) as server:
+        create_lake_table(server.url)
+        append_parts(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
+        with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
+            client.put_index("db.t", "cube", kind="cube", columns=["country"], measures=["sum(discount)"])
+            build(client, "db.t", "cube", workers)
+        append_parts(server.url, "db.t", [range(400, 410)])
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,12 @@ from tests.connector.server_thread import ServerThread
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:
     home = tmp_path_factory.mktemp("statements")
-    server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)
-    server.start()
-    client = IndexClient(server.url)
-    make_table(client, np.random.default_rng(5), files=3)
-    yield client
-    client.close()
-    server.stop()
+    with (
+        ServerThread(home, warehouse=home.as_uri(), services_workers=0) as server,
+        closing(IndexClient(server.url)) as client,
+    ):
+        make_table(client, np.random.default_rng(5), files=3)
+        yield client
 
 
 def list_new_shapes(client: IndexClient, statement: str, runs: int = 1) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,9 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files and an index `b` on id, which covers no file."""
     create_lake_table(server.url)
     append_parts(server.url, "db.t", spread_ids(6))
-    new_client = IndexClient(server.url)
-    new_client.put_index("db.t", "b", kind="bloom", columns=["id"])
-    yield new_client
-    new_client.close()
+    with closing(IndexClient(server.url)) as client:
+        client.put_index("db.t", "b", kind="bloom", columns=["id"])
+        yield client
 
 
 class BuildInterrupted(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,11 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
     """
     create_lake_table(server.url)
     append_parts(server.url, "db.t", spread_ids(6))
-    new_client = IndexClient(server.url)
-    for name, column in COLUMNS.items():
-        new_client.put_index("db.t", name, kind=name, columns=[column])
-        build(new_client, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
-    yield new_client
-    new_client.close()
+    with closing(IndexClient(server.url)) as client:
+        for name, column in COLUMNS.items():
+            client.put_index("db.t", name, kind=name, columns=[column])
+            build(client, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
+        yield client
 
 
 def run_index_command(url: str, *arguments: str) -> tuple[int, str]:

@@ -85,10 +85,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
 
 @pytest.fixture
 def machine(tmp_path: Path, clock: MachineClock) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock, drop_retention_s=7 * 86_400)
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock, drop_retention_s=7 * 86_400) as server:
+        yield server
 
 
 def run_housekeeping(machine: ServerThread) -> None:

@@ -8,6 +8,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,9 +66,8 @@ def read_task(
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[SeamarkClient]:
-    new_client = SeamarkClient(server.url)
-    yield new_client
-    new_client.close()
+    with closing(SeamarkClient(server.url)) as client:
+        yield client
 
 
 # Filters

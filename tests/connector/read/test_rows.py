@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -32,9 +33,8 @@ def stored_table(server: ServerThread) -> StoredTable:
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[SeamarkClient]:
-    new_client = SeamarkClient(server.url)
-    yield new_client
-    new_client.close()
+    with closing(SeamarkClient(server.url)) as client:
+        yield client
 
 
 def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, stored_table: StoredTable) -> None:

@@ -318,10 +318,8 @@ class CubeWorld:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path_factory.mktemp("cubes"), index_wait_s=30)
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("cubes"), index_wait_s=30) as server:
+        yield server
 
 
 def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:

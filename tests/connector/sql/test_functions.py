@@ -56,13 +56,11 @@ ROWS = [
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlSession]:
     home = tmp_path_factory.mktemp("functions")
-    server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)
-    server.start()
-    with open_catalog(server.url) as catalog:
-        catalog.create_table("db.t", schema=SCHEMA).append(pa.Table.from_pylist(ROWS, schema=SCHEMA))
-    with SqlSession(server.url, engines=Engines(wanted=DUCKDB)) as session:
-        yield session
-    server.stop()
+    with ServerThread(home, warehouse=home.as_uri(), services_workers=0) as server:
+        with open_catalog(server.url) as catalog:
+            catalog.create_table("db.t", schema=SCHEMA).append(pa.Table.from_pylist(ROWS, schema=SCHEMA))
+        with SqlSession(server.url, engines=Engines(wanted=DUCKDB)) as session:
+            yield session
 
 
 @pytest.mark.parametrize(

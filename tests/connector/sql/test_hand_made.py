@@ -56,16 +56,14 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path_factory.mktemp("hand_made"))
-    server.start()
-    with open_catalog(server.url) as catalog:
-        catalog.create_namespace_if_not_exists("db")
-        for name, schema in TABLES.items():
-            table = catalog.create_table(f"db.{name}", schema=schema)
-            for rows in split_into_files(name):
-                table.append(rows)
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("hand_made")) as server:
+        with open_catalog(server.url) as catalog:
+            catalog.create_namespace_if_not_exists("db")
+            for name, schema in TABLES.items():
+                table = catalog.create_table(f"db.{name}", schema=schema)
+                for rows in split_into_files(name):
+                    table.append(rows)
+        yield server
 
 
 def to_comparable(value: Any) -> Any:

@@ -25,17 +25,15 @@ from tests.seeds import examples, first_seed
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path_factory.mktemp("pruned"))
-    server.start()
-    rng = random.Random(5)
-    with open_catalog(server.url) as catalog:
-        for name in TABLES:
-            table = catalog.create_table(f"db.{name}", schema=SCHEMA)
-            for _ in range(4):
-                table.append(draw_rows(rng, 12))
-            table.delete("id = 3")
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("pruned")) as server:
+        rng = random.Random(5)
+        with open_catalog(server.url) as catalog:
+            for name in TABLES:
+                table = catalog.create_table(f"db.{name}", schema=SCHEMA)
+                for _ in range(4):
+                    table.append(draw_rows(rng, 12))
+                table.delete("id = 3")
+        yield server
 
 
 def compare_random_queries(url: str, seed: int, queries: int) -> Counter[str]:

@@ -49,10 +49,8 @@ INTEGERS = pa.int32()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path_factory.mktemp("star-indexes"), index_wait_s=30)
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("star-indexes"), index_wait_s=30) as server:
+        yield server
 
 
 class CountingWorkers(InProcessWorkers):

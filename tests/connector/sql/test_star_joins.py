@@ -81,10 +81,8 @@ DAY = date(2026, 1, 1)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path_factory.mktemp("stars"), index_wait_s=30)
-    server.start()
-    yield server
-    server.stop()
+    with ServerThread(tmp_path_factory.mktemp("stars"), index_wait_s=30) as server:
+        yield server
 
 
 class StarSchema:

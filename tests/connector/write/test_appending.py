@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,8 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEX_PROPERTIES)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
-    new_client = IndexClient(server.url)
-    yield new_client
-    new_client.close()
+    with closing(IndexClient(server.url)) as client:
+        yield client
 
 
 def build_rows(*ids: int, land: str | None = "de") -> pa.Table:

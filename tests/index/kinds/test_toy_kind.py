@@ -35,21 +35,19 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     9 files of 20 rows without useful bounds, and an index of the toy kind, not built yet.
     """
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
-    server = ServerThread(
+    with ServerThread(
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
-    )
-    server.start()
-    create_lake_table(server.url)
-    append_parts(server.url, "db.t", spread_ids(FILES, ROWS))
-    yield server
-    server.stop()
+    ) as server:
+        create_lake_table(server.url)
+        append_parts(server.url, "db.t", spread_ids(FILES, ROWS))
+        yield server
 
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
-    with closing(IndexClient(server.url)) as new_client:
-        new_client.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
-        yield new_client
+    with closing(IndexClient(server.url)) as client:
+        client.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
+        yield client
 
 
 def build_index(client: IndexClient) -> None:
