@@ -202,8 +202,6 @@ class StreamTable:
         """The total announced size of large bodies that are being received."""
         self.arrivals = asyncio.Lock()
         """A lock that the first large body holds that waits to be received. Later bodies wait for the lock."""
-        self.admission = asyncio.Lock()
-        """A lock that the first waiting large body holds. Later bodies wait for the lock."""
         self._logged_bytes = logged_bytes
         self.keeps_rows = True
         """Whether rows that this process appends are kept in memory. A different owner reads them from the log."""
