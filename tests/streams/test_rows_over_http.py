@@ -458,15 +458,22 @@ async def test_body_waits_only_for_a_time_for_earlier_bodies(
     (table,) = components.streams.tables.values()
     await until(lambda: table.size_bytes == 0)
     loaded = await components.catalog.tables.load(("db",), "t")
+
+    async def reserve(size_bytes: int) -> int:
+        async with asyncio.timeout(2 * PATIENCE_S), room.reserve([(loaded, size_bytes)], "bob"):
+            return table.reserved_bytes
+
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room._WAITING_SHARE", 1e9)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    table.appending_bytes = half_bytes // 2
+    earlier = asyncio.create_task(reserve(half_bytes))  # There is no memory for this body.
+    await until(lambda: room.waiter_count == 1)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.01)
-    async with table.admission:  # An earlier body waits for other tables.
-        table.appending_bytes = half_bytes
-        with pytest.raises(TooManyRequests):
-            async with asyncio.timeout(PATIENCE_S), room.reserve([(loaded, half_bytes // 2)], "bob"):
-                pass
-        table.appending_bytes = 0
-        async with asyncio.timeout(PATIENCE_S), room.reserve([(loaded, half_bytes // 2)], "bob"):
-            assert table.reserved_bytes == half_bytes // 2
+    with pytest.raises(TooManyRequests):
+        await reserve(half_bytes)
+    assert await reserve(half_bytes // 8) == half_bytes // 8
+    table.appending_bytes = 0
+    assert await earlier == half_bytes
     assert (table.reserved_bytes, room.waiter_count) == (0, 0)
 
 

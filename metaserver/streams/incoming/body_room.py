@@ -6,9 +6,8 @@ wait, each large body would be decoded and refused, and its writer would send it
 A large body for one table waits before the server receives it, so it takes no memory of the server. If there is no room
 after the wait, it is received, because an answer before the body would break the connection of many clients.
 
-A body with rows of several tables waits until all of them have memory, and reserves nothing before. It takes its places
-in the queues of the tables in the order of their UUIDs, so bodies never wait for each other. One limit applies to the
-whole wait, so a body never keeps its places for longer.
+A body with rows of several tables waits until all of them have memory, and reserves nothing before. It delays later
+bodies only at tables that have no memory for it. So a full table does not delay bodies for other tables.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from seamark.formats.protocol.wire import format_path
@@ -60,6 +60,19 @@ class _Share(NamedTuple):
     other_bytes: int
 
 
+@dataclass(eq=False, slots=True)
+class _WaitingBody:
+    """A body that waits for memory.
+
+    Attributes:
+        shares: The parts of the body.
+        is_admitted: Whether memory is reserved for the body.
+    """
+
+    shares: Sequence[_Share]
+    is_admitted: bool = False
+
+
 class BodyReservations:
     """Reserves memory for large bodies of rows. An instance belongs to one event loop."""
 
@@ -93,6 +106,8 @@ class BodyReservations:
         """The number of bodies that wait to be received, by principal."""
         self._waiters: Counter[str] = Counter()
         self._waiting_bytes = 0
+        self._queue: list[_WaitingBody] = []
+        """The bodies that wait for memory, in the order of their arrival."""
 
     @property
     def sender_count(self) -> int:
@@ -172,21 +187,48 @@ class BodyReservations:
             TooManyRequests: The memory is full.
         """
         self._check_pauses(parts)
-        shares = self._make_shares(parts)
-        body_bytes = sum(size_bytes for _, size_bytes in parts)
+        body = _WaitingBody(self._make_shares(parts))
+        self._queue.append(body)
         try:
-            if any(share.table.admission.locked() for share in shares) or not self._has_room(shares):
-                await self._wait(parts, shares, body_bytes, principal_name)
+            self._admit_bodies()
+            if not body.is_admitted:
+                await self._await_memory(parts, body, principal_name)
+            yield
+        finally:
+            if body.is_admitted:
+                for share in body.shares:
+                    share.table.reserved_bytes -= share.size_bytes
+            else:
+                self._queue.remove(body)
+
+    async def _await_memory(
+        self, parts: Sequence[tuple[LoadedTable, int]], body: _WaitingBody, principal_name: str
+    ) -> None:
+        """Wait until a body is admitted, and count it if it is refused. See `_wait` for errors."""
+        try:
+            await self._wait(parts, body, sum(size_bytes for _, size_bytes in parts), principal_name)
         except TooManyRequests:
             self._counts.refused += 1
             raise
-        for share in shares:
+
+    def _admit_bodies(self) -> None:
+        """Reserve memory for the waiting bodies that have it, in their order.
+
+        A body that has no memory at a table delays later bodies for this table.
+        """
+        full_tables: set[StreamTable] = set()
+        for body in list(self._queue):
+            lacking_tables = {share.table for share in body.shares if not self._has_room(share)}
+            if not lacking_tables and full_tables.isdisjoint(share.table for share in body.shares):
+                self._admit(body)
+            full_tables |= lacking_tables
+
+    def _admit(self, body: _WaitingBody) -> None:
+        """Reserve memory for a body, which leaves the queue."""
+        self._queue.remove(body)
+        body.is_admitted = True
+        for share in body.shares:
             share.table.reserved_bytes += share.size_bytes
-        try:
-            yield
-        finally:
-            for share in shares:
-                share.table.reserved_bytes -= share.size_bytes
 
     def _make_shares(self, parts: Sequence[tuple[LoadedTable, int]]) -> list[_Share]:
         """Return the parts for tables that are open, in the order of their UUIDs."""
@@ -213,9 +255,9 @@ class BodyReservations:
         for share in shares:
             self._check_memory(share.table, share.size_bytes, share.table.reserved_bytes, share.other_bytes)
 
-    def _has_room(self, shares: Sequence[_Share]) -> bool:
+    def _has_room(self, share: _Share) -> bool:
         try:
-            self._check_shares(shares)
+            self._check_shares([share])
         except TooManyRequests:
             return False
         return True
@@ -226,44 +268,38 @@ class BodyReservations:
         return is_within_limits and self._waiting_bytes + body_bytes <= bytes_max
 
     async def _wait(
-        self,
-        parts: Sequence[tuple[LoadedTable, int]],
-        shares: Sequence[_Share],
-        body_bytes: int,
-        principal_name: str,
+        self, parts: Sequence[tuple[LoadedTable, int]], body: _WaitingBody, body_bytes: int, principal_name: str
     ) -> None:
-        """Wait until there is memory for a body, after the earlier bodies for the same tables.
+        """Wait at most `WAIT_S` until a body is admitted.
 
-        The wait for the earlier bodies and for memory together takes at most `WAIT_S`. After this time, the body is
-        accepted if there is memory, because an earlier body may wait for other tables only.
+        After this time, the body is admitted if there is memory, even if an earlier body waits for it.
 
         Raises:
             StreamPaused: A table was paused meanwhile.
             TooManyRequests: The memory is still full, or too many bodies are waiting.
         """
         if not self._may_wait(body_bytes, principal_name):
-            self._check_shares(shares)
+            self._check_shares(body.shares)
             raise TooManyRequests(
                 "Other large bodies wait for room in the memory for rows (stream_memory_bytes); send the rows again "
                 "later",
                 1,
             )
+        until_s = self._clock.monotonic() + WAIT_S
         self._waiters[principal_name] += 1
         self._waiting_bytes += body_bytes
         try:
-            async with asyncio.timeout(WAIT_S), AsyncExitStack() as queues:
-                for share in shares:
-                    await queues.enter_async_context(share.table.admission)
-                while not self._has_room(shares):
-                    await asyncio.sleep(_CHECK_INTERVAL_S)
-                    self._check_pauses(parts)
+            while not body.is_admitted and self._clock.monotonic() < until_s:
+                await asyncio.sleep(_CHECK_INTERVAL_S)
                 self._check_pauses(parts)
-        except TimeoutError:
-            self._check_pauses(parts)
-            self._check_shares(shares)
+                if self._queue and self._queue[0] is body:  # One body checks the memory for all.
+                    self._admit_bodies()
         finally:
             _count_down(self._waiters, principal_name)
             self._waiting_bytes -= body_bytes
+        if not body.is_admitted:
+            self._check_shares(body.shares)
+            self._admit(body)
 
 
 def _count_down(waiters: Counter[str], principal_name: str) -> None:

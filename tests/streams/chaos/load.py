@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from collections import Counter
@@ -82,7 +83,7 @@ class WriterLoad:
             url = f"{base}/api/v1/tables/db/{table}/rows?producer={producer}&sequence={sequence}"
             try:
                 async with http.post(
-                    url, data=body, headers=headers, timeout=aiohttp.ClientTimeout(_ANSWER_S)
+                    url, data=io.BytesIO(body), headers=headers, timeout=aiohttp.ClientTimeout(_ANSWER_S)
                 ) as answer:
                     text = await answer.text()
                     is_unknown = answer.status == 500 and _UNKNOWN in text
