@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.formats.runtime.errors import BadRequest, RetryLater, TooLarge
 
 ROWS_MAX = 1 << 24
 """The maximum number of rows of one batch."""
@@ -182,6 +182,22 @@ class ShardState:
     size_bytes: int
 
 
+class GateMoved(RetryLater):
+    """Raised if the gate of a stream has moved. Nothing is stored."""
+
+
+class StreamGate(NamedTuple):
+    """The gate of a stream. A commit that changes how the rows of the table are written closes it for appends.
+
+    Attributes:
+        number: The number of times that the gate was closed or opened.
+        is_closed: Whether the log refuses appends to the stream.
+    """
+
+    number: int
+    is_closed: bool
+
+
 class StreamLog(Protocol):
     """The port of a streaming log.
 
@@ -270,7 +286,39 @@ class StreamLog(Protocol):
 
 @runtime_checkable
 class SharedLog(StreamLog, Protocol):
-    """A log to which several processes can append."""
+    """A log to which several processes can append. It has a gate for each stream, which all processes obey."""
+
+    async def append(
+        self,
+        batches: Mapping[Shard, Batch],
+        producer: StreamProducer | None = None,
+        gates: Mapping[str, int] | None = None,
+    ) -> Acknowledgement:
+        """Append one batch to each of the shards atomically, if the gates of their streams have not moved.
+
+        Args:
+            batches: The batches.
+            producer: The producer.
+            gates: The number of the gate of each stream when the rows were checked. The default number is 0.
+
+        Raises:
+            GateMoved: A gate is closed, or has another number. A repeated append gets its first answer instead.
+        """
+
+    def read_gates(self, streams: Iterable[str]) -> dict[str, StreamGate]:
+        """Return the gates of the streams. The gate of a stream without closings is open, and has the number 0."""
+
+    async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
+        """Close or open the gates of the streams durably. The number of each of them rises by one.
+
+        Args:
+            numbers: The current number of the gate of each stream.
+            is_closed: Whether to close the gates.
+
+        Raises:
+            GateMoved: A gate has another number. No gate is moved.
+            CommitUnknown: It is unknown whether the gates have moved.
+        """
 
     def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of a stream's rows, appended by any process, that are in no data file yet."""

@@ -619,7 +619,7 @@ class EndPriority(Operation, frozen=True):
 
 
 class CheckFence(Operation, frozen=True):
-    """Check that the named lease still has the fencing number `fence`.
+    """Check that the named lease still has the fencing number `fence`. No other holder gets it in this transaction.
 
     Raises:
         CommitConflict: `fence` is not the fencing number of the lease.

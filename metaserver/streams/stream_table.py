@@ -16,14 +16,14 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, OffsetOutOfRange, RetryLater, SeamarkError
-from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, StreamLog, StreamProducer
+from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
@@ -244,9 +244,14 @@ class StreamTable:
         """Return the fresh files that the next plan may contain."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
-    async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append all rows to the shards, or none. The rows are durable on return. See `StreamLog.append` for errors."""
-        return await append_to_tables({self: batches}, producer)
+    async def append(
+        self,
+        batches: Mapping[int, Batch],
+        producer: StreamProducer | None = None,
+        gates: Mapping[str, int] | None = None,
+    ) -> Acknowledgement:
+        """Append all rows to the shards, or none. The rows are durable on return. See `append_to_tables`."""
+        return await append_to_tables({self: batches}, producer, gates)
 
     async def get_fresh_rows(self, flushed_offsets: Mapping[int, int]) -> FreshRows:
         """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
@@ -311,7 +316,9 @@ class StreamTable:
         Raises:
             SeveralKeys: The rows have several keys.
         """
-        _, metadata = await self._tables.load(self.uuid)
+        entry, metadata = await self._tables.load(self.uuid)
+        # Rows that another process has flushed may not fit these metadata.
+        self._advance(entry.parse_flushed_offsets())
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
         names = self._tables.find_key_columns(metadata)
@@ -484,12 +491,12 @@ class StreamTable:
             CommitUnknown: The outcome is unknown. The next flush determines it.
         """
         async with self._flush_lock:
-            await self._log.catch_up()
+            # Read the watermarks first, so that the metadata contain the schemas of all rows.
+            cut_offsets = await self.load_watermarks()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
             if only_first and any(self._flushed_offsets.values()):
                 return 0
-            cut_offsets = self.read_watermarks()
             ranges = [
                 FlushedRange(number, self._flushed_offsets[number], mark)
                 for number, mark in sorted(cut_offsets.items())
@@ -618,11 +625,18 @@ class StreamTable:
 
 
 async def append_to_tables(
-    batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
+    batches: Mapping[StreamTable, Mapping[int, Batch]],
+    producer: StreamProducer | None = None,
+    gates: Mapping[str, int] | None = None,
 ) -> Acknowledgement:
     """Append all rows to shards of several tables with the same log, or none. The rows are durable on return.
 
-    See `StreamLog.append` for errors.
+    See `StreamLog.append` and, for a log with gates, `SharedLog.append` for errors.
+
+    Args:
+        batches: The rows of each table, by shard.
+        producer: The producer.
+        gates: The number of the gate of each table when its rows were checked. Only a log with gates needs them.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
     by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}
@@ -630,7 +644,10 @@ async def append_to_tables(
     for table, size_bytes in sizes.items():
         table.appending_bytes += size_bytes
     try:
-        acknowledgement = await first._log.append(by_shard, producer)
+        if gates:
+            acknowledgement = await cast("SharedLog", first._log).append(by_shard, producer, gates)
+        else:
+            acknowledgement = await first._log.append(by_shard, producer)
     finally:
         for table, size_bytes in sizes.items():
             table.appending_bytes -= size_bytes

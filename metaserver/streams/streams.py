@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import structlog
 
@@ -38,19 +39,19 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamLog, StreamProducer
+from seamark.metaserver.log.port import Acknowledgement, Batch, GateMoved, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.store.operations import CheckFence, OpenStream, RecordRemovalFlush, TakeRemovalFlush
 from seamark.metaserver.store.sql.changes import open_commit_counter
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
-from seamark.metaserver.streams.incoming.append_gates import AppendGates
 from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
+from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.keys import AcceptedKeys
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
@@ -80,6 +81,8 @@ _DOUBLINGS_MAX = 10
 """The maximum number of doublings of the pause."""
 _FLUSH_TRIES_MAX = 5
 """The maximum number of attempts of a flush for which a request waits."""
+_GATE_TRIES_MAX = 3
+"""The maximum number of attempts to append rows while commits change how rows of their tables are written."""
 _STALE_TRIES_MAX = 20
 """The maximum number of attempts of a plan request to read fresh rows while flushes change the pointer."""
 _FOREIGN_FILES_MS = 86_400_000
@@ -171,7 +174,7 @@ class Streams:
             flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
-        self.gates = AppendGates()
+        self.gates = TableGates(store, clock)
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.body_room = BodyReservations(
@@ -263,19 +266,16 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        async with self.gates.append([table.uuid for table in batches], arrived_s):
-            current = [await self._current.load(append.loaded) for append in appends]
-            size_bytes = sum(append.size_bytes for append in appends)
-            for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
-                entry = append.loaded.entry
-                assert entry is not None
-                self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
-                self._check_memory(table, append.size_bytes, other_bytes=size_bytes - append.size_bytes)
-                await self._check_key(append.loaded)
-            acknowledgement = await append_to_tables(batches, named_producer)
+        for attempt in range(1, _GATE_TRIES_MAX + 1):
+            try:
+                acknowledgement = await self._append_checked(appends, batches, named_producer, arrived_s)
+                break
+            except GateMoved:  # The rows may fit the changed table, too.
+                if attempt == _GATE_TRIES_MAX:
+                    raise
         if not acknowledgement.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
-            self.counts.size_bytes += size_bytes
+            self.counts.size_bytes += sum(append.size_bytes for append in appends)
         for loaded_table, _ in appends:
             assert loaded_table.entry is not None
             state = self._flushes.get(loaded_table.entry.uuid)
@@ -285,6 +285,43 @@ class Streams:
                 if loaded_table.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledgement
+
+    async def _append_checked(
+        self,
+        appends: Sequence[TableRows],
+        batches: Mapping[StreamTable, Mapping[int, Batch]],
+        producer: StreamProducer | None,
+        arrived_s: float | None,
+    ) -> Acknowledgement:
+        """Append rows that fit the current metadata of their tables.
+
+        Raises:
+            GateMoved: A commit changes how rows of a table are written, and nothing is stored.
+        """
+        log, size_bytes = await self._open_shared_log(), sum(append.size_bytes for append in appends)
+        async with self.gates.append(log, [table.uuid for table in batches], arrived_s) as gates:
+            current = [await self._current.load(append.loaded) for append in appends]
+            for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+                entry = append.loaded.entry
+                assert entry is not None
+                self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
+                self._check_memory(table, append.size_bytes, other_bytes=size_bytes - append.size_bytes)
+                await self._check_key(append.loaded)
+            return await append_to_tables(batches, producer, gates)
+
+    @asynccontextmanager
+    async def hold_appends(self, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
+        """Keep appends to tables away while the context is active, and yield the checks for the commit's transaction.
+
+        Raises:
+            RetryLater: Running appends or other commits take too long, or the log does not answer.
+        """
+        async with self.gates.change(await self._open_shared_log(), uuids) as fences:
+            yield fences
+
+    async def _open_shared_log(self) -> SharedLog | None:
+        """Return the log if other processes append to it as well."""
+        return cast("SharedLog", await self._logs.open()) if self._logs.is_shared else None
 
     async def _check_key(self, loaded_table: LoadedTable) -> None:
         """Check that a table has accepted no row with a different key since its metadata were read.

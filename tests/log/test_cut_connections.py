@@ -24,7 +24,8 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, TooManyRequests
 from seamark.metaserver.log.kafka.address import KafkaAddress
 from seamark.metaserver.log.kafka.client import open_kafka_log
-from seamark.metaserver.log.kafka.kafka_log import RECORD_BYTES_MAX, KafkaLimits, KafkaLog
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog
+from seamark.metaserver.log.kafka.pieces import RECORD_BYTES_MAX
 from seamark.metaserver.log.port import Batch, Shard, StreamProducer
 from tests.log.contract import LIMIT_BYTES
 from tests.peers.fault_proxy import FaultProxy, run_fault_proxy

@@ -15,6 +15,7 @@ from seamark.metaserver.log.kafka.journal import (
     FenceRequest,
     JournalGroup,
     JournalRecord,
+    MoveGatesRequest,
     ReleaseRequest,
     RemoveRequest,
     Request,
@@ -26,7 +27,7 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
-from seamark.metaserver.log.port import Acknowledgement, Shard, make_topic_producer_name
+from seamark.metaserver.log.port import Acknowledgement, GateMoved, Shard, StreamGate, make_topic_producer_name
 from tests.seeds import examples, first_seed
 
 A = Shard("t", 0)
@@ -77,13 +78,18 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
             kafka += 1
             entry = RowsEntry(shard.stream, shard.number, rng.randint(1, 3), 10, 0, (kafka,))
             name = rng.choice(("", "p", "q"))
-            request: Request = AppendRequest((entry,), name, rng.randrange(9) if name else -1, 0, sparse=True)
+            gates = ((shard.stream, first_reader.journal.read_gate(shard.stream).number),)
+            sequence = rng.randrange(9) if name else -1
+            request: Request = AppendRequest((entry,), name, sequence, 0, sparse=True, gates=gates)
         elif kind < 0.8:
             request = ReleaseRequest(((shard.stream, shard.number, rng.randint(0, watermark)),))
         elif kind < 0.85:
             request = FenceRequest(rng.choice("pq"))
         elif kind < 0.87:
             request = RemoveRequest("s")
+        elif kind < 0.9:
+            gate = first_reader.journal.read_gate(shard.stream)
+            request = MoveGatesRequest(((shard.stream, gate.number),), not gate.is_closed)
         else:
             starts = first_reader.journal.choose_starts(
                 oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30
@@ -105,6 +111,33 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
         assert later_records.journal.applied == len(records)
         assert encode_state(later_records.journal) == encode_state(first_reader.journal)
         later_records.journal.check_invariants()
+
+
+def test_gate_refuses_appends_that_were_checked_before_it_moved() -> None:
+    state = JournalState()
+    row_entry = RowsEntry("t", 0, 1, 10, 0, (1,))
+
+    def append(number: int, sequence: int) -> object:
+        """Append a row that was checked when the gate had this number. Return None if it is stored."""
+        request = AppendRequest((row_entry,), "p", sequence, gates=(("t", number),))
+        (outcome,) = state.apply(build_group(request))
+        state.check_invariants()
+        return None if isinstance(outcome, Acknowledgement) and not outcome.duplicate else outcome
+
+    def move(number: int, *, is_closed: bool) -> object:
+        return state.apply(build_group(MoveGatesRequest((("t", number), ("u", number)), is_closed)))[0]
+
+    assert append(0, 0) is None
+    assert move(0, is_closed=True) is None
+    assert isinstance(append(0, 1), GateMoved)
+    assert isinstance(append(1, 1), GateMoved)  # The gate is closed.
+    assert isinstance(move(0, is_closed=False), GateMoved)  # Another process has moved it.
+    assert state.read_gate("u") == StreamGate(1, is_closed=True)
+    assert move(1, is_closed=False) is None
+    assert isinstance(append(1, 1), GateMoved)
+    assert append(2, 1) is None  # The refused appends have not moved the number of the producer.
+    assert isinstance(append(0, 1), Acknowledgement)  # A repeated append gets its first answer.
+    assert state.state.read_watermark(A) == 2
 
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:

@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.log.port import SharedLog
+from seamark.metaserver.streams.incoming import append_gates
+from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
+from tests.streams.incoming.test_append_gates import commit_table, delay_log, make_schema_updates
 from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
@@ -130,6 +135,71 @@ async def test_request_repeated_at_another_server_adds_no_rows(fleet: list[Strea
     status, message = await first_server.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await first_server.ids() == [1, 2]
+
+
+async def test_append_that_a_server_checked_before_a_commit_of_another_server_is_refused(
+    fleet: list[StreamServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit promotes a partition column, and removes the schema of the row. The row could not be flushed."""
+    first_server, second_server = fleet
+    by_day = [{"source-id": 3, "field-id": 1000, "name": "day", "transform": "identity"}]
+    updates = [
+        {"action": "upgrade-format-version", "format-version": 3},
+        {"action": "add-spec", "spec": {"spec-id": 1, "fields": by_day}},
+        {"action": "set-default-spec", "spec-id": -1},
+    ]
+    assert await commit_table(first_server, updates) == 200
+    await first_server.post({"id": 1, "day": "2020-01-01"})
+    await first_server.flush()
+    is_checked, may_append = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        is_checked.set()
+        await may_append.wait()
+
+    row = b'[{"id": 2, "day": "3000-01-01"}]'  # The date is beyond the range of nanoseconds.
+    with monkeypatch.context() as patch:
+        delay_log(patch, wait)
+        append = asyncio.create_task(second_server.send_refused(row))
+        await is_checked.wait()
+        fields = [(1, "id", "long", True), (2, "name", "string", False), (3, "day", "timestamp_ns", False)]
+        assert await commit_table(first_server, make_schema_updates(fields, [0])) == 200
+        may_append.set()
+        status, message = await append
+    assert (status, "send the rows again" in message) == (503, True)
+    status, message = await second_server.send_refused(row)
+    assert (status, "Row 0, column day" in message) == (400, True)
+    await second_server.post({"id": 3, "day": "2020-01-03T00:00:00"})
+    assert await first_server.flush() == 1
+    for table in await _list_tables(fleet):
+        await table.follow()
+        assert not table.unflushed_rows
+
+
+@pytest.mark.slow
+async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
+    fleet: list[StreamServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_server, second_server = fleet
+    await first_server.post({"id": 1})
+    components = first_server.server.components
+    entry = await components.catalog.tables.load_entry(("db",), "t")
+    log = cast("SharedLog", await components.streams.open_log(entry, await _load_metadata(first_server)))
+    stopped_gates = TableGates(components.store, components.clock, lease_s=1.0)
+    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.1)
+    await stopped_gates._take_lease(entry.uuid, "stopped")
+    await log.move_gates({entry.uuid: 0}, is_closed=True)
+    statuses = []
+    while not statuses or statuses[-1] != 200:
+        statuses.append((await second_server.send(b'[{"id": 2}]'))[0])
+    assert set(statuses[:-1]) == {503}
+    assert await first_server.ids() == [1, 2]
+
+
+async def _load_metadata(stream: StreamServer) -> TableMetadata:
+    components = stream.server.components
+    entry = await components.catalog.tables.load_entry(("db",), "t")
+    return await components.catalog.documents.table(entry.metadata_location)
 
 
 @pytest.mark.slow

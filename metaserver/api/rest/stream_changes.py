@@ -2,7 +2,7 @@
 
 Such a commit changes the key, the type of a column, the partition spec or another way in which files are written, or it
 removes schemas or the branch `main`. The rows that wait are flushed first, because the table may not accept them
-afterwards. While the commit runs, appends of this process wait, so that the log gets no such rows after the flush.
+afterwards. While the commit runs, appends wait, so that the log gets no such rows after the flush.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.operations import CheckFence
 from seamark.metaserver.streams.keys import identify_key
 from seamark.metaserver.streams.log_opening import LogElsewhere
 from seamark.metaserver.streams.stream_properties import is_stream_table
@@ -36,10 +37,13 @@ _log = structlog.get_logger("seamark.streams")
 
 
 @asynccontextmanager
-async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[None]:
+async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[Sequence[CheckFence]]:
     """Flush the stream tables whose way of writing a commit changes, and keep appends away while the context is active.
 
     The first flush runs beside appends, so that the second flush has few rows and appends wait only for a short time.
+
+    Yields:
+        The checks that the transaction of the commit must contain.
 
     Raises:
         SeamarkError: A flush failed, but may succeed if the client repeats the commit.
@@ -58,15 +62,19 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
         if not (entry.flushed or is_stream_table(metadata)):
             continue
         now_ms = call.components.clock.now_ms()
-        if is_reset or await call.run_in_turn(partial(_changes_writing, updates, metadata, now_ms)):
+        if is_reset:
+            is_changed = not await call.run_in_turn(partial(_is_refused, updates, metadata, now_ms))
+        else:
+            is_changed = await call.run_in_turn(partial(_changes_writing, updates, metadata, now_ms))
+        if is_changed:
             changed.append((entry, is_reset))
     if not changed:
-        yield
+        yield ()
         return
     await _flush_tables(call, changed)
-    async with call.components.streams.gates.change({entry.uuid for entry, _ in changed}):
+    async with call.components.streams.hold_appends({entry.uuid for entry, _ in changed}) as fences:
         await _flush_tables(call, changed)
-        yield
+        yield fences
 
 
 async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> None:

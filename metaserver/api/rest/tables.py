@@ -144,12 +144,18 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     await check_may_create(call, namespace, name, body.requirements)
     changes = [TableChange(namespace, name, body.requirements, body.updates)]
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes):
+    async with hold_appends(call, changes) as fences:
         fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,
             lambda caller: commits.commit_table(
-                caller, namespace, name, body.requirements, body.updates, fresh_snapshot=fresh_snapshot
+                caller,
+                namespace,
+                name,
+                body.requirements,
+                body.updates,
+                fresh_snapshot=fresh_snapshot,
+                fences=fences,
             ),
             lambda loaded: make_commit_answer(call, loaded, namespace, name),
             answer_type=LoadedTable,

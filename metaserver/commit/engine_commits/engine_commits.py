@@ -57,7 +57,7 @@ from seamark.metaserver.commit.engine_commits.rebase import (
 from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
 from seamark.metaserver.commit.removed_files import check_snapshots_stored
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
-from seamark.metaserver.store.operations import Operation
+from seamark.metaserver.store.operations import CheckFence, Operation
 from seamark.metaserver.store.port import LostRace
 
 _PRELOADING_COMMITS_MAX = 16
@@ -76,6 +76,7 @@ class _Commit(msgspec.Struct, frozen=True):
     manifests: CommitManifests
     fresh: Snapshot | None
     """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
+    fences: Sequence[CheckFence]
 
 
 class AlreadyCommitted(Exception):
@@ -111,6 +112,7 @@ class EngineCommits:
         updates: list[dict[str, Any]],
         *,
         fresh_snapshot: Snapshot | None = None,
+        fences: Sequence[CheckFence] = (),
     ) -> LoadedTable:
         """Commit updates of one table. See `commit`. The caller has checked the name of the table.
 
@@ -122,23 +124,30 @@ class EngineCommits:
             updates: The updates.
             fresh_snapshot: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is
                 moved onto the head, without the fresh files of the stream. Any other commit is refused.
+            fences: The checks of leases that the transaction of the commit contains.
         """
         change = TableChange(namespace, name, requirements, updates)
-        return (await self.commit(caller, [change], is_single=True, fresh_snapshot=fresh_snapshot))[0]
+        return (await self.commit(caller, [change], is_single=True, fresh_snapshot=fresh_snapshot, fences=fences))[0]
 
     async def commit_transaction(
-        self, caller: Caller, changes: Sequence[TableChange], *, fresh_snapshot: Snapshot | None = None
+        self,
+        caller: Caller,
+        changes: Sequence[TableChange],
+        *,
+        fresh_snapshot: Snapshot | None = None,
+        fences: Sequence[CheckFence] = (),
     ) -> None:
         """Commit updates of several tables in one transaction of the store. See `commit`.
 
         Args:
             fresh_snapshot: See `commit_table`. It must be None for several tables.
+            fences: See `commit_table`.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False, fresh_snapshot=fresh_snapshot)
+        await self.commit(caller, changes, is_single=False, fresh_snapshot=fresh_snapshot, fences=fences)
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
@@ -160,7 +169,13 @@ class EngineCommits:
         raise make_pointer_moved(namespace, name)
 
     async def commit(
-        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh_snapshot: Snapshot | None = None
+        self,
+        caller: Caller,
+        changes: Sequence[TableChange],
+        *,
+        is_single: bool,
+        fresh_snapshot: Snapshot | None = None,
+        fences: Sequence[CheckFence] = (),
     ) -> list[LoadedTable]:
         """Commit all changes or none.
 
@@ -169,6 +184,7 @@ class EngineCommits:
             changes: The updates and requirements of each table.
             is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
             fresh_snapshot: See `commit_table`.
+            fences: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -189,7 +205,7 @@ class EngineCommits:
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
-        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot)
+        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot, fences)
         waiting_tables = [
             each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)
         ]
@@ -244,7 +260,7 @@ class EngineCommits:
                 prepared_commits = [await self._prepare(commit, table) for table in commit.tables]
                 try:
                     return await self.publisher.publish_all(
-                        prepared_commits, self._build_record(commit, prepared_commits)
+                        prepared_commits, [*commit.fences, *self._build_record(commit, prepared_commits)]
                     )
                 except LostRace:
                     if not await races.record_loss({each.uuid for each in prepared_commits}):

@@ -45,13 +45,19 @@ class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppendRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Append all of these batches or none."""
+    """Append all of these batches or none.
+
+    Attributes:
+        gates: Tuples of a stream, and the number of its gate when the rows were checked. The number of the gates of
+            other streams was 0.
+    """
 
     batches: tuple[RowsEntry, ...]
     producer: str = ""
     sequence: int = -1
     epoch: int = 0
     sparse: bool = False
+    gates: tuple[tuple[str, int], ...] = ()
 
 
 class FenceRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -102,7 +108,18 @@ class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
     keep_ms: int
 
 
-Request = AppendRequest | FenceRequest | RemoveRequest | ReleaseRequest | TrimRequest
+class MoveGatesRequest(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Close or open the gates of streams, all or none.
+
+    Attributes:
+        numbers: Tuples of a stream, and the number that its gate has before.
+    """
+
+    numbers: tuple[tuple[str, int], ...]
+    is_closed: bool
+
+
+Request = AppendRequest | FenceRequest | RemoveRequest | ReleaseRequest | TrimRequest | MoveGatesRequest
 
 
 class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -177,11 +194,19 @@ class ShardBatches(msgspec.Struct, frozen=True, array_like=True):
     batches: list[StoredBatch]
 
 
+class GateSummary(msgspec.Struct, frozen=True, array_like=True):
+    """The gate of a stream. `StreamGate` describes the fields."""
+
+    number: int = 0
+    is_closed: bool = False
+
+
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """The state of a log after some records of the journal."""
 
     state: StateSummary
     shards: list[ShardBatches]
+    gates: dict[str, GateSummary] = {}
 
 
 def encode_group(group: JournalGroup) -> bytes:

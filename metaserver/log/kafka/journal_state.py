@@ -16,10 +16,12 @@ from seamark.formats.runtime.errors import LogUnavailable, SeamarkError
 from seamark.metaserver.log.kafka.journal import (
     AppendRequest,
     FenceRequest,
+    GateSummary,
     Head,
     HeadPiece,
     JournalGroup,
     JournalRecord,
+    MoveGatesRequest,
     ReleaseRequest,
     RemoveRequest,
     Request,
@@ -29,10 +31,18 @@ from seamark.metaserver.log.kafka.journal import (
     TrimRequest,
     decode_head,
 )
-from seamark.metaserver.log.port import Acknowledgement, Shard, StreamProducer, StreamProducerState
+from seamark.metaserver.log.port import (
+    Acknowledgement,
+    GateMoved,
+    Shard,
+    StreamGate,
+    StreamProducer,
+    StreamProducerState,
+)
 from seamark.metaserver.log.state import AppendEntry, BatchSize, Group, LogState
 
 _NO_LIMIT_OFFSET = 1 << 62
+_UNMOVED_GATE = GateSummary()
 Outcome = Acknowledgement | StreamProducerState | SeamarkError | None
 """The outcome of a request: its answer, or the error with which it was refused."""
 
@@ -59,6 +69,7 @@ class JournalState:
         self._first_records: dict[Shard, int] = {}
         self._unreleased_bytes: dict[str, int] = {}
         """The bytes of the unreleased batches, by stream."""
+        self._gates: dict[str, GateSummary] = {}
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
         """Apply the next group, and return the outcome of each request."""
@@ -81,6 +92,8 @@ class JournalState:
                     self._release({Shard(stream, number): offset for stream, number, offset in request.offsets})
                 case TrimRequest():
                     self._trim(request, group.time_ms)
+                case MoveGatesRequest():
+                    self._move_gates(request)
         except SeamarkError as error:
             return error
         group.apply()
@@ -99,6 +112,7 @@ class JournalState:
         answer = group.append_sizes(sizes, producer)
         if answer.duplicate:
             return answer
+        self._check_gates(request)
         for row_batch in request.batches:
             if min(row_batch.records) < self._first_records.get(row_batch.shard, 0):
                 # Retention has deleted the rows, because the replica was paused between writing the rows and the
@@ -122,6 +136,32 @@ class JournalState:
                 )
         return answer
 
+    def _check_gates(self, request: AppendRequest) -> None:
+        """Check that the gates of an append have not moved since its rows were checked.
+
+        Raises:
+            GateMoved: A gate is closed, or has another number.
+        """
+        numbers = dict(request.gates)
+        for stream in {row_batch.stream for row_batch in request.batches}:
+            gate = self._gates.get(stream, _UNMOVED_GATE)
+            if gate.is_closed or gate.number != numbers.get(stream, 0):
+                raise GateMoved(
+                    "A commit has changed how rows of the stream table are written, or is changing it; send the rows "
+                    "again"
+                )
+
+    def _move_gates(self, request: MoveGatesRequest) -> None:
+        if any(self.read_gate(stream).number != number for stream, number in request.numbers):
+            raise GateMoved("Another process has moved the gate of the stream table; repeat the commit later")
+        for stream, number in request.numbers:
+            self._gates[stream] = GateSummary(number + 1, request.is_closed)
+
+    def read_gate(self, stream: str) -> StreamGate:
+        """Return the gate of a stream."""
+        gate = self._gates.get(stream, _UNMOVED_GATE)
+        return StreamGate(gate.number, gate.is_closed)
+
     def _release(self, offsets: Mapping[Shard, int]) -> None:
         former_offsets = self.state.get_released_offsets()
         self.state.release(offsets)
@@ -142,6 +182,7 @@ class JournalState:
 
     def _drop(self, stream: str) -> None:
         self._unreleased_bytes.pop(stream, None)
+        self._gates.pop(stream, None)
         for shard in [shard for shard in self._batches if shard.stream == stream]:
             del self._batches[shard]
         for shard in [shard for shard in self._first_records if shard.stream == stream]:
@@ -220,12 +261,13 @@ class JournalState:
             ShardBatches(shard.stream, shard.number, self._first_records.get(shard, 0), list(batches))
             for shard, batches in self._batches.items()
         ]
-        return Head(summary_copy, shards)
+        return Head(summary_copy, shards, dict(self._gates))
 
     def restore(self, head: Head, applied_offset: int) -> None:
         """Replace the state by a stored state."""
         self.state.restore(head.state)
         self.applied = applied_offset
+        self._gates = head.gates
         self._batches = {Shard(shard_head.stream, shard_head.number): shard_head.batches for shard_head in head.shards}
         self._first_records = {
             Shard(shard_head.stream, shard_head.number): shard_head.first_record

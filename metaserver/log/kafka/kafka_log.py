@@ -30,7 +30,6 @@ from msgspec import structs
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
     CommitUnknown,
-    Corrupt,
     LogUnavailable,
     OffsetOutOfRange,
     SeamarkError,
@@ -44,6 +43,7 @@ from seamark.metaserver.log.kafka.journal import (
     AppendRequest,
     FenceRequest,
     JournalGroup,
+    MoveGatesRequest,
     ReleaseRequest,
     RemoveRequest,
     Request,
@@ -55,13 +55,22 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState, Outcome
+from seamark.metaserver.log.kafka.pieces import (
+    RECORD_BYTES_MAX,
+    build_record,
+    count_pieces,
+    find_batch_place,
+    split_batch,
+)
 from seamark.metaserver.log.port import (
     PRODUCER_CHARS_MAX,
     Acknowledgement,
     Batch,
+    GateMoved,
     Record,
     Shard,
     ShardState,
+    StreamGate,
     StreamProducer,
     StreamProducerState,
     check_append,
@@ -70,8 +79,6 @@ from seamark.metaserver.log.port import (
 from seamark.metaserver.log.state import REMEMBERED_MS
 from seamark.metaserver.log.waiting import Waiters
 
-RECORD_BYTES_MAX = 900_000
-"""The maximum size of a record, because Kafka accepts 1 MB by default. Larger batches have several records."""
 RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 _NO_LIMIT_OFFSET = 1 << 62
 APPEND_SHARDS_MAX = 1000
@@ -136,7 +143,9 @@ class _Waiting:
         if isinstance(self.request, AppendRequest | FenceRequest):
             size_bytes += 4 * PRODUCER_CHARS_MAX
         for shard, batch in self.batches.items():
-            size_bytes += 60 + len(shard.stream) + 9 * _count_pieces(batch)
+            size_bytes += 60 + 2 * len(shard.stream) + 9 * count_pieces(batch)
+        if isinstance(self.request, MoveGatesRequest):
+            size_bytes += sum(20 + len(stream) for stream, _ in self.request.numbers)
         return size_bytes
 
 
@@ -274,7 +283,12 @@ class KafkaLog:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
+    async def append(
+        self,
+        batches: Mapping[Shard, Batch],
+        producer: StreamProducer | None = None,
+        gates: Mapping[str, int] | None = None,
+    ) -> Acknowledgement:
         check_append(batches, producer, limit_bytes=self._limits.append_bytes_max)
         if len(batches) > APPEND_SHARDS_MAX:
             raise TooLarge(f"An append has at most {APPEND_SHARDS_MAX} shards, not {len(batches)}; send fewer rows")
@@ -292,6 +306,9 @@ class KafkaLog:
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
                 repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
                 return next(repeats, Acknowledgement((), duplicate=True))
+        numbers = gates or {}
+        if any(self._journal.read_gate(shard.stream).number > numbers.get(shard.stream, 0) for shard in batches):
+            raise GateMoved("A commit has changed how rows of the stream table are written; send the rows again")
         await self._broker.create_partitions(batches)
         size_bytes = sum(batch.size_bytes for batch in batches.values())
         if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
@@ -302,8 +319,17 @@ class KafkaLog:
         producer_values = (
             (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
         )
-        answer = await self._request(AppendRequest((), *producer_values), dict(batches), size_bytes)
+        moved_gates = tuple((stream, number) for stream, number in numbers.items() if number)
+        request = structs.replace(AppendRequest((), *producer_values), gates=moved_gates)
+        answer = await self._request(request, dict(batches), size_bytes)
         return cast(Acknowledgement, answer)
+
+    def read_gates(self, streams: Iterable[str]) -> dict[str, StreamGate]:
+        self._check_open()
+        return {stream: self._journal.read_gate(stream) for stream in streams}
+
+    async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
+        await self._request(MoveGatesRequest(tuple(numbers.items()), is_closed))
 
     async def fence(self, name: str) -> StreamProducerState:
         check_producer_name(name)
@@ -443,7 +469,7 @@ class KafkaLog:
             NewRecord(shard, piece)
             for waiting_request in group
             for shard, batch in waiting_request.batches.items()
-            for piece in _split_batch(batch)
+            for piece in split_batch(batch)
         ]
         results = iter(await self._broker.write(records) if records else ())
         requests: list[Request] = []
@@ -454,7 +480,7 @@ class KafkaLog:
                 entries: list[RowsEntry] = []
                 errors: list[LogUnavailable] = []
                 for shard, batch in waiting_request.batches.items():
-                    outcomes = list(islice(results, _count_pieces(batch)))
+                    outcomes = list(islice(results, count_pieces(batch)))
                     errors += [outcome for outcome in outcomes if isinstance(outcome, LogUnavailable)]
                     offsets = tuple(outcome for outcome in outcomes if isinstance(outcome, int))
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
@@ -488,7 +514,7 @@ class KafkaLog:
         chosen_batches: list[StoredBatch] = []
         size_bytes = 0
         batches = self._journal.list_batches(shard)
-        for place in range(_find_batch_place(batches, offset), len(batches)):
+        for place in range(find_batch_place(batches, offset), len(batches)):
             batch = batches[place]
             size_bytes += batch.size_bytes
             if (end is not None and batch.offset >= end) or (chosen_batches and size_bytes > limit_bytes):
@@ -502,7 +528,7 @@ class KafkaLog:
             await self.catch_up()  # Another replica has removed rows. Apply its record of the journal.
             self._journal.state.check_readable(shard, offset)
             raise
-        return [_build_record(shard, batch, values) for batch in chosen_batches]
+        return [build_record(shard, batch, values) for batch in chosen_batches]
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         self._check_open()
@@ -631,36 +657,6 @@ def _fail_futures(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkErro
     for future in futures:
         if not future.done():
             future.set_exception(error)
-
-
-def _split_batch(batch: Batch) -> list[bytes]:
-    """Split the payload and the kinds of a batch into the values of records."""
-    data = batch.payload + batch.kinds if batch.kinds else batch.payload
-    if len(data) <= RECORD_BYTES_MAX:
-        return [data]
-    return [data[start : start + RECORD_BYTES_MAX] for start in range(0, len(data), RECORD_BYTES_MAX)]
-
-
-def _count_pieces(batch: Batch) -> int:
-    return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
-
-
-def _build_record(shard: Shard, stored_batch: StoredBatch, values: Mapping[int, bytes]) -> Record:
-    pieces = [values[record] for record in stored_batch.records]
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if len(data) != stored_batch.size_bytes:
-        raise Corrupt(
-            f"The record {stored_batch.records[0]} of shard {shard.number} of stream {shard.stream} in Kafka has "
-            f"{len(data)} "
-            f"bytes instead of {stored_batch.size_bytes}: another program has written to the topics of the log"
-        )
-    payload, kinds = data[: stored_batch.payload_bytes], data[stored_batch.payload_bytes :]
-    batch = Batch(stored_batch.rows, payload, kinds)
-    return Record(shard, stored_batch.offset, batch, stored_batch.time_ms, stored_batch.producer, stored_batch.sequence)
-
-
-def _find_batch_place(batches: Sequence[StoredBatch], offset: int) -> int:
-    return bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
 
 
 @asynccontextmanager

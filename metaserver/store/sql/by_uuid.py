@@ -6,7 +6,7 @@ They can be added only while the table has a live name. They are removed togethe
 from __future__ import annotations
 
 from seamark.formats.runtime.errors import NoSuchTable
-from seamark.metaserver.store.model import DroppedEntry
+from seamark.metaserver.store.model import STREAM_GATE, DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, convert_dropped
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, format_placeholders
@@ -53,7 +53,7 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
     )
     for table in _KEPT:
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
-    for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):
+    for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}", f"{STREAM_GATE}{uuid}"):
         yield StoreStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
 
 

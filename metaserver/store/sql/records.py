@@ -287,7 +287,9 @@ def get_fence(lease: str) -> Steps[int]:
 
 
 def check_fence(op: operations.CheckFence, now_ms: int) -> Steps[None]:
-    fence = yield from get_fence(op.name)
+    # With the lock, another holder takes the lease either before this check, or after the transaction.
+    rows = yield StoreStatement("SELECT fence FROM leases WHERE name = $1", (op.name,), lock="SHARE")
+    fence = int(rows[0][0]) if rows else 0
     if fence != op.fence:
         raise CommitConflict(f"The fencing number of the lease {op.name} is {fence} and no longer {op.fence}")
 

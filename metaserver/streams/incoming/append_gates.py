@@ -5,8 +5,7 @@ in between, the log would have rows that the table may no longer accept, for exa
 become required. So such a commit waits until the running appends to its tables have ended, and later appends wait until
 the commit has ended. They then compare their rows with the new schema.
 
-The gates belong to one process. An append of another process may still overlap the commit. Its rows state their schema
-and their key, and the flush adds them as rows that arrived before the commit.
+The gates belong to one process. `TableGates` adds gates for all processes with a shared log.
 """
 
 from __future__ import annotations

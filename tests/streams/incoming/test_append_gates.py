@@ -162,6 +162,7 @@ async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_
         for updates in (
             [{"action": "set-properties", "updates": properties}],
             [{"action": "set-current-schema", "schema-id": 99}],
+            [{"action": "remove-schemas", "schema-ids": [0]}],  # It is the current schema.
         ):
             for is_transaction in (False, True):
                 assert await commit_table(stream, updates, is_transaction=is_transaction) == 400

@@ -236,7 +236,7 @@ async def test_joined_requests_wait_for_a_commit_from_their_arrival(
 
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.2)
     rows = json.dumps([{"id": number} for number in range(500)]).encode()
-    async with stream.server.components.streams.gates.change([uuid]):
+    async with stream.server.components.streams.hold_appends([uuid]):
         monkeypatch.setattr(AppendGates, "_wait", record_wait)
         answers = await asyncio.gather(*(stream.send(rows) for _ in range(REQUESTS)))
     assert {status for status, _ in answers} == {503}

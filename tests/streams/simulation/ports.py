@@ -27,7 +27,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.store.model import Entry, EntryKind, Replica
-from seamark.metaserver.store.operations import FlushedRange, RenewReplica
+from seamark.metaserver.store.operations import CheckFence, FlushedRange, RenewReplica, TakeLease
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile, RowKey, RowSlice
 
 T = TypeVar("T")
@@ -383,6 +383,8 @@ class Leases:
     def __init__(self, clock: SimulatedClock) -> None:
         self._clock = clock
         self._until_s: dict[str, tuple[float, Replica]] = {}
+        self._named: dict[str, tuple[str, int, int]] = {}
+        """The holder, the end and the fencing number of each named lease."""
 
     def renew(self, operation: RenewReplica) -> list[Replica]:
         """Renew a lease. Return the replicas with live leases."""
@@ -392,6 +394,33 @@ class Leases:
         live_replicas = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
         return sorted(live_replicas, key=lambda replica: replica.address)
 
+    def take(self, operations: Sequence[TakeLease]) -> list[int]:
+        """Take or renew named leases, all or none. Return their fencing numbers.
+
+        Raises:
+            CommitConflict: Another holder has a lease.
+        """
+        named_leases, fences = dict(self._named), []
+        for operation in operations:
+            holder, until_ms, fence = named_leases.get(operation.name, (operation.holder, 0, 1))
+            if holder != operation.holder:
+                if operation.now_ms < until_ms:
+                    raise CommitConflict("another holder has the lease")
+                fence += 1
+            named_leases[operation.name] = (operation.holder, operation.until_ms, fence)
+            fences.append(fence)
+        self._named = named_leases
+        return fences
+
+    def check_fence(self, operation: CheckFence) -> None:
+        """Check that a lease has a fencing number.
+
+        Raises:
+            CommitConflict: The lease has another fencing number.
+        """
+        if self._named[operation.name][2] != operation.fence:
+            raise CommitConflict("another holder has had the lease")
+
 
 class RemoteLeases:
     """The part of `PointerStore` that leases use."""
@@ -400,9 +429,11 @@ class RemoteLeases:
         self._network = network
         self._leases = leases
 
-    async def transact(self, operations: Sequence[RenewReplica]) -> list[list[Replica]]:
-        async def receive() -> list[list[Replica]]:
-            return [self._leases.renew(operation) for operation in operations]
+    async def transact(self, operations: Sequence[RenewReplica] | Sequence[TakeLease]) -> list[Any]:
+        async def receive() -> list[Any]:
+            if all(isinstance(operation, TakeLease) for operation in operations):
+                return self._leases.take([each for each in operations if isinstance(each, TakeLease)])
+            return [self._leases.renew(each) for each in operations if isinstance(each, RenewReplica)]
 
         try:
             return await self._network.send(receive)

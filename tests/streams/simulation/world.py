@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import cast
 
@@ -32,6 +33,7 @@ from seamark.metaserver.log.segments import SegmentLimits, open_segments
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 from tests.log.disk import Crash, SimulatedDisk, copy_disk
@@ -91,6 +93,7 @@ class Process:
     log: StreamLog | None = None
     tables: dict[str, StreamTable] = field(default_factory=dict)
     owners: StreamOwners = field(default_factory=lambda: StreamOwners(None))
+    gates: TableGates | None = None
     paused_until_s: float = 0.0
     is_alive: bool = True
 
@@ -236,6 +239,7 @@ class SimulationWorld:
         store = cast("PointerStore", RemoteLeases(self.network, self.leases))
         membership = Membership(store, self.clock, replica, lease_s=LEASE_S)
         process.owners = StreamOwners(membership, lease_s=LEASE_S)
+        process.gates = TableGates(store, self.clock, lease_s=LEASE_S)
         process.tasks.append(asyncio.create_task(self._renew(process, membership)))
 
         async def run(work):
@@ -395,7 +399,6 @@ class SimulationWorld:
 
     async def _send(self, append: Append) -> bool:
         """Repeat an append until it is acknowledged. Return False if its table was dropped."""
-        batches = {shard: self._to_batch(rows) for shard, rows in append.rows.items()}
         while True:
             if append.uuid != self.uuid:
                 return False
@@ -405,7 +408,7 @@ class SimulationWorld:
                 async def work(process=process) -> None:
                     await self.wait_while_paused(process)
                     table = await self.table(process, append.uuid)
-                    await table.append(batches, StreamProducer(append.producer, append.sequence))
+                    await self._append(process, table, append)
                     table.check_invariants()
 
                 try:
@@ -418,6 +421,10 @@ class SimulationWorld:
                     append.is_acknowledged = True
                     return True
             await asyncio.sleep(self.rng.choice((0.01, 0.05)))
+
+    async def _append(self, process: Process, table: StreamTable, append: Append) -> None:
+        batches = {shard: self._to_batch(rows) for shard, rows in append.rows.items()}
+        await table.append(batches, StreamProducer(append.producer, append.sequence))
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
@@ -540,6 +547,10 @@ class SimulationWorld:
         """Commit another change to the table."""
         self.catalog.tables[self.uuid].version += 1
 
+    def list_changers(self) -> Sequence[Coroutine[None, None, None]]:
+        """Return further actors that run until the writers have finished."""
+        return ()
+
     async def run(self) -> None:
         """Run until all writers have finished, then stop all faults and check the contents."""
         self.create_table()
@@ -548,12 +559,14 @@ class SimulationWorld:
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
         misfortune = asyncio.create_task(self.cause_faults())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
-        background = [*servers, *readers, misfortune]
+        changers = [asyncio.create_task(work) for work in self.list_changers()]
+        background = [*servers, *readers, misfortune, *changers]
         await self._wait_for(writers, background)
         self.is_ending = True
-        misfortune.cancel()
-        for name in ("lost", "repeated", "refused", "crash", "pause", "clock_jump"):
-            setattr(self.faults, name, 0.0)
+        for task in (misfortune, *changers):
+            task.cancel()
+        for fault in fields(self.faults):
+            setattr(self.faults, fault.name, 0.0)
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
     async def _wait_for(self, awaited_tasks: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:

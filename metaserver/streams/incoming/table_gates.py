@@ -1,0 +1,210 @@
+"""Orders appends of all processes, and the commits that change how rows are written, so that they never overlap.
+
+`AppendGates` orders them in one process. With a shared log, another process may append rows between their check and
+such a commit. So a shared log has a gate for each table, whose number rises when it is closed or opened. An append
+states the number that the gate had before its rows were checked, and the log refuses it if the gate has moved since.
+
+1. A commit takes the lease of the gate in the database, whose fencing number rises with each new holder.
+2. It closes the gate, and flushes the table. Until the gate opens, the log stores no rows.
+3. It changes the table in a transaction that compares the fencing number.
+4. It gives the lease to another holder, so that no transaction of it can still succeed, and opens the gate.
+
+If the process of a commit stops, its lease expires. Then any process takes the lease, and opens the gate if it has not
+moved since. If the first process was only paused, the database refuses its transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitConflict, RetryLater, SeamarkError
+from seamark.metaserver.log.port import GateMoved, SharedLog
+from seamark.metaserver.store.model import STREAM_GATE
+from seamark.metaserver.store.operations import CheckFence, TakeLease
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.incoming import append_gates
+from seamark.metaserver.streams.incoming.append_gates import AppendGates
+
+GATE_LEASE_S = 15.0
+"""The time after which other processes open the gate of a process that has stopped."""
+_POLL_S = 0.05
+"""The interval between two checks for an open gate or a free lease."""
+_MOVES_MAX = 3
+"""The maximum number of attempts to close or to open a gate."""
+_log = structlog.get_logger("seamark.streams")
+
+
+class TableGates:
+    """The gates of all tables, in this process and in a shared log. An instance belongs to one event loop."""
+
+    def __init__(self, store: PointerStore, clock: Clock, *, lease_s: float = GATE_LEASE_S) -> None:
+        self._store = store
+        self._clock = clock
+        self._lease_ms = int(1000 * lease_s)
+        self._local_gates = AppendGates()
+
+    @property
+    def changing_uuids(self) -> Collection[str]:
+        """The UUIDs of the tables whose gates a commit of this process closes."""
+        return self._local_gates.changing_uuids
+
+    @asynccontextmanager
+    async def append(
+        self, log: SharedLog | None, uuids: Collection[str], arrived_s: float | None = None
+    ) -> AsyncIterator[Mapping[str, int]]:
+        """Wait until the gates of tables are open. Keep commits of this process away while the context is active.
+
+        Args:
+            log: The log of the tables, or None if only this process has the log.
+            uuids: The UUIDs of the tables.
+            arrived_s: The time of the event loop since which the rows wait. The default is now.
+
+        Yields:
+            The numbers of the gates. Read the metadata of the tables afterwards, and pass the numbers to the log.
+
+        Raises:
+            RetryLater: A commit takes too long.
+        """
+        since_s = asyncio.get_running_loop().time() if arrived_s is None else arrived_s
+        async with self._local_gates.append(uuids, since_s):
+            yield {} if log is None else await self._await_open(log, uuids, since_s)
+
+    async def _await_open(self, log: SharedLog, uuids: Collection[str], since_s: float) -> Mapping[str, int]:
+        """Wait until the gates in a log are open, and return their numbers.
+
+        Raises:
+            RetryLater: A commit takes too long.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            gates = log.read_gates(uuids)
+            closed_numbers = {uuid: gate.number for uuid, gate in gates.items() if gate.is_closed}
+            if not closed_numbers:
+                return {uuid: gate.number for uuid, gate in gates.items()}
+            if loop.time() >= since_s + append_gates.APPEND_WAIT_S:
+                await self._open_abandoned(log, closed_numbers)
+                raise RetryLater("A commit changes the schema of the stream table; send the rows again")
+            await asyncio.sleep(_POLL_S)
+
+    async def _open_abandoned(self, log: SharedLog, closed_numbers: Mapping[str, int]) -> None:
+        """Open the gates whose process has stopped. If this fails, a later append tries again.
+
+        A gate must have been closed before this process takes its lease. Then the process that has closed it has lost
+        the lease, and its commit fails.
+        """
+        for uuid, number in closed_numbers.items():
+            with suppress(SeamarkError):
+                holder = str(self._clock.uuid4())
+                await self._take_lease(uuid, holder)
+                await log.move_gates({uuid: number}, is_closed=False)
+                await self._end_lease(uuid, holder)
+
+    @asynccontextmanager
+    async def change(self, log: SharedLog | None, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
+        """Close the gates of tables while the context is active. First wait until running appends have ended.
+
+        Args:
+            log: The log of the tables, or None if only this process has the log.
+            uuids: The UUIDs of the tables.
+
+        Yields:
+            The operations that the transaction of the commit must contain.
+
+        Raises:
+            RetryLater: Running appends or other commits take too long, or the log or the database does not answer.
+        """
+        async with self._local_gates.change(uuids), AsyncExitStack() as stack:
+            # Close the gates in one order, so that commits of several tables do not wait for each other.
+            yield (
+                []
+                if log is None
+                else [await stack.enter_async_context(self._close_gate(log, uuid)) for uuid in sorted(uuids)]
+            )
+
+    @asynccontextmanager
+    async def _close_gate(self, log: SharedLog, uuid: str) -> AsyncIterator[CheckFence]:
+        """Close the gate of a table in the log while the context is active."""
+        holder = str(self._clock.uuid4())
+        fence = await self._await_lease(uuid, holder)
+        renewal = asyncio.create_task(self._renew(uuid, holder), name=f"gate {uuid}")
+        try:
+            for attempt in range(1, _MOVES_MAX + 1):
+                await log.catch_up()
+                try:
+                    await log.move_gates({uuid: log.read_gates([uuid])[uuid].number}, is_closed=True)
+                    break
+                except GateMoved:  # The last holder of the lease has opened the gate meanwhile.
+                    if attempt == _MOVES_MAX:
+                        raise
+            yield CheckFence(f"{STREAM_GATE}{uuid}", fence)
+        finally:
+            renewal.cancel()
+            await self._open_gate(log, uuid, holder)
+
+    async def _open_gate(self, log: SharedLog, uuid: str, holder: str) -> None:
+        """End the lease of a gate, and open the gate. If this fails, another process opens it later."""
+        for attempt in range(1, _MOVES_MAX + 1):
+            try:
+                gate = log.read_gates([uuid])[uuid]
+                # The transaction of the commit may still run, because its connection was lost.
+                await self._end_lease(uuid, holder)
+                if gate.is_closed:
+                    await log.move_gates({uuid: gate.number}, is_closed=False)
+            except (CommitConflict, GateMoved):  # Another process has the lease, or has opened the gate.
+                return
+            except SeamarkError as error:
+                if attempt == _MOVES_MAX:
+                    _log.warning("the gate of a stream table was not opened", table=uuid, error=error.message)
+            else:
+                return
+
+    async def _await_lease(self, uuid: str, holder: str) -> int:
+        """Take the lease of a gate, and return its fencing number. Wait while another process has the lease.
+
+        Raises:
+            RetryLater: Another process has held the lease for too long.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + append_gates.CHANGE_WAIT_S
+        while True:
+            with suppress(CommitConflict):
+                return await self._take_lease(uuid, holder)
+            if loop.time() >= until_s:
+                raise RetryLater("Another commit changes the schema of the stream table; repeat the commit later")
+            await asyncio.sleep(_POLL_S)
+
+    async def _take_lease(self, uuid: str, holder: str) -> int:
+        """Take or renew the lease of a gate, and return its fencing number.
+
+        Raises:
+            CommitConflict: Another process has the lease.
+        """
+        now_ms = self._clock.now_ms()
+        lease = TakeLease(f"{STREAM_GATE}{uuid}", holder, now_ms, now_ms + self._lease_ms)
+        return int((await self._store.transact([lease]))[0])
+
+    async def _end_lease(self, uuid: str, holder: str) -> None:
+        """End the lease of a holder, and raise its fencing number.
+
+        Raises:
+            CommitConflict: Another process has the lease.
+        """
+        name, now_ms = f"{STREAM_GATE}{uuid}", self._clock.now_ms()
+        next_holder = str(self._clock.uuid4())
+        await self._store.transact([TakeLease(name, each, now_ms, now_ms) for each in (holder, next_holder)])
+
+    async def _renew(self, uuid: str, holder: str) -> None:
+        """Renew a lease until the task is cancelled, or another process has the lease."""
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            try:
+                await self._take_lease(uuid, holder)
+            except CommitConflict:
+                return
+            except SeamarkError:  # The next renewal may succeed.
+                continue
