@@ -23,7 +23,9 @@ from seamark.connector.read.read_plan import BATCH_ROWS
 from seamark.connector.streams import reader
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
+from seamark.metaserver.log.segments import SegmentLog
 from tests.seeds import first_seed, mark_fast
+from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
 WAIT_S = 55
@@ -102,6 +104,29 @@ async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: 
     assert sorted(list_ids(await read_batches(stream, from_=moment))) == [4, 5, 6]
     assert sorted(list_ids(await read_batches(stream, from_=latest_position))) == [6]
     assert list_ids(await read_batches(stream, from_="latest")) == []
+
+
+async def test_row_that_arrives_during_a_read_has_the_value_of_a_new_column(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.post({"id": 1})
+    await stream.flush()
+    position = await asyncio.to_thread(_locate, stream, "latest")
+    fields = [(1, "id", "long", True), (2, "name", "string", False), (3, "day", "date", False)]
+    updates = make_schema_updates([*fields, (4, "added", "long", False)], [])
+
+    async def append_row(log: SegmentLog) -> None:
+        """Add a column and a row with it, after the read has loaded the table."""
+        patch.undo()
+        assert await commit_table(stream, updates) == 200
+        await stream.post({"id": 2, "added": 5})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentLog, "catch_up", append_row)
+        url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={position}"
+        async with stream.server.http.get(url) as answer:
+            rows = pa.ipc.open_stream(await answer.read()).read_all().to_pylist()
+    assert rows == [{"id": 2, "name": None, "day": None, "added": 5}]
 
 
 def _locate(stream: StreamServer, position: str) -> str:

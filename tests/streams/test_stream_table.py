@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import pytest
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
 from seamark.metaserver.log.port import StreamProducer, parse_owner
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams import stream_table
 from seamark.metaserver.streams.appends import ProducerKey
@@ -219,7 +221,7 @@ async def test_reader_sees_all_rows_of_an_append_after_a_flush_that_crosses_a_fr
         await table.append({0: build_batch(*range(10))})
         assert await world.read(table) == [*range(10)]
         await other_table.append({1: build_batch(10)})
-        first_task = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
+        first_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
         await other_table.flush()
         # The second reader has the pointer of the flush, and waits for the first reader.
@@ -228,6 +230,23 @@ async def test_reader_sees_all_rows_of_an_append_after_a_flush_that_crosses_a_fr
         await other_table.append({0: build_batch(11), 1: build_batch(12)})
         await first_task
         assert sorted(await second_task) == [*range(13)]
+
+
+async def test_flush_leaves_out_rows_that_arrive_after_the_table_was_loaded() -> None:
+    """The rows may have a schema that the loaded metadata do not have."""
+    async with open_world() as world:
+        table, other_table = world.open(), world.open()
+        await table.append({0: build_batch(1)})
+        load = world.load
+
+        async def load_before_an_append(uuid: str) -> tuple[Entry, TableMetadata]:
+            loaded = await load(uuid)
+            await other_table.append({0: build_batch(2)})
+            return loaded
+
+        world.load = load_before_an_append  # type: ignore[method-assign]
+        assert await table.flush() == 1
+        assert world.read_files(world.files) == [1]
 
 
 async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,14 +226,21 @@ async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[
         raise BadRequest(
             f"{format_path(call.namespace, call.name)} was replaced by another table; start again at earliest"
         )
-    metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    flushed_offsets = entry.parse_flushed_offsets()
-    if not flushed_offsets:
-        return entry, ReadableTable(metadata, {}, {}), None
-    log = await call.components.streams.open_log(entry, metadata)
-    await log.catch_up()  # Another server may have acknowledged rows or issued the position.
-    shards = read_shard_states(log, entry.uuid, flushed_offsets)
-    return entry, ReadableTable(metadata, flushed_offsets, shards, hash_log(log.identity)), log
+    documents = call.components.catalog.documents
+    metadata = await documents.table(entry.metadata_location)
+    while True:
+        flushed_offsets = entry.parse_flushed_offsets()
+        if not flushed_offsets:
+            return entry, ReadableTable(metadata, {}, {}), None
+        log = await call.components.streams.open_log(entry, metadata)
+        await log.catch_up()  # Another server may have acknowledged rows or issued the position.
+        shards = read_shard_states(log, entry.uuid, flushed_offsets)
+        # Rows may have arrived with a column that was added after the table was loaded.
+        later_entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
+        later_metadata = await documents.table(later_entry.metadata_location)
+        if later_entry.uuid != entry.uuid or later_metadata.current_schema == metadata.current_schema:
+            return entry, ReadableTable(metadata, flushed_offsets, shards, hash_log(log.identity)), log
+        entry, metadata = later_entry, later_metadata
 
 
 async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
