@@ -371,6 +371,11 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
     return bytes(RowKind.UPDATE if kind is None else kind for kind in kinds)
 
 
+def make_default_kinds(row_count: int, key: Sequence[str]) -> bytes:
+    """Return the kinds of rows that state none, like `encode_kinds`, without a loop over the rows."""
+    return bytes([RowKind.UPDATE]) * row_count if key else b""
+
+
 def show_json(value: Any) -> str:
     """Return a value as short JSON for messages."""
     text = msgspec.json.encode(value).decode()

@@ -24,6 +24,7 @@ from seamark.metaserver.streams.incoming.changes import (
     KIND_FIELD,
     RowWithKind,
     encode_kinds,
+    make_default_kinds,
     read_debezium,
     read_plain,
     take_kinds,
@@ -167,7 +168,7 @@ class RowPreparation:
         # Conform requests with different columns separately, because a missing column gets its default.
         for _, similar in itertools.groupby(requests, key=_list_columns):
             batch = _join_rows(list(similar), self.metadata)
-            kinds = bytes([RowKind.UPDATE]) * batch.num_rows if key else b""
+            kinds = make_default_kinds(batch.num_rows, key)
             parts.append(_Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
         return self._pack(parts, key, [])
 
@@ -180,7 +181,7 @@ class RowPreparation:
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         is_plain = not self.is_envelope and set(map(type, row_values)) <= {dict}
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in row_values)):
-            kinds = bytes([RowKind.UPDATE]) * len(row_values) if key else b""
+            kinds = make_default_kinds(len(row_values), key)
             return _ReadRows([self._leave_out(row) for row in row_values], kinds, range(len(row_values))), {}
         changes: list[RowWithKind] = []
         sources: list[int] = []
@@ -224,7 +225,10 @@ class RowPreparation:
             if batch.num_rows:
                 stated_kinds: Sequence[RowKind | None] | None
                 rows, stated_kinds = take_kinds(batch) if has_kind else (batch, None)
-                kinds = encode_kinds(stated_kinds or [None] * batch.num_rows, key, first)
+                if stated_kinds is None:
+                    kinds = make_default_kinds(batch.num_rows, key)
+                else:
+                    kinds = encode_kinds(stated_kinds, key, first)
                 if self.left_out:
                     rows = rows.drop_columns(sorted(self.left_out))
                 conformed_rows, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
