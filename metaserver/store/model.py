@@ -454,6 +454,11 @@ class Grant(msgspec.Struct, frozen=True):
         return f"{'denial of ' if self.deny else ''}{self.role} for {self.principal} on {place}"
 
 
+STREAM_GATE = "stream gate "
+"""The prefix of the name of the lease of a process that changes how rows of a stream table are written.
+
+The UUID of the table follows. The row of the lease is removed with the table's rows.
+"""
 STREAM_OWNER_PROTOCOL = 0
 """The protocol version of a process that may own stream tables, but that other replicas cannot reach."""
 

@@ -6,8 +6,7 @@ They can be added only while the table has a live name. They are removed togethe
 from __future__ import annotations
 
 from seamark.formats.runtime.errors import NoSuchTable
-from seamark.metaserver.store.lease import STREAM_GATE
-from seamark.metaserver.store.model import DroppedEntry
+from seamark.metaserver.store.model import STREAM_GATE, DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, convert_dropped
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, format_placeholders

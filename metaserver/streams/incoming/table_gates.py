@@ -24,7 +24,7 @@ import structlog
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitConflict, RetryLater, SeamarkError
 from seamark.metaserver.log.port import GateMoved, SharedLog
-from seamark.metaserver.store.lease import STREAM_GATE
+from seamark.metaserver.store.model import STREAM_GATE
 from seamark.metaserver.store.operations import CheckFence, TakeLease
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.incoming import append_gates
