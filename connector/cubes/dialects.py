@@ -248,7 +248,8 @@ class TrinoCubes(CubeDialect):
 
         def replace_test(node: exp.Expr) -> exp.Expr:
             if isinstance(node, exp.Is) and isinstance(node.expression, exp.Boolean):
-                value = node.this if isinstance(node.this, exp.Column | exp.Paren) else exp.Paren(this=node.this)
+                value = node.this.transform(replace_test)  # sqlglot does not visit the nodes below a replaced node.
+                value = value if isinstance(value, exp.Column | exp.Paren) else exp.Paren(this=value)
                 return exp.NullSafeEQ(this=value, expression=node.expression)
             return node
 
