@@ -253,7 +253,11 @@ class TrinoCubes(CubeDialect):
                 return exp.NullSafeEQ(this=value, expression=node.expression)
             return node
 
-        return select.transform(replace_test) if select.find(exp.Is) is not None else select
+        if select.find(exp.Is) is None:
+            return select
+        new_select = select.transform(replace_test)
+        assert isinstance(new_select, exp.Select)
+        return new_select
 
     def adds_floats(self, measure: Measure) -> bool:
         is_decimal = measure.operand is not None and get_base_name(measure.operand.kind) == "decimal"
