@@ -51,6 +51,7 @@ class CubeDialect(ABC):
         time_literals: Further types that sqlglot gives to the literal `TIMESTAMP '…'`.
         sketch_type: The type of sketches of distinct values.
         sketches_rows: Whether the engine adds rows to sketches. Otherwise, the cube must cover all files.
+        checks_written_form: Whether a query must be equal to the query that is parsed from its text.
     """
 
     name: str
@@ -60,6 +61,11 @@ class CubeDialect(ABC):
     time_literals: tuple[exp.DType, ...] = ()
     sketch_type: str
     sketches_rows = False
+    checks_written_form = True
+
+    def prepare(self, select: exp.Select) -> exp.Select:
+        """Return the query with nodes that sqlglot writes with the same meaning. The query itself is not changed."""
+        return select
 
     def quote_name(self, name: str) -> str:
         return self.quote + name.replace(self.quote, 2 * self.quote) + self.quote
@@ -237,6 +243,22 @@ class TrinoCubes(CubeDialect):
         }
     )
 
+    def prepare(self, select: exp.Select) -> exp.Select:
+        """Return the query with `x IS NOT DISTINCT FROM TRUE` for `x IS TRUE`, which sqlglot writes as `x`."""
+
+        def replace_test(node: exp.Expr) -> exp.Expr:
+            if isinstance(node, exp.Is) and isinstance(node.expression, exp.Boolean):
+                value = node.this.transform(replace_test)  # sqlglot does not visit the nodes below a replaced node.
+                value = value if isinstance(value, exp.Column | exp.Paren) else exp.Paren(this=value)
+                return exp.NullSafeEQ(this=value, expression=node.expression)
+            return node
+
+        if select.find(exp.Is) is None:
+            return select
+        new_select = select.transform(replace_test)
+        assert isinstance(new_select, exp.Select)
+        return new_select
+
     def adds_floats(self, measure: Measure) -> bool:
         is_decimal = measure.operand is not None and get_base_name(measure.operand.kind) == "decimal"
         return super().adds_floats(measure) and not is_decimal
@@ -277,6 +299,7 @@ class SparkCubes(CubeDialect):
     name = "spark"
     quote = "`"
     sketch_type = "BINARY"
+    checks_written_form = False  # sqlglot gives other types to the literals of times that it has written.
     time_literals = (exp.DType.TIMESTAMPTZ,)
     types = MappingProxyType(
         {

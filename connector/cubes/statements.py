@@ -21,6 +21,7 @@ from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
 from seamark.connector.cubes.grouping_sets import check_grouping_sets
 from seamark.connector.cubes.stars import Star, StarAttribute, StarJoin, StarNames, flatten_joins
 from seamark.connector.cubes.times import TimeDimension, replace_times
+from seamark.connector.cubes.written_forms import check_written_form
 from seamark.formats.iceberg.types.schema import Column, Schema, StructType, is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
@@ -205,7 +206,8 @@ def translate_statement(
     """
     if not table.cubes:
         raise NotFromCube("the table has no cube")
-    select = check_form(tree, joins=star is not None)
+    select = dialect.prepare(check_form(tree, joins=star is not None))
+    check_written_form(select, dialect)
     select = select if star is None else flatten_joins(select)
     names = None if star is None else star.bind_names(select)
     reasons = []

@@ -213,10 +213,10 @@ def _read_or_reuse_dimension(
     table of facts read each dimension table a few times at most.
     """
     kept_tables = _KEPT_TABLES.setdefault(client, {})
-    kept = kept_tables.get(source)
+    kept_table = kept_tables.get(source)
     names = ["key", *map(str, attributes)]
-    types = {**({} if kept is None else kept.types), **attributes}
-    if kept is None or kept.key_type != key_type or kept.types != types:
+    types = {**({} if kept_table is None else kept_table.types), **attributes}
+    if kept_table is None or kept_table.key_type != key_type or kept_table.types != types:
         try:
             table = _read_dimension(client, source, key_type, types, bytes_max)
         except InvalidRequest:
@@ -229,7 +229,7 @@ def _read_or_reuse_dimension(
         if table.nbytes <= _KEPT_BYTES_MAX:
             kept_tables[source] = _KeptTable(key_type, types, table)
         return table.select(names)
-    table = kept.table.select(names)
+    table = kept_table.table.select(names)
     if table.nbytes > bytes_max:
         raise _make_size_error(source)
     return table

@@ -183,8 +183,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if groups.num_rows > body.groups_max:
         reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
-    if reason := await asyncio.to_thread(_explain_small_gain, scan_plan, is_covered):
-        return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
+    refusal = await asyncio.to_thread(_explain_small_gain, scan_plan, is_covered)
+    if refusal is not None:
+        return await _encode_answer(no_groups, MakeCubePlanResponse(refusal))
     remaining = scan_plan.with_only(scan_plan.entry_ids[~is_covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)

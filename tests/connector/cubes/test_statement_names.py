@@ -70,7 +70,7 @@ def test_name_with_a_dot_is_not_a_field(text: str) -> None:
 def test_name_that_spark_gives_to_a_cast_is_refused() -> None:
     text = "SELECT CAST(f AS string), count(*) FROM t GROUP BY f"
     for clause in ("ORDER BY f LIMIT 1", "HAVING f > 9"):
-        translate(f"{text} {clause}", TRINO)
+        translate(f"{text} {clause}".replace("string", "varchar"), TRINO)
         with pytest.raises(NotFromCube, match="may be an output or a column"):
             translate(f"{text} {clause}", SPARK)
     for clause in ("ORDER BY t.f", "ORDER BY CAST(f AS string)", "ORDER BY 1"):

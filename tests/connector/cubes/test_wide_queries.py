@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.statements import CubeTable
+from seamark.connector.analysis.scans import parse_query
+from seamark.connector.cubes.dialects import TRINO, NotFromCube
+from seamark.connector.cubes.statements import CubeTable, translate_statement
 from seamark.connector.duckdb.cube_queries import GROUPS, DuckDBCubeQuery
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -162,3 +163,15 @@ def test_grouping_sets_that_name_a_column_in_two_ways_read_rows(con: duckdb.Duck
         )
         with expectation:
             DuckDBCubeQuery(con, statement, reference, CubeTable(SCHEMA, (cube,)), floats=True)
+
+
+def test_query_that_sqlglot_writes_with_another_meaning_reads_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Trino's SQL, sqlglot writes `x IS NOT TRUE` as `NOT x`, which is not true if x is null."""
+    table = CubeTable(SCHEMA, (define_index("cube", "cube", ["k", "ok"], SCHEMA, measures=["count(*)"]),))
+    tree = parse_query("SELECT count(*) FILTER (WHERE ok IS FALSE) FROM t WHERE ((k = 1) IS NOT TRUE) IS TRUE").tree
+    text = translate_statement(tree, table, TRINO).write("g", None)
+    assert '(NOT ("t"."k" = 1) IS NOT DISTINCT FROM TRUE) IS NOT DISTINCT FROM TRUE' in text
+    assert '"t"."ok" IS NOT DISTINCT FROM FALSE' in text
+    monkeypatch.setattr(type(TRINO), "prepare", lambda dialect, select: select)
+    with pytest.raises(NotFromCube, match="written in another form"):
+        translate_statement(tree, table, TRINO)

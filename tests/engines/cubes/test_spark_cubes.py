@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.indexes import IndexClient
@@ -18,6 +18,9 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.query.queries import rewrite_query
 from seamark.formats.index.keys.distinct_sketches import STANDARD_ERROR
 from seamark.spark import sql
+from tests.connector.cubes.test_wide_queries import define_cube, quote_terms
+from tests.connector.cubes.test_wide_sessions import WideWorld
+from tests.connector.cubes.wide_queries import SPARK, WideQueries
 from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import CubeWorld, RandomAggregates
@@ -86,6 +89,35 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
                 counts[compare_with_rows(spark, text)] += 1
     assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts
+
+
+def test_random_queries_of_many_forms_return_the_same_rows_from_cubes(spark: SparkSession, tmp_path: Path) -> None:
+    counts = Counter[str]()
+    with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+        catalog = new_catalog(spark, server.base_url)
+        served_catalog: Any = type("Served", (), {"url": server.base_url})
+        for seed in range(first_seed(), first_seed() + examples(20, 2)):
+            rng = random.Random(seed)
+            wide_queries = WideQueries(rng, SPARK)
+            world = WideWorld(served_catalog, client, rng, f"db.wide{seed}")
+            world.create_table()
+            world.append()
+            dimensions, measures = wide_queries.draw_cube()
+            measures = define_cube(dimensions, measures)[1]
+            world.add_cube(quote_terms(dimensions), quote_terms(measures))
+            world.build()
+            world.append()
+            for _ in range(25):
+                text = wide_queries.draw_query(dimensions, measures, f"{catalog}.{world.name}")
+                try:
+                    spark.sql(text).collect()
+                except (AnalysisException, PySparkException):  # An overflow, or a function that Spark does not have.
+                    with pytest.raises((AnalysisException, PySparkException)):
+                        sql(spark, text, cubes="on").collect()
+                    counts["refused"] += 1
+                    continue
+                counts[compare_with_rows(spark, text)] += 1
+    assert counts["cube"] + counts["cube and rows"] > counts.total() / 20, counts
 
 
 def test_distinct_values_are_estimated_from_sketches(spark: SparkSession, tmp_path: Path) -> None:
