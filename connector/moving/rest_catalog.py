@@ -144,18 +144,18 @@ def _read_environment_once(session: requests.Session) -> None:
     merged_settings: dict[tuple[Any, ...], Mapping[str, Any]] = {}
 
     def merge_once(
-        url: str | bytes, proxies: Mapping[str, str] | None, stream: bool | None, verify: Any, cert: Any
+        url: str, proxies: dict[str, str] | None, stream: bool | None, verify: Any, cert: Any
     ) -> dict[str, Any]:
         if proxies:
-            return dict(merge(url, proxies, stream, verify, cert))
-        parts = urlsplit(url if isinstance(url, str) else url.decode())
+            return merge(url, proxies, stream, verify, cert)
+        parts = urlsplit(url)
         key = (parts.scheme, parts.netloc, stream, verify, cert)
         if key not in merged_settings:
             merged_settings[key] = merge(url, {}, stream, verify, cert)
         settings = merged_settings[key]
         return {**settings, "proxies": dict(settings["proxies"])}
 
-    session.merge_environment_settings = merge_once  # type: ignore[method-assign,assignment]
+    session.merge_environment_settings = merge_once  # type: ignore[method-assign]
 
 
 class RestConnection(RestCatalog):

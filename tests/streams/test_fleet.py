@@ -18,6 +18,7 @@ from seamark.metaserver.streams.incoming import append_gates
 from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
+from tests.server.rig import RunningServer
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.incoming.test_append_gates import commit_table, delay_log, make_schema_updates
@@ -88,8 +89,11 @@ async def test_every_server_accepts_rows_of_a_further_warehouse(
         body = {"name": "sales", "location": f"{lake.as_uri()}/sales"}
         async with fleet[0].server.http.post(f"{fleet[0].server.url}/api/v1/warehouses", json=body) as answer:
             assert answer.status == 201, await answer.text()
+        for stream in fleet:
+            await wait_for_warehouse(stream.server, "sales")
+        options = {"warehouse": "sales", "rest-scan-planning-enabled": "true"}
         catalogs = [
-            RestCatalog("sales", uri=stream.server.url, warehouse="sales", **{"rest-scan-planning-enabled": "true"})
+            await asyncio.to_thread(lambda url=stream.server.url: RestCatalog("sales", uri=url, **options))
             for stream in fleet
         ]
         await asyncio.to_thread(catalogs[0].create_namespace, "db")
@@ -102,21 +106,19 @@ async def test_every_server_accepts_rows_of_a_further_warehouse(
         await fleet[0].post({"id": 1000})
         for number in range(6):
             url = f"{fleet[number % 2].server.url}/warehouses/sales/api/v1/tables/db/t/rows"
-            await until_accepted(fleet[number % 2].server.http, url, {"id": number})
+            async with fleet[number % 2].server.http.post(url, json=[{"id": number}]) as answer:
+                assert answer.status == 200, await answer.text()
             for catalog in catalogs:
                 assert await read_ids(catalog) == list(range(number + 1))
         assert await fleet[1].ids() == [1000]
 
 
-async def until_accepted(http: aiohttp.ClientSession, url: str, row: dict[str, Any]) -> None:
-    """Append a row. A server learns of a new warehouse within a second."""
-
-    async def is_accepted() -> bool:
-        async with http.post(url, json=[row]) as answer:
-            assert answer.status in (200, 404), await answer.text()
-            return answer.status == 200
-
-    while not await is_accepted():
+async def wait_for_warehouse(server: RunningServer, name: str) -> None:
+    """Wait until a server knows a new warehouse of another server."""
+    while True:
+        async with server.http.get(f"{server.url}/v1/config?warehouse={name}") as answer:
+            if answer.status == 200:
+                return
         await asyncio.sleep(0.1)
 
 
