@@ -10,7 +10,6 @@ import random
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +20,15 @@ from tests.cache.payloads import make_payload
 from tests.cache.test_disk import get_path, measure_disk_bytes
 from tests.faults.rigs.disk import mount_small_disk
 from tests.seeds import mark_fast
+from tests.support.damage import (
+    Damage,
+    append_bytes,
+    clear_file,
+    flip_bit,
+    overwrite_part,
+    truncate_at_random,
+    write_zeros,
+)
 
 BUDGET_BYTES = 8 << 20
 SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
@@ -42,35 +50,7 @@ def check_no_wrong_values(tier: DiskTier) -> set[str]:
     return stored_keys
 
 
-def flip_bit(data: bytearray, source: random.Random) -> None:
-    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
-
-
-def overwrite_part(data: bytearray, source: random.Random) -> None:
-    start = source.randrange(len(data))
-    cut_data = data[start : start + source.randint(1, 5_000)]
-    data[start : start + len(cut_data)] = source.randbytes(len(cut_data))
-
-
-def write_zeros(data: bytearray, source: random.Random) -> None:
-    start = source.randrange(len(data))
-    cut_data = data[start : start + 4096]
-    data[start : start + len(cut_data)] = bytes(len(cut_data))
-
-
-def truncate_at_random(data: bytearray, source: random.Random) -> None:
-    del data[source.randrange(len(data)) :]
-
-
-def clear_file(data: bytearray, source: random.Random) -> None:
-    data.clear()
-
-
-def append_bytes(data: bytearray, source: random.Random) -> None:
-    data += source.randbytes(source.randint(1, 5_000))
-
-
-DAMAGES: list[Callable[[bytearray, random.Random], None]] = [
+DAMAGES: list[Damage] = [
     flip_bit,
     overwrite_part,
     write_zeros,
@@ -83,9 +63,7 @@ DAMAGES: list[Callable[[bytearray, random.Random], None]] = [
 @pytest.mark.each_value
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_a_counted_miss_and_is_removed(
-    tmp_path: Path, key: str, damage: Callable[[bytearray, random.Random], None]
-) -> None:
+def test_damaged_file_is_a_counted_miss_and_is_removed(tmp_path: Path, key: str, damage: Damage) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
         path = get_path(tmp_path, key)

@@ -77,6 +77,7 @@ def test_invoker_view_is_refused_with_the_same_message(guarded_shop: Shop) -> No
     assert direct_answer == proxied_answer == [[4711, "n4711"]]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
 def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
     guarded_shop: Shop, view: str, is_allowed: bool

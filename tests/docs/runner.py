@@ -32,6 +32,7 @@ CATALOG = "sea"
 SLOW_PAGES = {
     "docs/explanation/cubes.md",
     "docs/tutorial-streaming.md",
+    "docs/tutorial.md",
     *(
         f"docs/how-to/{name}.md"
         for name in (
@@ -45,8 +46,8 @@ SLOW_PAGES = {
 }
 """Pages of single features, which have their own tests.
 
-The fast tier runs the pages that every reader needs first: the README, the tutorial, how to connect PyIceberg and
-DuckDB, and how to define indexes.
+The fast tier runs the pages that every reader needs first: the README, how to connect PyIceberg and DuckDB, and how to
+define indexes. Of the pages with Spark, it runs only the README.
 """
 
 

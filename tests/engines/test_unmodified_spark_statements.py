@@ -226,6 +226,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpa
     table.check("MERGE")
 
 
+@pytest.mark.slow  # tests/iceberg/expressions/test_nans.py has these conditions without a JVM.
 def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
     """Row groups with NaN have no bounds if Spark writes them, but other writers can write bounds."""
     table = stock.table("nans", exact=True)

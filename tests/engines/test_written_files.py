@@ -219,7 +219,8 @@ def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> Writ
     return written_files
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow  # test_spark_statements.py has deletions of Spark, and tests/connector those of Seamark.
+@pytest.mark.parametrize("version", [2, 3])
 def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake, version: int) -> None:
     name = f"turns{version}"
     lake.run_sql(

@@ -11,7 +11,6 @@ import asyncio
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -38,10 +37,10 @@ from tests.planner.lakes.tables import (
 )
 from tests.seeds import mark_fast
 from tests.server.rig import run_server
+from tests.support.damage import Damage, append_bytes, flip_bit, truncate_at_random, write_zeros
 from tests.support.wrapper_capture import WrapperCapture
 
 T = "/v1/namespaces/db/tables/t"
-Damage = Callable[[bytearray, random.Random], None]
 
 
 def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
@@ -329,24 +328,7 @@ async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: 
 # The cache folder
 
 
-def flip_byte(data: bytearray, rng: random.Random) -> None:
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-
-
-def write_zeros(data: bytearray, rng: random.Random) -> None:
-    start = rng.randrange(len(data))
-    data[start : start + 4096] = bytes(len(data[start : start + 4096]))
-
-
-def truncate_data(data: bytearray, rng: random.Random) -> None:
-    del data[rng.randrange(len(data)) :]
-
-
-def append_bytes(data: bytearray, rng: random.Random) -> None:
-    data += rng.randbytes(rng.randint(1, 5000))
-
-
-DAMAGES: list[Damage] = [flip_byte, write_zeros, truncate_data, append_bytes]
+DAMAGES: list[Damage] = [flip_bit, write_zeros, truncate_at_random, append_bytes]
 FOLDER_BYTES = 64 << 20
 
 
@@ -384,7 +366,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected, and is harmless.
             decoded_count = planner.read_stats().decoded
-            assert decoded_count == len(manifests) or damage_kind in (flip_byte, write_zeros) or filter is True
+            assert decoded_count == len(manifests) or damage_kind in (flip_bit, write_zeros) or filter is True
 
 
 @pytest.mark.few_cases(1)

@@ -20,11 +20,11 @@ from seamark.metaserver.api.http.observability import logs
 from tests.services import fork_server
 from tests.services.java import run_java_fixture
 from tests.services.memory import find_folder_in_memory
-from tests.services.migrated_database import copy_migrated_databases
 from tests.services.nats import Nats, run_nats
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
+from tests.support.migrated_database import copy_migrated_databases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

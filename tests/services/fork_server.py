@@ -275,7 +275,7 @@ def main() -> None:
     """Import the modules that servers need, and fork a process for each request until the caller ends."""
     for name in MODULES:
         importlib.import_module(name)
-    migrated_database = importlib.import_module("tests.services.migrated_database")
+    migrated_database = importlib.import_module("tests.support.migrated_database")
     migrated_database.copy_migrated_databases()
     gc.collect()
     gc.freeze()  # A garbage collection in a child would copy all pages.

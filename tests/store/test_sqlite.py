@@ -27,9 +27,9 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from seamark.metaserver.store.sql.statement import SQLITE
 from tests.seeds import first_seed
-from tests.services.migrated_database import create_empty_databases
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_instant
+from tests.support.migrated_database import create_empty_databases
 
 
 class TestSqlite(PointerStoreContract):

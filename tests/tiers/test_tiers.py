@@ -13,7 +13,7 @@ from hypothesis.internal.conjecture import providers
 from seamark.metaserver.store.sql import sqlite
 from tests import seeds
 from tests.services import fixtures, fork_server
-from tests.services.migrated_database import create_empty_databases
+from tests.support.migrated_database import create_empty_databases
 from tests.tiers import bytecode, grids, spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, find_tier

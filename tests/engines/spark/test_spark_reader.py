@@ -305,13 +305,9 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
 # Changes between snapshots
 
 
+@pytest.mark.slow  # A stream of Spark reads appended rows in a fast test.
 @pytest.mark.parametrize(
-    ("version", "mode"),
-    [
-        pytest.param(2, MERGE_ON_READ_PROPERTIES, marks=pytest.mark.slow),
-        (3, MERGE_ON_READ_PROPERTIES),
-        pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
-    ],
+    ("version", "mode"), [(2, MERGE_ON_READ_PROPERTIES), (3, MERGE_ON_READ_PROPERTIES), (2, COPY_ON_WRITE)]
 )
 def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSession, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ_PROPERTIES else 'c'}"
