@@ -11,11 +11,6 @@ from seamark.metaserver.store.port import PointerStore
 
 SERVICES = "services"
 """The name of the lease of the replica that runs the table services. Commits of jobs contain its fencing number."""
-STREAM_GATE = "stream gate "
-"""The prefix of the name of the lease of a process that changes how rows of a stream table are written.
-
-The UUID of the table follows. The row of the lease is removed with the table's rows.
-"""
 
 
 class LeaseLost(Exception):
