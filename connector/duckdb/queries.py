@@ -252,10 +252,12 @@ class _Query:
     def _is_database(self, name: str) -> bool:
         return bool(self._fetch_row(f"SELECT 1 FROM duckdb_databases() WHERE database_name ILIKE {quote_text(name)}"))  # noqa: S608
 
-    def _is_temporary(self, table: str) -> bool:
+    def _is_temporary(self, name: str) -> bool:
+        """Return whether a temporary table or view has the name, which hides the tables of other catalogs."""
         try:
-            self._con.table(f"temp.{quote_name(table)}")
-        except duckdb.Error:
+            # Without the schema, DuckDB also looks for a schema `temp` of the current catalog. `table()` ignores views.
+            self._con.sql(f"FROM temp.main.{quote_name(name)}")
+        except duckdb.CatalogException:
             return False
         return True
 

@@ -358,3 +358,15 @@ def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
         con.execute("SET GLOBAL enable_external_file_cache = true")
     rows = con.sql(f"SELECT id FROM sea.{table} ORDER BY id").fetchall()
     assert rows == [(number,) for number in range(5_020) if number not in deleted_ids]
+
+
+def test_temporary_tables_and_views_hide_tables_of_the_catalog(con: duckdb.DuckDBPyConnection) -> None:
+    create_people(con, "hidden")
+    con.execute("USE sea.shop")
+    text = "SELECT name FROM hidden WHERE id = 3"
+    assert seamark.duckdb.rewrite_query(con, text).statement is not None
+    assert read_with_both_plans(con, text) == [("cy",)]
+    for kind in ("TABLE", "VIEW"):
+        con.execute(f"CREATE TEMP {kind} hidden AS SELECT 3 AS id, '{kind}' AS name")
+        assert read_with_both_plans(con, text) == [(kind,)]
+        con.execute(f"DROP {kind} hidden")
