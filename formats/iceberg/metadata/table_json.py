@@ -99,12 +99,12 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
         raise Corrupt(f"{source} is not valid table metadata: {error}") from error
 
 
-def decompress_if_gzip(data: bytes, content_bytes_max: int = UNPACKED_BYTES_MAX) -> bytes:
+def decompress_if_gzip(data: bytes, content_bytes_max: int | None = None) -> bytes:
     """Return the content of a gzip file, or `data` if it is not a gzip file.
 
     Args:
         data: The content of the file.
-        content_bytes_max: The maximum size of the decompressed content.
+        content_bytes_max: The maximum size of the decompressed content. The default is `UNPACKED_BYTES_MAX`.
 
     Raises:
         zlib.error: The gzip stream is damaged or too large.
@@ -112,6 +112,8 @@ def decompress_if_gzip(data: bytes, content_bytes_max: int = UNPACKED_BYTES_MAX)
     if not data.startswith(GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
+    if content_bytes_max is None:
+        content_bytes_max = UNPACKED_BYTES_MAX
     limit_bytes = min(content_bytes_max, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
     content = unpacker.decompress(data, limit_bytes)
     if not unpacker.eof:
