@@ -105,7 +105,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
                     compare_columns("Trino", trino_runners, oracle, bounds, progress, rounds=TRINO_ROUNDS)
                 )
             oracle.close()
-            page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)
+            page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)  # type: ignore[call-arg]
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
             progress.stop()

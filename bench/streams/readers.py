@@ -155,7 +155,7 @@ def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scan
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
     last_number = -1
     while not is_ending.is_set():
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))  # type: ignore[call-arg]
         rows = scan.to_arrow()
         if rows.num_rows:
             last_number = max(rows.column("id").to_pylist())

@@ -83,7 +83,7 @@ def read_by_pyiceberg(catalog: Catalog, name: str) -> Read:
     """Return a function that loads the table and scans it with PyIceberg."""
 
     def read(last_number: int) -> pa.Table:
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))  # type: ignore[call-arg]
         return scan.to_arrow()
 
     return read

@@ -102,7 +102,7 @@ def read_manifest(listed_row: Row) -> list[LiveFile]:
         numbers = [inherited_sequence if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
         expected_rows.append(
-            LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)
+            LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)  # type: ignore[call-arg]
         )
     assert (
         listed_row["min_sequence_number"] == min((file.sequence_number for file in expected_rows), default=0)

@@ -75,7 +75,7 @@ def delete_with_retries(catalog: object, number: int) -> int:
     """Delete a row as users of PyIceberg do: after a conflict, repeat all steps. Return the number of attempts."""
     for tries in range(1, 10 * TRIES_MAX):
         try:
-            catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined]
+            catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined,call-arg]
         except CommitFailedException:
             continue
         return tries

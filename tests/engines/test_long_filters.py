@@ -100,11 +100,11 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             assert collect_rows(count_query) == [(len(expected),)]
             narrowed_count = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
             assert collect_rows(narrowed_count) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
-            scan = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("id", expected))
+            scan = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("id", expected))  # type: ignore[call-arg]
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)
             names = [f"n{number}" for number in range(500) if number != 1]
-            texts = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("s", names))
+            texts = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("s", names))  # type: ignore[call-arg]
             assert texts.count() == 4500
             literals = ", ".join(f"'{name}'" for name in names)
             assert collect_rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [

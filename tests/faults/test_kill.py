@@ -165,7 +165,7 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
-                answer_status, body = client.call(*request, key)
+                answer_status, body = client.call(*request, key)  # type: ignore[call-arg]
                 assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
         for name in client.list_tables():

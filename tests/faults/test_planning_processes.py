@@ -234,6 +234,6 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
         if oldest == newest:
-            where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))
+            where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))  # type: ignore[call-arg]
             tasks = mirror.scan(row_filter=where, snapshot_id=oldest).plan_files()
             assert sorted(expected_count) == sorted(int(task.file.file_path[-14:-8]) for task in tasks)

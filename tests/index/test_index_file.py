@@ -122,7 +122,7 @@ def test_merged_file_tables_have_the_kept_files_in_order() -> None:
 
 def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"1 ids, 1 record counts, 1 sizes and 2 paths"):
-        FilesTable.of(*(np.zeros(shape, np.uint64) for shape in ((1, 2), 1, 1)), ["a", "b"])
+        FilesTable.of(*(np.zeros(shape, np.uint64) for shape in ((1, 2), 1, 1)), ["a", "b"])  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("files", [0, 3])

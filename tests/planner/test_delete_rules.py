@@ -288,7 +288,7 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
             ]
             nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
             bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
-            document[key] = build_metrics(*bounds, nulls)
+            document[key] = build_metrics(*bounds, nulls)  # type: ignore[call-arg]
         return document
 
     def draw_partition() -> dict[str, Any]:

@@ -94,7 +94,7 @@ def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpress
     if kind is IsNull:
         return IsNull(column)
     if kind in (In, NotIn):
-        return kind(column, (literal, 1.5, -2.5))
+        return kind(column, (literal, 1.5, -2.5))  # type: ignore[call-arg]
     return kind(column, literal)
 
 

@@ -78,7 +78,7 @@ def count_lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
     """Return the number of data manifests that PyIceberg reads to plan `column = value`."""
-    snapshot, scan = table.current_snapshot(), table.scan(EqualTo(column, value))
+    snapshot, scan = table.current_snapshot(), table.scan(EqualTo(column, value))  # type: ignore[call-arg]
     assert snapshot is not None
     evaluators: dict[int, Callable[[Any], bool]] = {
         spec_id: manifest_evaluator(spec, table.schema(), scan.partition_filters[spec_id], case_sensitive=True)

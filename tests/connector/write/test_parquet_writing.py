@@ -179,7 +179,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
                 predicates = [IsNaN("c")]
             else:
                 literal = _to_literal(kind, value)
-                predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
+                predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]  # type: ignore[call-arg]
             for predicate in predicates:
                 assert _InclusiveMetricsEvaluator(expected_schema, predicate).eval(to_pyiceberg_file(file)), (
                     seed,
