@@ -41,7 +41,8 @@ from tests.services.spark import new_catalog
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StarRig]:
-    with Seamark(tmp_path_factory.mktemp("sql")) as server:
+    # A loaded machine reads the values of a dimension later than the default wait.
+    with Seamark(tmp_path_factory.mktemp("sql"), flags=("--join-wait-s", "60")) as server:
         new_rig = StarRig(spark, server, new_catalog(spark, server.base_url))
         new_rig.run("CREATE NAMESPACE {db}")
         create_star(new_rig)
