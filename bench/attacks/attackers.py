@@ -117,12 +117,12 @@ class Attacker:
                 4, lambda: self._post_repeatedly(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"})
             )
 
-    async def reports(self) -> None:
+    async def send_reports(self) -> None:
         async with self._open_session() as http:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
             await _run_many(4, lambda: self._post_repeatedly(http, f"{TABLE}/metrics", lambda: body))
 
-    async def request_large_signs(self) -> None:
+    async def send_large_sign_requests(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
         async with self._open_session() as http:
             await _run_many(3, lambda: self._post_repeatedly(http, f"{TABLE}/sign", lambda: body))
@@ -159,8 +159,8 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     "bad_logins": Attacker.send_bad_logins,
     "watchers": Attacker.open_watchers,
     "plan_tables": Attacker.plan_tables,
-    "reports": Attacker.reports,
-    "large_signs": Attacker.request_large_signs,
+    "reports": Attacker.send_reports,
+    "large_signs": Attacker.send_large_sign_requests,
     "huge_filters": Attacker.send_huge_filters,
 }
 

@@ -299,7 +299,7 @@ class SparkCubes(CubeDialect):
     name = "spark"
     quote = "`"
     sketch_type = "BINARY"
-    checks_written_form = False  # sqlglot gives other types to the literals of times that it has written.
+    checks_written_form = False  # sqlglot reads back the time literals that it writes with other types.
     time_literals = (exp.DType.TIMESTAMPTZ,)
     types = MappingProxyType(
         {

@@ -269,10 +269,10 @@ class Indexer:
     def _read_dimensions_ahead(self, definitions: Sequence[IndexDefinition], indexes: Sequence[Index]) -> None:
         """Read the dimension tables of several builds together, so that each of them is read once.
 
-        A table that cannot be read is reported by the builds.
+        The builds report a table that cannot be read.
         """
-        behind = {index.name for index in indexes if index.state == "enabled" and index.lag_files}
-        late_definitions = [each for each in definitions if each.dimension_tables and each.name in behind]
+        late_names = {index.name for index in indexes if index.state == "enabled" and index.lag_files}
+        late_definitions = [each for each in definitions if each.dimension_tables and each.name in late_names]
         if len(late_definitions) > 1:
             with suppress(ClientError):
                 read_dimensions(self.client, [term for each in late_definitions for term in each.terms])

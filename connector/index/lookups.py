@@ -52,19 +52,19 @@ Dimensions = Mapping[DimensionSource, pa.Table]
 The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
-_KEPT_BYTES_MAX = 64 << 20
-"""The maximum number of bytes of the dimension tables that are kept for the next builds of a client."""
+_CACHED_BYTES_MAX = 64 << 20
+"""The maximum number of bytes of the dimension tables that are cached for the next builds of a client."""
 
 
-class _KeptTable(NamedTuple):
+class _CachedDimension(NamedTuple):
     """The rows of a dimension table at one snapshot, with the types of its key and of its attributes."""
 
     key_type: str
-    types: Mapping[int, str]
+    attribute_types: Mapping[int, str]
     table: pa.Table
 
 
-_KEPT_TABLES: WeakKeyDictionary[SeamarkClient, dict[DimensionSource, _KeptTable]] = WeakKeyDictionary()
+_CACHED_DIMENSIONS: WeakKeyDictionary[SeamarkClient, dict[DimensionSource, _CachedDimension]] = WeakKeyDictionary()
 """The dimension tables that builds of a client have read, by snapshot. A snapshot never changes.
 
 The server checks the caller's right to read a dimension table at the start of each build.
@@ -212,24 +212,28 @@ def _read_or_reuse_dimension(
     If the earlier call has read other attributes, all of them are read together, so that the builds of all indexes of a
     table of facts read each dimension table a few times at most.
     """
-    kept_tables = _KEPT_TABLES.setdefault(client, {})
-    kept_table = kept_tables.get(source)
+    cached_dimensions = _CACHED_DIMENSIONS.setdefault(client, {})
+    cached_dimension = cached_dimensions.get(source)
     names = ["key", *map(str, attributes)]
-    types = {**({} if kept_table is None else kept_table.types), **attributes}
-    if kept_table is None or kept_table.key_type != key_type or kept_table.types != types:
+    attribute_types = {**({} if cached_dimension is None else cached_dimension.attribute_types), **attributes}
+    if (
+        cached_dimension is None
+        or cached_dimension.key_type != key_type
+        or cached_dimension.attribute_types != attribute_types
+    ):
         try:
-            table = _read_dimension(client, source, key_type, types, bytes_max)
+            table = _read_dimension(client, source, key_type, attribute_types, bytes_max)
         except InvalidRequest:
-            if types == attributes:
+            if attribute_types == attributes:
                 raise
-            types = {**attributes}  # Together, the attributes may be too large.
-            table = _read_dimension(client, source, key_type, types, bytes_max)
-        if table.nbytes + sum(other.table.nbytes for other in kept_tables.values()) > _KEPT_BYTES_MAX:
-            kept_tables.clear()
-        if table.nbytes <= _KEPT_BYTES_MAX:
-            kept_tables[source] = _KeptTable(key_type, types, table)
+            attribute_types = {**attributes}  # Together, the attributes may be too large.
+            table = _read_dimension(client, source, key_type, attribute_types, bytes_max)
+        if table.nbytes + sum(cached.table.nbytes for cached in cached_dimensions.values()) > _CACHED_BYTES_MAX:
+            cached_dimensions.clear()
+        if table.nbytes <= _CACHED_BYTES_MAX:
+            cached_dimensions[source] = _CachedDimension(key_type, attribute_types, table)
         return table.select(names)
-    table = kept_table.table.select(names)
+    table = cached_dimension.table.select(names)
     if table.nbytes > bytes_max:
         raise _make_size_error(source)
     return table

@@ -190,7 +190,7 @@ class SqlSession:
             certificates: See `SeamarkClient`.
             after: The tokens of writes whose rows every query has to include (`StreamTableWriter.token`).
             cubes: Whether queries use cubes: `on`, `exact` (without sums of floats and averages of integers) or `off`.
-            reports_runs: Whether the session reports the tables of each query for OpenLineage.
+            reports_runs: Whether the session reports each query, with its tables, to the server as an OpenLineage run.
 
         Raises:
             ValueError: The URL is invalid.

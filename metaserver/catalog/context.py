@@ -85,7 +85,7 @@ class UnclaimedEntries:
 
 @dataclass(frozen=True)
 class CatalogContext:
-    """The services that the catalog depends on. A server has one instance."""
+    """The services that the catalog depends on. Each open warehouse has one instance."""
 
     settings: Settings
     store: PointerStore
@@ -371,7 +371,7 @@ class CatalogContext:
         requested_ms: int,
         changes: PropertyChanges | None = None,
     ) -> RecordInstant:
-        """Return the operation that records a completed instant about a namespace with the current time.
+        """Return the operation that adds a completed instant of a namespace to the timeline. The instant ends now.
 
         Args:
             changes: The names of the changed properties. If they are too long for an event, they are left out.

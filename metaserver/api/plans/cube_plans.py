@@ -50,7 +50,7 @@ GROUPS_MAX = 1_000_000
 """The maximum number of groups of a response."""
 _FEW_ROWS = 200_000
 """If a plan has at most this number of rows, its cube is used even if it saves few of them."""
-_PAYING_MAX_FRACTION = 0.7
+_UNCOVERED_FRACTION_MAX = 0.7
 """The maximum number of rows that are read beside the groups, as a fraction of the rows of the plan."""
 
 
@@ -217,10 +217,10 @@ def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | No
     Joins leave out no rows beside a cube, so a plan without the cube may read fewer rows.
     """
     rows = find_files_at(scan_plan.view, scan_plan.entry_ids).read_longs("record_count")
-    left_rows, all_rows = int(rows[~is_covered].sum()), int(rows.sum())
-    if all_rows <= _FEW_ROWS or left_rows < _PAYING_MAX_FRACTION * all_rows:
+    uncovered_rows, all_rows = int(rows[~is_covered].sum()), int(rows.sum())
+    if all_rows <= _FEW_ROWS or uncovered_rows < _UNCOVERED_FRACTION_MAX * all_rows:
         return None
-    return f"the cube has entries of few files: {left_rows:,} of {all_rows:,} rows would be read"
+    return f"the cube covers too few rows: {uncovered_rows:,} of {all_rows:,} rows would still be read"
 
 
 async def _find_dimension_tables(call: Call, cube: IndexDefinition) -> list[PlanJoin]:

@@ -220,7 +220,7 @@ async def read_rows(call: Call) -> Answer:
 
 
 async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
-    """Return the table with the present state of its shards, and its log if it has a stream."""
+    """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream."""
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
         raise BadRequest(

@@ -140,15 +140,17 @@ class Blocks:
                     blocks[key] = self._register_in_use(key, block)
             absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
         if absent:
-            blocks.update(await self._load_absent(absent))
+            blocks.update(await self._load_absent_blocks(absent))
         return _check_blocks(manifests, [blocks[key] for key in keys])
 
-    async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
+    async def _load_absent_blocks(self, absent_manifests: Mapping[str, ManifestFile]) -> dict[str, Block]:
         """Return the blocks of manifests by key, from the disk or from the storage."""
-        size_bytes = sum(manifest.manifest_length for manifest in absent.values())
+        size_bytes = sum(manifest.manifest_length for manifest in absent_manifests.values())
         with self._decoders.expect_manifests(size_bytes):
             return dict(
-                await gather([partial(self._load_block, *key_and_manifest) for key_and_manifest in absent.items()])
+                await gather(
+                    [partial(self._load_block, *key_and_manifest) for key_and_manifest in absent_manifests.items()]
+                )
             )
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:

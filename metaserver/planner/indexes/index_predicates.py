@@ -106,12 +106,15 @@ class IndexProjection:
     key_set_predicates: tuple[KeySetPredicate, ...] = ()
     """Dynamic filters on indexed columns, in ascending order of their numbers of keys."""
     disjunctions: tuple[Expression, ...] = ()
-    """Disjunctions that indexes and statistics evaluate together. They have fields, and columns of the table."""
+    """Disjunctions that indexes and statistics evaluate together.
+
+    Their predicates are on fields of `by_field` and on columns of the table.
+    """
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune."""
-        mixed_fields = (self.by_field[predicate.column_id] for predicate in self._mixed_predicates)
+        mixed_fields = (self.by_field[predicate.column_id] for predicate in self._disjunction_index_predicates)
         return tuple({definition.id: definition for definition in (*self.staged_definitions, *mixed_fields)}.values())
 
     @cached_property
@@ -125,7 +128,7 @@ class IndexProjection:
         return tuple({definition.id: definition for definition in definitions}.values())
 
     @property
-    def _mixed_predicates(self) -> list[Bound]:
+    def _disjunction_index_predicates(self) -> list[Bound]:
         """The predicates of `disjunctions` that indexes evaluate."""
         predicates = [bound for expression in self.disjunctions for bound in collect_predicates(expression)]
         return [predicate for predicate in predicates if predicate.column_id in self.by_field]
@@ -136,7 +139,7 @@ class IndexProjection:
             IndexPredicate(definition, (predicate,))
             for predicate in {
                 make_predicate_key(bound): bound
-                for bound in (*collect_predicates(self.expression), *self._mixed_predicates)
+                for bound in (*collect_predicates(self.expression), *self._disjunction_index_predicates)
             }.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]

@@ -139,7 +139,7 @@ def test_cube_that_saves_few_rows_is_not_used(
     assert plan_cube(server, body)[0]["row-files"] == 1
     assert plan_cube(server, {**body, "predicate": "id BETWEEN 300 AND 409"})[0]["row-files"] == 1
     plan_report, groups = plan_cube(server, {**body, "unless": {"type": "lt", "term": "id", "value": 300}})
-    assert plan_report["reason"] == "the cube has entries of few files: 40 of 50 rows would be read"
+    assert plan_report["reason"] == "the cube covers too few rows: 40 of 50 rows would still be read"
     assert groups.num_rows == 0
 
 
