@@ -252,7 +252,7 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
     assert threading.get_ident() not in threads
 
 
-def test_backend_of_s3_locations_is_checked() -> None:
+def test_invalid_s3_backend_is_refused() -> None:
     for backend in (
         "gs://bucket",
         "abfss://",

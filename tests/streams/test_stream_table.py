@@ -215,7 +215,7 @@ async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_f
         assert sorted(await second_task) == [1, 2, 3, 4, 5]
 
 
-async def test_reader_sees_all_rows_of_an_append_after_a_flush_that_crosses_a_fresh_file() -> None:
+async def test_reader_sees_all_rows_of_an_append_after_a_flush_during_the_write_of_a_fresh_file() -> None:
     async with open_world(shards=2) as world:
         table, other_table = world.open(interval_s=0.05), world.open()
         await table.append({0: build_batch(*range(10))})

@@ -53,7 +53,7 @@ class CloudWarehouses:
 
 @pytest.fixture
 def clouds(tmp_path: Path, s3: S3, azurite: Azurite, google_storage: GoogleStorage) -> Iterator[CloudWarehouses]:
-    container, bucket = azurite.create_container(), google_storage.create_bucket()
+    container_uri, bucket_uri = azurite.create_container(), google_storage.create_bucket()
     port = choose_free_port()
     env = {
         f"SEAMARK_{name.upper()}": value
@@ -62,13 +62,13 @@ def clouds(tmp_path: Path, s3: S3, azurite: Azurite, google_storage: GoogleStora
             **google_storage.make_settings(),
             "gateway_port": str(port),
             "s3_client_access": "gateway",
-            "warehouse_roots": f"{container},{bucket}",
+            "warehouse_roots": f"{container_uri},{bucket_uri}",
         }.items()
     }
     bucket_in_s3 = s3.create_bucket("seamark-clouds")
     with Seamark(tmp_path / "home", warehouse=f"s3://{bucket_in_s3}/wh", env=s3.build_seamark_env() | env) as server:
         rig = GatewayRig(server, f"http://127.0.0.1:{port}", s3, s3.root)
-        for name, root, backend in (("azure", container, f"abfss://{HOST}"), ("google", bucket, "gs://")):
+        for name, root, backend in (("azure", container_uri, f"abfss://{HOST}"), ("google", bucket_uri, "gs://")):
             bucket_name = root.partition("://")[2].partition("@")[0]
             definition = {"location": f"s3://{bucket_name}/{name}", "settings": {"s3_backend": backend}}
             rig.request("PUT", f"/api/v1/warehouses/{name}", definition)
@@ -145,20 +145,21 @@ def test_engines_share_tables_in_three_clouds_of_one_server_with_keys_for_one_ta
 
 
 def check_keys_reach_only_their_table(own_keys: Keys, other_keys: Keys) -> None:
-    """Check by direct requests that the keys of one table read and write its objects, and no objects of another."""
+    """Check that the keys read an object of their table, and cannot use objects of another table."""
     client: Any = own_keys.make_client()
-    foreign = other_keys.make_client().list_objects_v2(Bucket=other_keys.bucket, Prefix=other_keys.prefix)
-    address = {"Bucket": other_keys.bucket, "Key": foreign["Contents"][0]["Key"]}
-    own = client.list_objects_v2(Bucket=own_keys.bucket, Prefix=own_keys.prefix)["Contents"]
-    assert client.get_object(Bucket=own_keys.bucket, Key=own[0]["Key"])["Body"].read()
-    copy = {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": address}
+    foreign_client: Any = other_keys.make_client()
+    foreign_objects = foreign_client.list_objects_v2(Bucket=other_keys.bucket, Prefix=other_keys.prefix)["Contents"]
+    address = {"Bucket": other_keys.bucket, "Key": foreign_objects[0]["Key"]}
+    own_objects = client.list_objects_v2(Bucket=own_keys.bucket, Prefix=own_keys.prefix)["Contents"]
+    assert client.get_object(Bucket=own_keys.bucket, Key=own_objects[0]["Key"])["Body"].read()
+    copy_arguments = {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": address}
     for call, arguments in (
         (client.get_object, address),
         (client.head_object, address),
         (client.put_object, {**address, "Body": b"x"}),
         (client.delete_object, address),
         (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": other_keys.prefix}),
-        (client.copy_object, copy),
+        (client.copy_object, copy_arguments),
     ):
         with pytest.raises(ClientError, match=r"AccessDenied|Forbidden"):
             call(**arguments)

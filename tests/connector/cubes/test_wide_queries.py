@@ -67,7 +67,10 @@ def define_cube(dimensions: list[str], measures: list[str]) -> tuple[IndexDefini
 
 
 def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
-    """Return the groups of a file, or None if the file has no groups, so that its rows are read."""
+    """Return the groups of a file, or None, at random or if a value does not fit its type.
+
+    A query then reads the rows of the file.
+    """
     columns = {field.id: file[field.name] for field in SCHEMA.fields}
     try:
         return group_rows(cube.terms, cube.measures, columns) if rng.random() < 0.7 else None

@@ -1,4 +1,4 @@
-"""Queries of many forms return the same rows from cubes as from rows, in `seamark sql` and `seamark.duckdb`."""
+"""Queries of many forms return the same rows with and without cubes, in `seamark sql` and `seamark.duckdb`."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ _DAYS = (-400, -1, 0, 1, 30, 31, 58, 59, 365, 19_000)
 _TIMES_US = (0, -1, 1, 3_600_000_000, 43_200_000_001)
 
 
-def draw_rows(rng: random.Random, rows: int, *, overflows: bool = False) -> pa.Table:
+def draw_rows(rng: random.Random, row_count: int, *, overflows: bool = False) -> pa.Table:
     """Return random rows.
 
     Args:
         rng: The source of random numbers.
-        rows: The number of rows.
-        overflows: Whether sums of `Sum` and `wide` may exceed their types.
+        row_count: The number of rows.
+        overflows: Whether sums of `Sum` and `wide` may overflow.
     """
     longs, wide = (_LONGS, _WIDE) if overflows else (_LONGS[:4], _WIDE[:3])
 
@@ -76,7 +76,7 @@ def draw_rows(rng: random.Random, rows: int, *, overflows: bool = False) -> pa.T
 
     storage = {"date": pa.int32(), "ts": pa.int64(), "tz": pa.int64()}
     arrays = [
-        pa.array([draw(name) for _ in range(rows)], storage.get(name, kind)).cast(kind)
+        pa.array([draw(name) for _ in range(row_count)], storage.get(name, kind)).cast(kind)
         for name, kind in COLUMNS.items()
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -205,7 +205,7 @@ class WideQueries:
         rng = self._rng
         keys = [self._draw_key(dimensions) for _ in range(rng.randint(0, 3))]
         values = [self._draw_value(dimensions, measures) for _ in range(rng.randint(0 if keys else 1, 3))]
-        outputs = [self._name(value) for value in (*keys, *values)]
+        outputs = [self._draw_alias(value) for value in (*keys, *values)]
         if values and rng.random() < 0.2:
             rng.shuffle(outputs)
             shuffled = True
@@ -263,7 +263,10 @@ class WideQueries:
         *,
         is_distinct: bool,
     ) -> str:
-        """Return ORDER BY, and perhaps a limit. With a limit, all outputs are in the order, so the rows are certain."""
+        """Return an ORDER BY clause or an empty text.
+
+        LIMIT follows an order by all outputs, and WITH TIES keeps equal rows, so the result is deterministic.
+        """
         rng = self._rng
         draw = rng.random()
         if draw < 0.15 and not is_distinct:
@@ -282,13 +285,13 @@ class WideQueries:
             return f" ORDER BY {order} LIMIT {rng.choice((0, 1, 3, 1000))}{offset}"
         return ""
 
-    def _name(self, value: str) -> str:
-        """Return the value, sometimes with the name of a column, of a function or of another output."""
+    def _draw_alias(self, expression: str) -> str:
+        """Return the expression, sometimes with the name of a column, of a function or of another output."""
         rng = self._rng
         if rng.random() < 0.2:
             name = rng.choice(("k", "total", '"count"', '"Sum"', '"MIXED CASE"', "q1", "q1", '"🙂"'))
-            return f"{value} AS {name}"
-        return value
+            return f"{expression} AS {name}"
+        return expression
 
     def _draw_value(self, dimensions: Sequence[str], measures: Sequence[str]) -> str:
         """Return an expression of aggregates."""

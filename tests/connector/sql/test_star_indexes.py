@@ -472,7 +472,7 @@ def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(st
     assert star.compare(QUERY) == "attributes, pruned"
 
 
-def test_alternative_to_a_join_is_evaluated_by_statistics_beside_the_index(star: IndexedStar) -> None:
+def test_disjunction_of_a_join_and_a_filter_prunes_by_index_and_statistics(star: IndexedStar) -> None:
     star.define_city()
     star.build()
     text = QUERY.replace("shops.city = 'a'", "(shops.city = 'c' OR facts.id < 1)")

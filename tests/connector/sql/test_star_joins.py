@@ -423,7 +423,9 @@ def test_attribute_in_the_cube_replaces_its_dimension_table(server: ServerThread
     assert (summary, rows) == (CubeSummary("by_region", 1, 0), [("north", 10), (None, 20)])
 
 
-def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: ServerThread, sales: str) -> None:
+def test_attribute_of_a_changed_dimension_table_is_not_used_until_the_job_defines_the_cube_again(
+    server: ServerThread, sales: str
+) -> None:
     shop = {"shop_id": 2, "region": "west", "amount": 7}
     with open_catalog(server.url) as catalog:
         shops = catalog.load_table(f"{sales}.shops")

@@ -53,16 +53,16 @@ def ignore_the_gates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JournalState, "_check_gates", lambda state, request: None)
 
 
-def state_the_number_at_the_append(patch: pytest.MonkeyPatch) -> None:
-    """Read the numbers of the gates after the check of the rows."""
+def read_gate_numbers_after_the_check(patch: pytest.MonkeyPatch) -> None:
+    """Plant a fault: an append states gate numbers that it read after its rows were checked."""
     append = KafkaLog.append
 
-    async def append_now(log: KafkaLog, batches, producer=None, gates=None):
+    async def append_with_late_numbers(log: KafkaLog, batches, producer=None, gates=None):
         await log.catch_up()
         numbers = {stream: gate.number for stream, gate in log.read_gates(gates or {}).items()}
         return await append(log, batches, producer, numbers)
 
-    patch.setattr(KafkaLog, "append", append_now)
+    patch.setattr(KafkaLog, "append", append_with_late_numbers)
 
 
 def commit_without_the_lease(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def open_the_gate_before_the_end_of_the_lease(patch: pytest.MonkeyPatch) -> None
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], int]] = [
     (ignore_the_gates, 1),
-    (state_the_number_at_the_append, 16),
+    (read_gate_numbers_after_the_check, 16),
     (commit_without_the_lease, 11),
     (open_the_gate_before_the_end_of_the_lease, 9),
 ]
@@ -98,6 +98,6 @@ def test_the_simulation_detects_each_mutation(
         try:
             run_world(seed)
         except InvariantBroken as error:
-            assert "meet a table of generation" in str(error), error  # noqa: PT017
+            assert "were written to a table of generation" in str(error), error  # noqa: PT017
             return
     pytest.fail("the simulation does not detect the mutation")

@@ -56,7 +56,7 @@ class ChangingCatalog(SimulatedCatalog):
         return table
 
     def change(self, uuid: str, generation: int) -> None:
-        """Change a table that has the generation.
+        """Change a table if its generation is `generation`.
 
         Raises:
             CommitConflict: The table has another generation.
@@ -74,11 +74,12 @@ class ChangingFiles(LineFiles):
     """`RowFiles` that compares the generations of rows with that of the table."""
 
     def encode(self, rows: Sequence[RowSlice], metadata: Any, folder: str | None) -> list[EncodedFile]:
-        for each in rows:
-            generation = int(each.payload.rsplit(_GENERATION, 1)[1])
+        for row_slice in rows:
+            generation = int(row_slice.payload.rsplit(_GENERATION, 1)[1])
             if generation != metadata.generation:
                 raise InvariantBroken(
-                    f"rows for generation {generation} meet a table of generation {metadata.generation}"
+                    f"rows checked for generation {generation} were written to a table of generation "
+                    f"{metadata.generation}"
                 )
         return super().encode(rows, metadata, folder)
 
@@ -97,7 +98,7 @@ class ChangingWorld(SimulationWorld):
         self.catalog.tables[self.uuid] = ChangingTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
     async def _append(self, process: Process, table: StreamTable, append: Append) -> None:
-        """Append rows for the generation that the table has after their gate was read."""
+        """Read the gate, then the generation of the table, and append rows that state it."""
         assert process.gates is not None
         async with process.gates.append(self._get_log(process), [table.uuid]) as numbers:
             _, metadata = await self.make_tables().load(table.uuid)
@@ -113,7 +114,7 @@ class ChangingWorld(SimulationWorld):
             raise RetryLater("the server is starting")
         return process.log
 
-    def list_changers(self) -> Sequence[Coroutine[None, None, None]]:
+    def create_change_actors(self) -> Sequence[Coroutine[None, None, None]]:
         return [self._run_changer(), self._run_changer()]
 
     async def _run_changer(self) -> None:

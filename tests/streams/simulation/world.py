@@ -547,8 +547,8 @@ class SimulationWorld:
         """Commit another change to the table."""
         self.catalog.tables[self.uuid].version += 1
 
-    def list_changers(self) -> Sequence[Coroutine[None, None, None]]:
-        """Return further actors that run until the writers have finished."""
+    def create_change_actors(self) -> Sequence[Coroutine[None, None, None]]:
+        """Return coroutines that change tables until the writers have finished."""
         return ()
 
     async def run(self) -> None:
@@ -559,7 +559,7 @@ class SimulationWorld:
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
         misfortune = asyncio.create_task(self.cause_faults())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
-        changers = [asyncio.create_task(work) for work in self.list_changers()]
+        changers = [asyncio.create_task(work) for work in self.create_change_actors()]
         background = [*servers, *readers, misfortune, *changers]
         await self._wait_for(writers, background)
         self.is_ending = True
