@@ -113,8 +113,8 @@ def check_apart_from_others(
             )
 
 
-def check_same_place(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]) -> None:
-    """Check that a change of settings leaves the objects of a warehouse where they are.
+def check_same_backend(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]) -> None:
+    """Check that a change does not set another `s3_backend`.
 
     Raises:
         BadRequest: The new settings have another `s3_backend`.
@@ -125,6 +125,32 @@ def check_same_place(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]
             f"The setting s3_backend of the warehouse {warehouse.name} cannot change from {former!r} to {new!r}, "
             "because its objects would stay in the former store; create another warehouse"
         )
+
+
+def is_same_place(warehouse: StoredWarehouse, former_backend: str | None, backend: str) -> bool:
+    """Return whether the objects of a warehouse stay where they are when its credentials change.
+
+    A warehouse without its own keys of S3 uses the `s3_backend` of the server. So credentials can change its place.
+
+    Args:
+        warehouse: The warehouse before the change.
+        former_backend: The `s3_backend` before the change. If it is not known, this is None.
+        backend: The `s3_backend` after the change.
+
+    Raises:
+        BadRequest: The objects would be at a place that is neither their former place nor the place for which the
+            warehouse was created.
+    """
+    location = parse_location(warehouse.location)
+    place = find_place(location, backend)
+    if location.scheme != "s3" or (former_backend is not None and place == find_place(location, former_backend)):
+        return True
+    if make_location_key(place) != warehouse.location_key:
+        raise BadRequest(
+            f"With these credentials, the warehouse {warehouse.name} would be at {str(place)!r}, and its objects would "
+            "stay in the former store; send credentials of the former store, or create another warehouse"
+        )
+    return False
 
 
 def _list_keys(location: Location, backend: str) -> set[str]:

@@ -52,6 +52,23 @@ async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
         assert (status, "cannot change" in answer["error"]["message"]) == (400, True)
 
 
+async def test_credentials_never_move_a_warehouse(tmp_path: Path) -> None:
+    roots, keys = ("s3://lake/further", "gs://lake/further"), {"s3_access_key_id": "AKIA", "s3_secret_access_key": "s"}
+    async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_backend=GOOGLE, gateway_port=0) as world:
+        await world.create_warehouse("victim", location="gs://lake/further/v")
+        await world.create_warehouse("in_s3", location="s3://lake/further/v", credentials=keys)
+        await world.create_warehouse("in_google", location="s3://lake/further/g")
+        for name, credentials in (("in_s3", {}), ("in_google", keys)):
+            status, answer = await world.send(
+                "PUT", f"/api/v1/warehouses/{name}", {"settings": {}, "credentials": credentials}
+            )
+            assert (status, "former store" in answer["error"]["message"]) == (400, True), name
+        for name, credentials in (("in_s3", {**keys, "s3_access_key_id": "NEW"}), ("in_google", {}), ("victim", keys)):
+            body = {"settings": {}, "credentials": credentials}
+            status, answer = await world.send("PUT", f"/api/v1/warehouses/{name}", body)
+            assert status == 200, answer
+
+
 def find_true_places(location: str, backend: str) -> set[tuple[str, ...]]:
     """Return the segments of the location that clients see, and of the place of its objects."""
     scheme, _, path = location.partition("://")
