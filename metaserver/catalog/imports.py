@@ -82,14 +82,28 @@ class _CheckedTable:
     claims: Sequence[Operation]
 
 
+class ImportLimits:
+    """The limits of the memory and of the threads of imports. All warehouses of a process share them."""
+
+    def __init__(self) -> None:
+        self.small_files = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
+        self.large_file = FairLock()
+        """The queue in which large metadata files are in memory one at a time."""
+        self.checking = FairLock()
+        """The queue in which many names are checked in a thread, one file at a time."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no import uses these limits. Only tests call it."""
+        return self.large_file.is_free and self.checking.is_free and not self.small_files.locked()
+
+
 class Imports:
-    def __init__(self, context: CatalogContext, tables: Tables, views: Views) -> None:
+    def __init__(self, context: CatalogContext, tables: Tables, views: Views, limits: ImportLimits) -> None:
         self._context = context
         self._tables = tables
         self._views = views
-        self._small_files = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
-        self._large_file = FairLock()
-        self._checking = FairLock()
+        self._limits = limits
 
     async def import_table(
         self,
@@ -215,14 +229,14 @@ class Imports:
             TooLarge: The file is too large for any table or view.
         """
         self._context.warehouse.check(location, "metadata-location")
-        async with self._small_files:
+        async with self._limits.small_files:
             metadata = None
             with suppress(TooLarge):
                 metadata = await read(location, _SMALL_FILE_BYTES_MAX)
             if metadata is not None:
                 yield metadata
                 return
-        async with self._large_file.hold(caller.principal_name):
+        async with self._limits.large_file.hold(caller.principal_name):
             yield await read(location, METADATA_BYTES_MAX)
 
     async def _read_table(self, location: str, limit_bytes: int) -> TableMetadata:
@@ -265,7 +279,7 @@ class Imports:
             check_table_locations(context.warehouse, metadata, location)
 
         if has_many_names(metadata):
-            await self._checking.run(caller.principal_name, check_names)
+            await self._limits.checking.run(caller.principal_name, check_names)
         else:
             check_names()
         await context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -12,12 +13,13 @@ import pytest
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MetadataLogEntry
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, NotFound, TooLarge
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog import imports
 from seamark.metaserver.objects.warehouse import Warehouse
 from tests.catalog.rig import CALLER, CatalogRig, open_rig
 from tests.seeds import examples, first_seed
+from tests.warehouses.world import run_server_with_warehouses
 
 ROOTS = ("s3://lake/t", "file:///lake/t", "abfss://lake@account.dfs.core.windows.net/t", "hdfs://lake/t")
 FOLDERS = ("", "/", "/m", "/m/", "/m/..", "/%2e%2e", "/m%2f", "2", "/..", "/m/.", "/m?x", "//m", "/.snapshot")
@@ -128,3 +130,42 @@ async def test_many_files_are_checked_outside_the_event_loop(tmp_path: Path, mon
             location = await write_table(rig, f"t{files}", files)
             await rig.catalog.imports.import_table(CALLER, ("db",), f"i{files}", location, dry_run=False)
     assert threads == [True, False]
+
+
+async def test_all_warehouses_together_read_one_large_file_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_reads = 0
+    running_reads: list[str] = []
+    has_overlap = False
+
+    async def read(self: imports.Imports, location: str, limit_bytes: int) -> TableMetadata:
+        nonlocal small_reads, has_overlap
+        if limit_bytes < imports.METADATA_BYTES_MAX:
+            small_reads += 1
+            raise TooLarge("The file is large")
+        running_reads.append(location)
+        while small_reads < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # The other import now reads the large file, or waits.
+        has_overlap |= len(running_reads) > 1
+        running_reads.remove(location)
+        raise NotFound("The file does not exist")
+
+    monkeypatch.setattr(imports.Imports, "_read_table", read)
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
+        for name in ("sales", "stock"):
+            assert (await world.send("POST", f"/v1/{name}/namespaces", {"namespace": ["db"]}))[0] == 200
+        answers = await asyncio.gather(
+            *(
+                world.send(
+                    "PUT",
+                    f"/warehouses/{name}/api/v1/tables/db/t/import",
+                    {"metadata-location": f"file://{world.lake / name}/t/metadata/v1.metadata.json"},
+                )
+                for name in ("sales", "stock")
+            )
+        )
+    assert [status for status, _ in answers] == [404, 404], answers
+    assert small_reads == 2
+    assert not has_overlap
