@@ -12,7 +12,7 @@ from typing import Any
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.formats.storage.locations import Location, make_location_key, parse_location
-from seamark.metaserver.objects.clouds.backed import Backing
+from seamark.metaserver.objects.clouds.backed import CLOUDS, UPLOADS, Backing
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
@@ -69,6 +69,12 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
         raise BadRequest(
             f"The location {str(location)!r}{shown_place} is outside the places for warehouses, which are "
             f"{shown_roots}; choose one below them, or have the operator change warehouse_roots"
+        )
+    uploads = Location(place.scheme, place.bucket, UPLOADS)
+    if place.scheme in CLOUDS and _is_inside(make_location_key(place), make_location_key(uploads)):
+        raise BadRequest(
+            f"The location {str(location)!r} is in {str(uploads)!r}, the folder of unfinished uploads of other "
+            "warehouses; choose another"
         )
     check_apart_from_server(location, settings, backend, server_roots)
     return location
