@@ -16,6 +16,7 @@ from seamark.formats.iceberg.metadata.snapshot import MetadataLogEntry
 from seamark.formats.runtime.errors import BadRequest, NotFound, TooLarge
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog import imports
+from seamark.metaserver.catalog.documents import METADATA_BYTES_MAX
 from seamark.metaserver.objects.warehouse import Warehouse
 from tests.catalog.rig import CALLER, CatalogRig, open_rig
 from tests.seeds import examples, first_seed
@@ -141,7 +142,7 @@ async def test_all_warehouses_together_read_one_large_file_at_a_time(
 
     async def read(self: imports.Imports, location: str, limit_bytes: int) -> TableMetadata:
         nonlocal small_reads, has_overlap
-        if limit_bytes < imports.METADATA_BYTES_MAX:
+        if limit_bytes < METADATA_BYTES_MAX:
             small_reads += 1
             raise TooLarge("The file is large")
         running_reads.append(location)
