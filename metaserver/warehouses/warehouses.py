@@ -331,8 +331,8 @@ class Warehouses:
         if is_same_place(warehouse, former_backend, backend):
             return
         location = check_location(warehouse.location, self._settings, backend, self._list_server_roots())
-        others = [other for other in await self.list() if other.id != warehouse.id]
-        check_apart_from_others(location, self._settings, backend, others)
+        other_warehouses = [other for other in await self.list() if other.id != warehouse.id]
+        check_apart_from_others(location, self._settings, backend, other_warehouses)
 
     async def drop(self, name: str) -> None:
         """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.
