@@ -17,7 +17,7 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.dropped import Dropped
 from seamark.metaserver.catalog.functions import Functions
-from seamark.metaserver.catalog.imports import Imports
+from seamark.metaserver.catalog.imports import ImportLimits, Imports
 from seamark.metaserver.catalog.metrics import MetricsReports
 from seamark.metaserver.catalog.namespaces import Namespaces
 from seamark.metaserver.catalog.ownership.claims import (
@@ -140,11 +140,13 @@ async def open_catalog(
     keyring: Keyring,
     *,
     stored_objects: ObjectStore | None = None,
+    import_limits: ImportLimits | None = None,
 ) -> AsyncIterator[Catalog]:
     """Open the catalog.
 
     Args:
         stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
+        import_limits: The limits of imports that the catalogs of a process share. The default is new limits.
 
     Raises:
         ConfigError: The warehouse URI is invalid.
@@ -169,7 +171,7 @@ async def open_catalog(
             tables=tables,
             views=views,
             functions=Functions(context),
-            imports=Imports(context, tables, views),
+            imports=Imports(context, tables, views, import_limits or ImportLimits()),
             dropped=Dropped(context),
             plan_tables=plans,
             plan_views=PlanViews(context, plans),

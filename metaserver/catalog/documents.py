@@ -169,7 +169,10 @@ class Documents:
             BadRequest: The file has no valid properties.
         """
         try:
-            return convert_json(await self._read_json(location), _Properties).properties or {}
+            data = await self._read_json(location)
+            if len(data) <= LARGE_BYTES:
+                return convert_json(data, _Properties).properties or {}
+            return (await asyncio.to_thread(convert_json, data, _Properties)).properties or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 

@@ -7,10 +7,12 @@ and receives no rights from its properties. A repeated import changes nothing.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -29,7 +31,7 @@ from seamark.formats.runtime.errors import (
     TooLarge,
 )
 from seamark.formats.runtime.fair_lock import FairLock
-from seamark.formats.storage.locations import Location, parse_location
+from seamark.formats.storage.locations import LOCATION_CHARS_MAX, Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.documents import METADATA_BYTES_MAX
 from seamark.metaserver.catalog.ownership.claims import make_claim
@@ -52,6 +54,18 @@ _SMALL_FILE_BYTES_MAX = 2 << 20
 
 A larger file may need a gigabyte of memory, so an import reads it alone.
 """
+FILE_NAMES_MAX = 1_000_000
+"""The maximum number of files that the metadata of an imported table name, without the files in its manifests.
+
+A check of so many names takes seconds in a thread.
+"""
+_NAMES_IN_LOOP_MAX = 300
+"""The maximum number of names of files and properties that are checked in the event loop, where each takes 10 to 30 µs.
+
+More names are checked in a thread.
+"""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+"""Matches the names of files that every storage accepts in every folder, and that every reader reads alike."""
 _TABLES_PER_TRANSACTION_MAX = 64
 """The maximum number of tables of a transaction that registers tables. Other changes wait for it."""
 T = TypeVar("T")
@@ -68,13 +82,28 @@ class _CheckedTable:
     claims: Sequence[Operation]
 
 
+class ImportLimits:
+    """The limits of the memory and of the threads of imports. All warehouses of a process share them."""
+
+    def __init__(self) -> None:
+        self.small_files = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
+        self.large_file = FairLock()
+        """The queue in which large metadata files are in memory one at a time."""
+        self.checking = FairLock()
+        """The queue in which many names are checked in a thread, one file at a time."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no import uses these limits. Only tests call it."""
+        return self.large_file.is_free and self.checking.is_free and not self.small_files.locked()
+
+
 class Imports:
-    def __init__(self, context: CatalogContext, tables: Tables, views: Views) -> None:
+    def __init__(self, context: CatalogContext, tables: Tables, views: Views, limits: ImportLimits) -> None:
         self._context = context
         self._tables = tables
         self._views = views
-        self._small_files = asyncio.Semaphore(_CONCURRENT_CHECKS_MAX)
-        self._large_file = FairLock()
+        self._limits = limits
 
     async def import_table(
         self,
@@ -200,14 +229,14 @@ class Imports:
             TooLarge: The file is too large for any table or view.
         """
         self._context.warehouse.check(location, "metadata-location")
-        async with self._small_files:
+        async with self._limits.small_files:
             metadata = None
             with suppress(TooLarge):
                 metadata = await read(location, _SMALL_FILE_BYTES_MAX)
             if metadata is not None:
                 yield metadata
                 return
-        async with self._large_file.hold(caller.principal_name):
+        async with self._limits.large_file.hold(caller.principal_name):
             yield await read(location, METADATA_BYTES_MAX)
 
     async def _read_table(self, location: str, limit_bytes: int) -> TableMetadata:
@@ -238,14 +267,21 @@ class Imports:
             BadRequest, Forbidden: A property or a location is not allowed.
         """
         context = self._context
-        check_client_properties(metadata.properties, "An imported table")
-        if ALLOWED_LOCATIONS in metadata.properties:
-            raise BadRequest(
-                f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
-                "from another catalog; remove it there, and set it after the import"
-            )
-        check_lasting(location, metadata)
-        check_table_locations(context.warehouse, metadata, location)
+
+        def check_names() -> None:
+            check_client_properties(metadata.properties, "An imported table")
+            if ALLOWED_LOCATIONS in metadata.properties:
+                raise BadRequest(
+                    f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
+                    "from another catalog; remove it there, and set it after the import"
+                )
+            check_lasting(location, metadata)
+            check_table_locations(context.warehouse, metadata, location)
+
+        if has_many_names(metadata):
+            await self._limits.checking.run(caller.principal_name, check_names)
+        else:
+            check_names()
         await context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         if check_properties is not None:
             await check_properties(metadata.properties)
@@ -453,17 +489,36 @@ def _raise_if_unavailable(results: Iterable[_CheckedTable | ImportResult]) -> No
             raise result
 
 
+def has_many_names(metadata: TableMetadata) -> bool:
+    """Return whether the names in the metadata are so many that they must be checked in a thread."""
+    files = islice(_list_files(metadata), _NAMES_IN_LOOP_MAX + 1)
+    return len(metadata.properties) + sum(1 for _ in files) > _NAMES_IN_LOOP_MAX
+
+
 def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
     """Check that an imported table names only files in its own locations, and that they are in the warehouse.
 
-    Planning checks the files in the manifests of the table.
+    Planning checks the files in the manifests of the table. Call this in a thread if `has_many_names` is true.
 
     Raises:
-        BadRequest: A location is outside the warehouse, or a file is outside the table's locations.
+        BadRequest: A location is outside the warehouse, a file is outside the table's locations, or the metadata name
+            too many files.
     """
     own_locations = _check_own_locations(warehouse, metadata, location)
-    for description, path in _list_files(metadata):
+    # If a file in a folder is accepted, each file with a plain name in the same folder is accepted too.
+    own_folders: set[str] = set()
+    for number, (description, path) in enumerate(_list_files(metadata)):
+        if number >= FILE_NAMES_MAX:
+            raise BadRequest(
+                f"The metadata file {location} names more than {FILE_NAMES_MAX:,} files; expire snapshots of the table "
+                "before the import"
+            )
+        folder, _, name = path.rpartition("/")
+        if folder in own_folders and _PLAIN_NAME.fullmatch(name) and len(path) <= LOCATION_CHARS_MAX:
+            continue
         _check_inside(own_locations, path, description)
+        if _PLAIN_NAME.fullmatch(name):
+            own_folders.add(folder)
 
 
 def check_view_locations(warehouse: Warehouse, metadata: ViewMetadata, location: str) -> None:

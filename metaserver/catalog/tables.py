@@ -53,6 +53,9 @@ _CONCURRENT_CHECKS_MAX = 16
 """The maximum number of newly registered tables that are checked at the same time."""
 _PURGES_MAX = 1000
 """The maximum number of running purges that are read with one query."""
+_SNAPSHOT_BYTES = 256
+_PROPERTY_BYTES = 64
+"""The approximate size of a snapshot and of a property as JSON."""
 PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
 
 
@@ -146,10 +149,14 @@ class Tables:
         if current is None or not overwrite:
             await check_name_free(self._context, namespace, name)
         metadata = await self.check_registrable(location)
-        check_lasting(location, metadata)
+        snapshots_bytes = len(metadata.snapshots) * _SNAPSHOT_BYTES
+        check = partial(check_lasting, location, metadata)
+        await self._context.large.run_by_size(caller.principal_name, snapshots_bytes, check)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         await self._context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
-        check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
+        properties = await self._context.documents.read_stored_properties(location)
+        check_names = partial(check_client_properties, properties, "A registered table")
+        await self._context.large.run_by_size(caller.principal_name, len(properties) * _PROPERTY_BYTES, check_names)
         if check_properties is not None:
             await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)

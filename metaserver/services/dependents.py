@@ -28,9 +28,12 @@ class DependentJobs:
         self._jobs_by_table: defaultdict[TableName, dict[Key, Job]] = defaultdict(dict)
         self._tables_by_job: dict[Key, Set[TableName]] = {}
         self._pairs = 0
+        self._unseen_uuids: set[str] = set()
+        """The UUIDs of recorded tables that the present sweep over all tables has not seen yet."""
 
     def record(self, job: Job, tables: Set[TableName]) -> None:
         """Record the tables on which a job depends, in place of those recorded before."""
+        self.see(job.uuid)
         self.forget(job.key)
         if not tables or self._pairs + len(tables) > DEPENDENTS_MAX:
             return
@@ -48,6 +51,23 @@ class DependentJobs:
             del self._jobs_by_table[table][key]
             if not self._jobs_by_table[table]:
                 del self._jobs_by_table[table]
+
+    def begin_sweep(self) -> None:
+        """Begin a sweep over all tables. The caller calls `see` for each table."""
+        self._unseen_uuids = {uuid for _, uuid in self._tables_by_job}
+
+    def see(self, uuid: str) -> None:
+        """Note that a table exists."""
+        self._unseen_uuids.discard(uuid)
+
+    def end_sweep(self) -> None:
+        """Remove the jobs of the tables that the sweep has not seen, because they no longer exist.
+
+        A table that is renamed during the sweep may be unseen. It is examined after the rename, and recorded again.
+        """
+        for key in [key for key in self._tables_by_job if key[1] in self._unseen_uuids]:
+            self.forget(key)
+        self._unseen_uuids = set()
 
     def list_jobs(self, table: TableName) -> Iterable[Job]:
         """Return the jobs that depend on a table."""

@@ -220,7 +220,9 @@ class Scheduler:
             nonlocal refused_count
             while True:
                 refused_count = 0
-                tables = await self._watch.examine_all(look)
+                dependents.begin_sweep()
+                tables = await self._watch.examine_all(look, see=dependents.see)
+                dependents.end_sweep()
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
                 if refused_count:
                     _log.warning("jobs wait for a place in the queue", jobs=refused_count, limit=self._queue_limit)

@@ -83,10 +83,15 @@ class TableWatch:
                     if entry is not None:
                         await self._examine_table(entry, await load_policies(self._store, namespace), examine)
 
-    async def examine_all(self, examine: Examine, *, pause: bool = True) -> int:
+    async def examine_all(
+        self, examine: Examine, *, pause: bool = True, see: Callable[[str], None] = lambda _: None
+    ) -> int:
         """Examine all tables that have changed or are due, and return the number of examined tables.
 
-        By default, pauses limit the time for which the sweep keeps the event loop busy.
+        Args:
+            examine: Examines a table.
+            pause: Whether pauses limit the time for which the sweep keeps the event loop busy.
+            see: Receives the UUID of each table, even if the table is not examined.
         """
         examined_count = 0
         due_before, self._due_by_state = self._due_by_state, {}
@@ -94,6 +99,7 @@ class TableWatch:
             began_s = self._clock.monotonic()
             inherited_properties = hash(frozenset(policies.items()))
             for entry in entries:
+                see(entry.uuid)
                 state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited_properties))
                 due_s = due_before.get(state, 0.0)
                 if due_s <= began_s:

@@ -12,7 +12,7 @@ from typing import Any
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.formats.storage.locations import Location, make_location_key, parse_location
-from seamark.metaserver.objects.clouds.backed import Backing
+from seamark.metaserver.objects.clouds.backed import CLOUDS, UPLOADS, Backing
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
@@ -70,6 +70,12 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
             f"The location {str(location)!r}{shown_place} is outside the places for warehouses, which are "
             f"{shown_roots}; choose one below them, or have the operator change warehouse_roots"
         )
+    uploads = Location(place.scheme, place.bucket, UPLOADS)
+    if place.scheme in CLOUDS and _is_inside(make_location_key(place), make_location_key(uploads)):
+        raise BadRequest(
+            f"The location {str(location)!r} is in {str(uploads)!r}, the folder of unfinished uploads of other "
+            "warehouses; choose another"
+        )
     check_apart_from_server(location, settings, backend, server_roots)
     return location
 
@@ -113,8 +119,8 @@ def check_apart_from_others(
             )
 
 
-def check_same_place(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]) -> None:
-    """Check that a change of settings leaves the objects of a warehouse where they are.
+def check_same_backend(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]) -> None:
+    """Check that a change does not set another `s3_backend`.
 
     Raises:
         BadRequest: The new settings have another `s3_backend`.
@@ -125,6 +131,32 @@ def check_same_place(warehouse: StoredWarehouse, own_settings: Mapping[str, Any]
             f"The setting s3_backend of the warehouse {warehouse.name} cannot change from {former!r} to {new!r}, "
             "because its objects would stay in the former store; create another warehouse"
         )
+
+
+def is_same_place(warehouse: StoredWarehouse, former_backend: str | None, backend: str) -> bool:
+    """Return whether the objects of a warehouse stay where they are when its credentials change.
+
+    A warehouse without its own keys of S3 uses the `s3_backend` of the server. So credentials can change its place.
+
+    Args:
+        warehouse: The warehouse before the change.
+        former_backend: The `s3_backend` before the change. If it is not known, this is None.
+        backend: The `s3_backend` after the change.
+
+    Raises:
+        BadRequest: The objects would be at a place that is neither their former place nor the place for which the
+            warehouse was created.
+    """
+    location = parse_location(warehouse.location)
+    place = find_place(location, backend)
+    if location.scheme != "s3" or (former_backend is not None and place == find_place(location, former_backend)):
+        return True
+    if make_location_key(place) != warehouse.location_key:
+        raise BadRequest(
+            f"With these credentials, the warehouse {warehouse.name} would be at {str(place)!r}, and its objects would "
+            "stay in the former store; send credentials of the former store, or create another warehouse"
+        )
+    return False
 
 
 def _list_keys(location: Location, backend: str) -> set[str]:

@@ -57,6 +57,7 @@ from seamark.metaserver.warehouses.definitions import (
     load_credentials,
     load_settings,
     make_settings,
+    open_credentials,
     renew_seal,
     seal_credentials,
 )
@@ -65,8 +66,9 @@ from seamark.metaserver.warehouses.places import (
     check_apart_from_others,
     check_apart_from_server,
     check_location,
-    check_same_place,
+    check_same_backend,
     find_place,
+    is_same_place,
 )
 
 if TYPE_CHECKING:
@@ -233,8 +235,7 @@ class Warehouses:
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_services(self._settings, own_settings)
         check_definition(self._settings, own_settings, credentials)
-        has_s3_keys = bool(credentials.get("s3_secret_access_key"))
-        backend = choose_backend(self._settings, own_settings, has_s3_keys=has_s3_keys)
+        backend = self._choose_backend(own_settings, credentials)
         parsed_location = check_location(location, self._settings, backend, self._list_server_roots())
         if await self._store.load_warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
@@ -274,13 +275,13 @@ class Warehouses:
 
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
-            BadRequest: The definition is invalid, the operator does not allow it, or the stored login would be sent to
-                another catalog.
+            BadRequest: The definition is invalid, the operator does not allow it, the warehouse would be at another
+                place, or the stored login would be sent to another catalog.
             CommitConflict: Another request changed the warehouse.
         """
         warehouse = await self.require(name)
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
-        check_same_place(warehouse, own_settings)
+        check_same_backend(warehouse, own_settings)
         if credentials is None:
             credentials = await load_credentials(self._settings, self._clock, warehouse)
             _check_same_catalog(warehouse, own_settings, credentials)
@@ -293,6 +294,7 @@ class Warehouses:
                 f"The warehouse {name} cannot begin or cease to show another catalog, because its names come from "
                 "there; create another warehouse"
             )
+        await self._check_place(warehouse, own_settings, credentials)
         changed_warehouse = msgspec.structs.replace(
             warehouse,
             settings=own_settings,
@@ -302,6 +304,35 @@ class Warehouses:
         await self._store.transact([ChangeWarehouse(changed_warehouse, expected_version=warehouse.version)])
         self._retire(warehouse.id)
         return changed_warehouse
+
+    def _choose_backend(self, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]) -> str:
+        has_s3_keys = bool(credentials.get("s3_secret_access_key"))
+        return choose_backend(self._settings, own_settings, has_s3_keys=has_s3_keys)
+
+    async def _check_place(
+        self, warehouse: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
+    ) -> None:
+        """Check that a change does not move a warehouse. It may move back to the place for which it was created.
+
+        Args:
+            warehouse: The warehouse before the change.
+            own_settings: The new settings.
+            credentials: The new credentials.
+
+        Raises:
+            BadRequest: The change moves the warehouse, or the operator does not allow the place, or another warehouse
+                is there.
+        """
+        former_backend = None
+        with suppress(ConfigError):  # The key of the former credentials is lost.
+            former_credentials = await open_credentials(self._settings, self._clock, warehouse)
+            former_backend = self._choose_backend(warehouse.settings, former_credentials)
+        backend = self._choose_backend(own_settings, credentials)
+        if is_same_place(warehouse, former_backend, backend):
+            return
+        location = check_location(warehouse.location, self._settings, backend, self._list_server_roots())
+        other_warehouses = [other for other in await self.list() if other.id != warehouse.id]
+        check_apart_from_others(location, self._settings, backend, other_warehouses)
 
     async def drop(self, name: str) -> None:
         """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.

@@ -20,6 +20,7 @@ from seamark.formats.services.services import SERVICES
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.server import make_holder_name
 from seamark.metaserver.services import job_queue, scheduler, watch
+from seamark.metaserver.services.dependents import DependentJobs
 from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.proposer import NEVER
 from seamark.metaserver.services.running import JobSlots
@@ -455,11 +456,30 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         assert len(await sweep_names()) == 6
 
 
-async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(tmp_path: Path) -> None:
+async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep keeps the jobs of existing tables, and forgets those of dropped tables."""
+    dependents = DependentJobs()
+    sweeps: list[int] = []
+    end_sweep = dependents.end_sweep
+
+    def record_sweep() -> None:
+        end_sweep()
+        sweeps.append(len(list(dependents.list_jobs(("a", "shops")))))
+
+    monkeypatch.setattr(dependents, "end_sweep", record_sweep)
+    monkeypatch.setattr(scheduler, "DependentJobs", lambda: dependents)
+    monkeypatch.setattr(scheduler, "SWEEP_S", 0.05)
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "facts", "other")
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[DependentTable()]):
             await until(lambda: recorder.started_tables == ["facts"])
+            await until(lambda: len(sweeps) > 2)
+            assert set(sweeps) == {1}
             await create_tables(server, "a", "shops")
             await until(lambda: recorder.started_tables == ["facts", "facts"])
+            async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/facts") as answer:
+                assert answer.status == 204
+            await until(lambda: sweeps[-1] == 0)

@@ -27,6 +27,7 @@ STORE = "http://127.0.0.1:9"
 
 async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
     roots = ("gs://lake/further", f"abfss://lake@{HOST}/further", "s3://store/further")
+    roots += ("gs://uploads", f"abfss://uploads@{HOST}")
     async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_endpoint=STORE) as world:
         for location, backend, message in (
             ("s3://store/further/new", GOOGLE, "'gs://store/further/new' with this s3_backend"),
@@ -39,6 +40,11 @@ async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
             settings = {} if backend is None else {"s3_backend": backend}
             body = {"name": "new", "location": location, "settings": settings}
             assert message in await create_and_read_refusal(world, body), location
+        for location in ("gs://uploads/.seamark-uploads/x", "gs://uploads/%2Eseamark-uploads"):
+            body = {"name": "new", "location": location}
+            assert "unfinished uploads" in await create_and_read_refusal(world, body), location
+        body = {"name": "new", "location": f"abfss://uploads@{HOST}/.seamark-uploads"}
+        assert "unfinished uploads" in await create_and_read_refusal(world, body)
         await world.create_warehouse("google", location="s3://lake/further/g", settings={"s3_backend": GOOGLE})
         await world.create_warehouse("azure", location="s3://lake/further/a", settings={"s3_backend": AZURE})
         for location, settings in (
@@ -50,6 +56,23 @@ async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
             assert "overlaps" in await create_and_read_refusal(world, body), location
         status, answer = await world.send("PUT", "/api/v1/warehouses/google", {"settings": {"s3_backend": AZURE}})
         assert (status, "cannot change" in answer["error"]["message"]) == (400, True)
+
+
+async def test_credentials_never_move_a_warehouse(tmp_path: Path) -> None:
+    roots, keys = ("s3://lake/further", "gs://lake/further"), {"s3_access_key_id": "AKIA", "s3_secret_access_key": "s"}
+    async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_backend=GOOGLE, gateway_port=0) as world:
+        await world.create_warehouse("victim", location="gs://lake/further/v")
+        await world.create_warehouse("in_s3", location="s3://lake/further/v", credentials=keys)
+        await world.create_warehouse("in_google", location="s3://lake/further/g")
+        for name, credentials in (("in_s3", {}), ("in_google", keys)):
+            status, answer = await world.send(
+                "PUT", f"/api/v1/warehouses/{name}", {"settings": {}, "credentials": credentials}
+            )
+            assert (status, "former store" in answer["error"]["message"]) == (400, True), name
+        for name, credentials in (("in_s3", {**keys, "s3_access_key_id": "NEW"}), ("in_google", {}), ("victim", keys)):
+            body = {"settings": {}, "credentials": credentials}
+            status, answer = await world.send("PUT", f"/api/v1/warehouses/{name}", body)
+            assert status == 200, answer
 
 
 def find_true_places(location: str, backend: str) -> set[tuple[str, ...]]:

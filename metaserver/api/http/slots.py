@@ -15,6 +15,7 @@ from typing import Literal
 
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.formats.runtime.fair_lock import FairLock
+from seamark.metaserver.catalog.imports import ImportLimits
 
 
 class HolderLimit:
@@ -114,6 +115,7 @@ class WorkerLimits:
         """The queue of requests for advice. One request at a time has a sample of rows in memory."""
         self.simulating = FairLock()
         """The queue in which simulations run in a thread, one at a time, even if their requests have ended."""
+        self.imports = ImportLimits()
 
     @property
     def _limits(self) -> tuple[HolderLimit, ...]:
@@ -129,7 +131,8 @@ class WorkerLimits:
     @property
     def is_idle(self) -> bool:
         """Return whether no request uses any of these limits. Only tests call it."""
-        return not any(limit.taken for limit in self._limits) and all(
+        is_importing = not self.imports.is_idle
+        return not (is_importing or any(limit.taken for limit in self._limits)) and all(
             lock.is_free
             for lock in (
                 *(self.parsing, self.reading_sql, self.inflating),

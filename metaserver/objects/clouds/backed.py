@@ -21,6 +21,8 @@ from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.settings.settings import Settings
 
+CLOUDS = ("gs", "abfss")
+"""The schemes of the clouds that `s3_backend` can name."""
 UPLOADS = ".seamark-uploads"
 """The folder of unfinished uploads in each bucket."""
 

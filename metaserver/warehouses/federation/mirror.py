@@ -7,6 +7,7 @@ folders of the other catalog's tables. The pointer in the database refers to the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
@@ -157,7 +158,7 @@ class Mirrors:
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
         metadata = await self._context.documents.peek(location)
-        check_table_locations(self._context.warehouse, metadata, location)
+        await asyncio.to_thread(check_table_locations, self._context.warehouse, metadata, location)
         root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
         if root.holds(parse_location(metadata.location)):
             raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
