@@ -145,7 +145,8 @@ class TableOpenings:
     async def _remove_purged(self) -> None:
         """Remove the streams of purged tables.
 
-        A stream with unflushed rows is kept, because its table may be missing only until a database is restored.
+        A stream with unflushed rows is kept, because its table may be missing only until a database is restored. The
+        stream of a retained table is kept, because its flushed offsets are kept, too.
         """
         if not self._logs.exists:
             return
@@ -154,7 +155,7 @@ class TableOpenings:
         unflushed_uuids = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
         for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed_uuids):
             try:
-                if self._owners.is_owner(uuid) and not await self._store.count_names(uuid):
+                if self._owners.is_owner(uuid) and not await self._store.count_names(uuid, retained=True):
                     await log.remove(uuid)
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
