@@ -17,10 +17,13 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
     CommitUnknown,
+    Corrupt,
+    NotFound,
     ReadOnlyServer,
     RetryLater,
     SeamarkError,
@@ -90,6 +93,47 @@ async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> No
                 await call.components.streams.flush(entry.uuid)
         else:
             await _flush_before_change(call, entry)
+
+
+async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -> None:
+    """Check that the pointer of a table may be replaced by other metadata of the same table.
+
+    Rows of a stream table that wait, or that are appended at the same time, may not fit the other metadata.
+
+    Raises:
+        BadRequest: The table is a stream table.
+    """
+    current = await _load_former(call, entry)
+    if entry.flushed or (current is not None and is_stream_table(current)):
+        raise BadRequest(
+            f"Cannot overwrite {format_path(entry.namespace, entry.name)} with other metadata, because it is a stream "
+            "table, and rows that wait may not fit them; roll the branch main back, or send an update instead"
+        )
+
+
+async def check_returning(call: Call, entry: Entry, metadata: TableMetadata) -> None:
+    """Check that the rows that wait for an unregistered stream table fit other metadata of the table.
+
+    Raises:
+        BadRequest: The metadata lack a schema that the table had when it was unregistered.
+    """
+    last = await _load_former(call, entry)
+    if last is None or not is_stream_table(last):
+        return
+    missing_ids = {schema.schema_id for schema in last.schemas} - {schema.schema_id for schema in metadata.schemas}
+    if missing_ids:
+        raise BadRequest(
+            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {sorted(missing_ids)}, and "
+            "rows with these schemas may wait; register the metadata file that unregisterTable returned"
+        )
+
+
+async def _load_former(call: Call, entry: Entry) -> TableMetadata | None:
+    """Return the metadata of an entry, or None if they cannot be read."""
+    try:
+        return await call.components.catalog.documents.table(entry.metadata_location)
+    except (NotFound, Corrupt):
+        return None
 
 
 _WRITING_ACTIONS = frozenset(
