@@ -122,9 +122,10 @@ async def check_returning(call: Call, entry: Entry, metadata: TableMetadata) -> 
         return
     missing_ids = {schema.schema_id for schema in last.schemas} - {schema.schema_id for schema in metadata.schemas}
     if missing_ids:
+        names = ", ".join(sorted(map(str, missing_ids)))
         raise BadRequest(
-            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {sorted(missing_ids)}, and "
-            "rows with these schemas may wait; register the metadata file that unregisterTable returned"
+            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {names}, and rows with "
+            "these schemas may wait; register the metadata file that unregisterTable returned"
         )
 
 
