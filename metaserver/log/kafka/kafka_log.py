@@ -39,7 +39,6 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.log.kafka.broker import Broker, NewRecord
 from seamark.metaserver.log.kafka.journal import (
-    VERSION,
     AppendRequest,
     FenceRequest,
     JournalGroup,
@@ -50,6 +49,7 @@ from seamark.metaserver.log.kafka.journal import (
     RowsEntry,
     StoredBatch,
     TrimRequest,
+    choose_version,
     decode_record,
     encode_group,
     encode_head,
@@ -439,7 +439,8 @@ class KafkaLog:
                 return
             number = self._next_group
             self._next_group += 1
-            record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
+            version = choose_version(requests)
+            record = JournalGroup(version, self._writer, number, self._clock.now_ms(), tuple(requests))
             journal_write = self._broker.write_journal(encode_group(record))
             self._answers[number] = futures
             journal_event.set()
