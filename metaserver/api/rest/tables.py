@@ -145,7 +145,7 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     await check_may_create(call, namespace, name, body.requirements)
     changes = [TableChange(namespace, name, body.requirements, body.updates)]
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes) as fences:
+    async with hold_appends(call, changes) as held_tables:
         fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,
@@ -156,7 +156,8 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
                 body.requirements,
                 body.updates,
                 fresh_snapshot=fresh_snapshot,
-                fences=fences,
+                fences=held_tables.fences,
+                examined=held_tables.examined,
             ),
             lambda loaded: make_commit_answer(call, loaded, namespace, name),
             answer_type=LoadedTable,
