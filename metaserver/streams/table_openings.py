@@ -17,6 +17,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
+from seamark.metaserver.log.port import SharedLog
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.catalog_tables import CatalogTables
@@ -153,7 +154,10 @@ class TableOpenings:
         log = await self._logs.open()
         shards = log.list_shards()
         unflushed_uuids = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed_uuids):
+        streams = {shard.stream for shard in shards}
+        if isinstance(log, SharedLog):
+            streams.update(log.list_gates())  # A gate may have moved before the first row.
+        for uuid in sorted(streams - self._open_tables.keys() - unflushed_uuids):
             try:
                 if self._owners.is_owner(uuid) and not await self._store.count_names(uuid, retained=True):
                     await log.remove(uuid)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -327,6 +327,10 @@ class KafkaLog:
     def read_gates(self, streams: Iterable[str]) -> dict[str, StreamGate]:
         self._check_open()
         return {stream: self._journal.read_gate(stream) for stream in streams}
+
+    def list_gates(self) -> Collection[str]:
+        self._check_open()
+        return self._journal.list_gates()
 
     async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
         await self._request(MoveGatesRequest(tuple(numbers.items()), is_closed))
