@@ -45,7 +45,7 @@ from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.runtime.gathering import gather
-from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
+from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath, make_retained_id
 from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
 
@@ -57,6 +57,7 @@ _SNAPSHOT_BYTES = 256
 _PROPERTY_BYTES = 64
 """The approximate size of a snapshot and of a property as JSON."""
 PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
+FormerCheck = Callable[[Entry, TableMetadata], Awaitable[None]]
 
 
 class Tables:
@@ -125,6 +126,8 @@ class Tables:
         allows_locations: bool = True,
         check_properties: PropertyCheck | None = None,
         check_drop: Callable[[], Awaitable[None]] | None = None,
+        check_overwritten: FormerCheck | None = None,
+        check_returning: FormerCheck | None = None,
     ) -> LoadedTable:
         """Create a name for an existing metadata file of a table.
 
@@ -134,6 +137,8 @@ class Tables:
                 `seamark.allowed-locations`.
             check_properties: Raises an error if the caller may not set these properties of a table.
             check_drop: Raises an error if the caller may not drop the table that has the name.
+            check_overwritten: Raises an error if the pointer of a table may not be replaced by other metadata of it.
+            check_returning: Raises an error if a table that was unregistered cannot return with other metadata.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -169,8 +174,14 @@ class Tables:
             )
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
+            if check_overwritten is not None and current.metadata_location != location:
+                await check_overwritten(current, metadata)
             operations.append(build_swap(current, location, requested_ms))
         else:
+            if check_returning is not None:
+                retained = await self._context.store.find_dropped(make_retained_id(entry.uuid))
+                if retained is not None and retained.entry.metadata_location != location:
+                    await check_returning(retained.entry, metadata)
             if current is not None:
                 if check_drop is not None:
                     await check_drop()

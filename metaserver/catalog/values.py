@@ -130,6 +130,18 @@ class TableChange(msgspec.Struct, frozen=True):
     updates: list[dict[str, Any]]
 
 
+class ExaminedTable(msgspec.Struct, frozen=True):
+    """A table as it was when the effect of a commit on its stream was examined.
+
+    Attributes:
+        uuid: The UUID, or None if the table did not exist.
+        refused_location: The metadata that do not allow the commit, or None if the commit was not refused.
+    """
+
+    uuid: str | None
+    refused_location: str | None = None
+
+
 class TableCommit(msgspec.Struct, frozen=True):
     """The changes of one table in an engine's commit."""
 

@@ -19,7 +19,7 @@ The log does not interpret payloads. Failures are errors of `seamark.formats.run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -307,6 +307,9 @@ class SharedLog(StreamLog, Protocol):
 
     def read_gates(self, streams: Iterable[str]) -> dict[str, StreamGate]:
         """Return the gates of the streams. The gate of a stream without closings is open, and has the number 0."""
+
+    def list_gates(self) -> Collection[str]:
+        """Return the streams whose gates have moved."""
 
     async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
         """Close or open the gates of the streams durably. The number of each of them rises by one.

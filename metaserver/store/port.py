@@ -151,11 +151,14 @@ class PointerStore(Protocol):
     async def list_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
         """Return the retained entries whose files were last checked before `before_ms`, oldest first."""
 
-    async def count_names(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
+    async def count_names(
+        self, uuid: str, *, dropped: bool = True, retained: bool = False, namespace: NamespacePath | None = None
+    ) -> int:
         """Return the number of names of the table with this UUID. Several names share the table's files.
 
         Args:
             dropped: Whether dropped names count.
+            retained: Whether the last name of a retained table counts.
             namespace: The namespace of the names, or None for all namespaces.
         """
 

@@ -17,6 +17,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
+from seamark.metaserver.log.port import SharedLog
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.catalog_tables import CatalogTables
@@ -145,16 +146,20 @@ class TableOpenings:
     async def _remove_purged(self) -> None:
         """Remove the streams of purged tables.
 
-        A stream with unflushed rows is kept, because its table may be missing only until a database is restored.
+        A stream with unflushed rows is kept, because its table may be missing only until a database is restored. The
+        stream of a retained table is kept, because its flushed offsets are kept, too.
         """
         if not self._logs.exists:
             return
         log = await self._logs.open()
         shards = log.list_shards()
         unflushed_uuids = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed_uuids):
+        streams = {shard.stream for shard in shards}
+        if isinstance(log, SharedLog):
+            streams.update(log.list_gates())  # A gate may have moved before the first row.
+        for uuid in sorted(streams - self._open_tables.keys() - unflushed_uuids):
             try:
-                if self._owners.is_owner(uuid) and not await self._store.count_names(uuid):
+                if self._owners.is_owner(uuid) and not await self._store.count_names(uuid, retained=True):
                     await log.remove(uuid)
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)

@@ -22,6 +22,7 @@ from seamark.metaserver.log.kafka.journal import (
     RowsEntry,
     ShardStart,
     TrimRequest,
+    choose_version,
     decode_record,
     encode_group,
     encode_head,
@@ -236,7 +237,23 @@ def test_retention_removes_the_oldest_released_batches_first() -> None:
 
 
 def test_a_record_of_another_version_is_refused() -> None:
-    with pytest.raises(LogUnavailable, match="version 2"):
-        decode_record(encode_group(JournalGroup(2, "writer", 0, 1, ())))
+    for version in (0, VERSION + 1):
+        with pytest.raises(LogUnavailable, match=f"version {version}"):
+            decode_record(encode_group(JournalGroup(version, "writer", 0, 1, ())))
     with pytest.raises(LogUnavailable, match="upgrade this server"):
         decode_record(b"no record")
+
+
+def test_only_records_with_gates_have_the_version_that_earlier_servers_refuse() -> None:
+    """An earlier server would append rows although the gate of their stream has moved."""
+    append = build_append(0)
+    assert choose_version([append, FenceRequest("p")]) == 1
+    assert choose_version([append, msgspec.structs.replace(append, gates=(("t", 1),))]) == 2
+    move = MoveGatesRequest((("t", 0),), is_closed=True)
+    assert choose_version([append, move]) == 2
+    state = JournalState()
+    state.apply(build_group(append))
+    for version in (1, 2):
+        (piece,) = encode_head(state.summarize(), "head", 1)
+        assert decode_record(piece).version == version
+        state.apply(build_group(move))

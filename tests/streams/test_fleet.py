@@ -14,6 +14,8 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.log.port import SharedLog
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.operations import DropEntry, ReleaseLocations
 from seamark.metaserver.streams.incoming import append_gates
 from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.stream_properties import ENABLED
@@ -239,6 +241,26 @@ async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
         statuses.append((await second_server.send(b'[{"id": 2}]'))[0])
     assert set(statuses[:-1]) == {503}
     assert await first_server.ids() == [1, 2]
+
+
+@pytest.mark.slow
+async def test_gate_of_a_purged_table_without_rows_is_removed(fleet: list[StreamServer]) -> None:
+    components = fleet[0].server.components
+    entry = await components.catalog.tables.load_entry(("db",), "t")
+    updates = make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], [])
+    assert await commit_table(fleet[0], updates) == 200
+    log = cast("SharedLog", await components.streams._logs.open())
+    assert list(log.list_gates()) == [entry.uuid]
+    await components.store.transact([DropEntry(EntryKind.TABLE, entry.namespace, entry.name)])
+    await components.store.transact([ReleaseLocations(entry.uuid)])
+
+    async def remove_gates() -> bool:
+        for stream in fleet:  # The owner of the table removes its stream.
+            await stream.server.components.streams.openings._remove_purged()
+        return not log.list_gates()
+
+    while not await remove_gates():
+        await asyncio.sleep(0.1)
 
 
 async def _load_metadata(stream: StreamServer) -> TableMetadata:

@@ -7,27 +7,32 @@ afterwards. While the commit runs, appends wait, so that the log gets no such ro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import check_requirements, read_requirements
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
     CommitUnknown,
+    Corrupt,
+    NotFound,
     ReadOnlyServer,
     RetryLater,
     SeamarkError,
 )
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.catalog.values import TableChange
-from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.catalog.values import ExaminedTable, TableChange
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CheckFence
 from seamark.metaserver.streams.keys import identify_key
 from seamark.metaserver.streams.log_opening import LogElsewhere
@@ -36,19 +41,40 @@ from seamark.metaserver.streams.stream_properties import is_stream_table
 _log = structlog.get_logger("seamark.streams")
 
 
+class HeldTables(NamedTuple):
+    """The conditions of a commit that changes how rows of stream tables are written.
+
+    Attributes:
+        fences: The checks that the transaction of the commit must contain.
+        examined: The tables that the commit must find, by name.
+    """
+
+    fences: Sequence[CheckFence]
+    examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
+
+
+class _Effect(Enum):
+    """The effect of a commit on a stream table."""
+
+    NONE = auto()
+    CHANGED = auto()
+    REFUSED = auto()
+
+
 @asynccontextmanager
-async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[Sequence[CheckFence]]:
+async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[HeldTables]:
     """Flush the stream tables whose way of writing a commit changes, and keep appends away while the context is active.
 
     The first flush runs beside appends, so that the second flush has few rows and appends wait only for a short time.
 
     Yields:
-        The checks that the transaction of the commit must contain.
+        The checks of the commit, and the tables that it must find.
 
     Raises:
         SeamarkError: A flush failed, but may succeed if the client repeats the commit.
     """
     changed: list[tuple[Entry, bool]] = []
+    examined: dict[tuple[NamespacePath, str], ExaminedTable] = {}
     for change in changes:
         updates = list(map(lower_action, change.updates))
         is_reset = any(drops_history(update) for update in updates)
@@ -56,25 +82,28 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
         if not (is_reset or may_change):
             continue
         entry = await call.components.store.load_entry(EntryKind.TABLE, change.namespace, change.name)
+        examined[change.namespace, change.name] = ExaminedTable(None if entry is None else entry.uuid)
         if entry is None:
             continue
         metadata = await call.components.catalog.documents.table(entry.metadata_location)
         if not (entry.flushed or is_stream_table(metadata)):
             continue
         now_ms = call.components.clock.now_ms()
-        if is_reset:
-            is_changed = not await call.run_in_turn(partial(_is_refused, updates, metadata, now_ms))
-        else:
-            is_changed = await call.run_in_turn(partial(_changes_writing, updates, metadata, now_ms))
-        if is_changed:
+        effect = await call.run_in_turn(
+            partial(_examine, updates, change.requirements, metadata, now_ms, is_reset=is_reset)
+        )
+        if effect is _Effect.REFUSED:
+            # The commit is refused after another commit, too, because this process has not prepared the stream for it.
+            examined[change.namespace, change.name] = ExaminedTable(entry.uuid, entry.metadata_location)
+        elif effect is _Effect.CHANGED:
             changed.append((entry, is_reset))
     if not changed:
-        yield ()
+        yield HeldTables((), examined)
         return
     await _flush_tables(call, changed)
     async with call.components.streams.hold_appends({entry.uuid for entry, _ in changed}) as fences:
         await _flush_tables(call, changed)
-        yield fences
+        yield HeldTables(fences, examined)
 
 
 async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> None:
@@ -92,6 +121,48 @@ async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> No
             await _flush_before_change(call, entry)
 
 
+async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -> None:
+    """Check that the pointer of a table may be replaced by other metadata of the same table.
+
+    Rows of a stream table that wait, or that are appended at the same time, may not fit the other metadata.
+
+    Raises:
+        BadRequest: The table is a stream table.
+    """
+    current = await _load_former(call, entry)
+    if entry.flushed or (current is not None and is_stream_table(current)):
+        raise BadRequest(
+            f"Cannot overwrite {format_path(entry.namespace, entry.name)} with other metadata, because it is a stream "
+            "table, and rows that wait may not fit them; roll the branch main back, or send an update instead"
+        )
+
+
+async def check_returning(call: Call, entry: Entry, metadata: TableMetadata) -> None:
+    """Check that the rows that wait for an unregistered stream table fit other metadata of the table.
+
+    Raises:
+        BadRequest: The metadata lack a schema that the table had when it was unregistered.
+    """
+    last = await _load_former(call, entry)
+    if last is None or not is_stream_table(last):
+        return
+    missing_ids = {schema.schema_id for schema in last.schemas} - {schema.schema_id for schema in metadata.schemas}
+    if missing_ids:
+        names = ", ".join(sorted(map(str, missing_ids)))
+        raise BadRequest(
+            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {names}, and rows with "
+            "these schemas may wait; register the metadata file that unregisterTable returned"
+        )
+
+
+async def _load_former(call: Call, entry: Entry) -> TableMetadata | None:
+    """Return the metadata of an entry, or None if they cannot be read."""
+    try:
+        return await call.components.catalog.documents.table(entry.metadata_location)
+    except (NotFound, Corrupt):
+        return None
+
+
 _WRITING_ACTIONS = frozenset(
     (
         *("add-schema", "set-current-schema", "set-properties", "remove-properties"),
@@ -103,20 +174,49 @@ _WRITING_PROPERTIES = ("write.", "encryption.")
 """The prefixes of properties that state how files are written."""
 
 
-def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
-    """Return whether updates may change the key of a stream table or how its files are written."""
+def _examine(
+    updates: Sequence[dict[str, Any]],
+    requirements: Sequence[dict[str, Any]],
+    metadata: TableMetadata,
+    now_ms: int,
+    *,
+    is_reset: bool,
+) -> _Effect:
+    """Return the effect of a commit: whether it may change the key of a stream table, or how its files are written."""
+    if _fails_requirement(updates, requirements, metadata):
+        return _Effect.REFUSED
+    if not is_reset:
+        try:
+            # The types of format version 3 need that version.
+            actions = (*_WRITING_ACTIONS, "upgrade-format-version")
+            relevant = [update for update in updates if update.get("action") in actions]
+            changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
+        except SeamarkError:  # The commit will probably fail, too.
+            pass
+        else:
+            is_changed = (
+                identify_key(changed) != identify_key(metadata)
+                or _describe_writing(changed) != _describe_writing(metadata)
+                or _restricts_column(metadata, changed)
+            )
+            return _Effect.CHANGED if is_changed else _Effect.NONE
+    return _Effect.REFUSED if _is_refused(updates, metadata, now_ms) else _Effect.CHANGED
+
+
+def _fails_requirement(
+    updates: Sequence[dict[str, Any]], requirements: Sequence[dict[str, Any]], metadata: TableMetadata
+) -> bool:
+    """Return whether a requirement fails, so that the commit fails without any work on the stream.
+
+    A commit that adds a snapshot may still succeed, because the server can move the snapshot onto the current one.
+    """
+    if any(update.get("action") == "add-snapshot" for update in updates):
+        return False
     try:
-        # The types of format version 3 need that version.
-        actions = (*_WRITING_ACTIONS, "upgrade-format-version")
-        relevant = [update for update in updates if update.get("action") in actions]
-        changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
-    except SeamarkError:  # The commit will probably fail, too.
-        return not _is_refused(updates, metadata, now_ms)
-    return (
-        identify_key(changed) != identify_key(metadata)
-        or _describe_writing(changed) != _describe_writing(metadata)
-        or _restricts_column(metadata, changed)
-    )
+        check_requirements(metadata, read_requirements(requirements))
+    except (BadRequest, CommitConflict):
+        return True
+    return False
 
 
 def _is_refused(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from seamark.metaserver.api.http.render import (
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
-from seamark.metaserver.api.rest.stream_changes import hold_appends
+from seamark.metaserver.api.rest.stream_changes import check_overwritten, check_returning, hold_appends
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, check_new_properties, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -144,7 +145,7 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     await check_may_create(call, namespace, name, body.requirements)
     changes = [TableChange(namespace, name, body.requirements, body.updates)]
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes) as fences:
+    async with hold_appends(call, changes) as held_tables:
         fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,
@@ -155,7 +156,8 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
                 body.requirements,
                 body.updates,
                 fresh_snapshot=fresh_snapshot,
-                fences=fences,
+                fences=held_tables.fences,
+                examined=held_tables.examined,
             ),
             lambda loaded: make_commit_answer(call, loaded, namespace, name),
             answer_type=LoadedTable,
@@ -210,13 +212,22 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     async def check_drop() -> None:
         await call.allow(Securable(call.namespace, TABLE, body.name), operation="dropTable")
 
-    return await _run_creation(
-        call,
-        lambda caller: register(
-            caller, *args, overwrite=overwrite, check_properties=check_properties, check_drop=check_drop
-        ),
-        body.name,
-    )
+    async def register_and_forget(caller: Caller) -> LoadedTable:
+        loaded_table = await register(
+            caller,
+            *args,
+            overwrite=overwrite,
+            check_properties=check_properties,
+            check_drop=check_drop,
+            check_overwritten=partial(check_overwritten, call),
+            check_returning=partial(check_returning, call),
+        )
+        assert loaded_table.entry is not None
+        # The registered metadata, which may be older than the pause, state whether the table is paused.
+        call.components.streams.pauses.forget(loaded_table.entry.uuid)
+        return loaded_table
+
+    return await _run_creation(call, register_and_forget, body.name)
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)

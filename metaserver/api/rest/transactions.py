@@ -75,12 +75,14 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
     fresh_snapshot = None
     commits = call.components.engine_commits
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes) as fences:
+    async with hold_appends(call, changes) as held_tables:
         for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
             fresh_snapshot = await prepare_stream_table(
                 call, change.namespace, change.name, change.requirements, change.updates
             )
         return await run_idempotent(
             call,
-            lambda caller: commits.commit_transaction(caller, changes, fresh_snapshot=fresh_snapshot, fences=fences),
+            lambda caller: commits.commit_transaction(
+                caller, changes, fresh_snapshot=fresh_snapshot, fences=held_tables.fences, examined=held_tables.examined
+            ),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,14 @@ from seamark.metaserver.catalog.pointers import (
     is_derived,
     table_uuid,
 )
-from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange, TableCommit, read_table_commit
+from seamark.metaserver.catalog.values import (
+    Caller,
+    ExaminedTable,
+    LoadedTable,
+    TableChange,
+    TableCommit,
+    read_table_commit,
+)
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, open_published_manifests
 from seamark.metaserver.commit.engine_commits.manifest_corrections import ManifestCorrections
 from seamark.metaserver.commit.engine_commits.rebase import (
@@ -77,6 +84,7 @@ class _Commit(msgspec.Struct, frozen=True):
     fresh: Snapshot | None
     """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
     fences: Sequence[CheckFence]
+    examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
 
 
 class AlreadyCommitted(Exception):
@@ -113,6 +121,7 @@ class EngineCommits:
         *,
         fresh_snapshot: Snapshot | None = None,
         fences: Sequence[CheckFence] = (),
+        examined: Mapping[tuple[NamespacePath, str], ExaminedTable] = {},
     ) -> LoadedTable:
         """Commit updates of one table. See `commit`. The caller has checked the name of the table.
 
@@ -125,9 +134,15 @@ class EngineCommits:
             fresh_snapshot: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is
                 moved onto the head, without the fresh files of the stream. Any other commit is refused.
             fences: The checks of leases that the transaction of the commit contains.
+            examined: The tables whose streams were prepared for the commit, by name. The commit is refused if a name
+                refers to another table now.
         """
         change = TableChange(namespace, name, requirements, updates)
-        return (await self.commit(caller, [change], is_single=True, fresh_snapshot=fresh_snapshot, fences=fences))[0]
+        return (
+            await self.commit(
+                caller, [change], is_single=True, fresh_snapshot=fresh_snapshot, fences=fences, examined=examined
+            )
+        )[0]
 
     async def commit_transaction(
         self,
@@ -136,18 +151,22 @@ class EngineCommits:
         *,
         fresh_snapshot: Snapshot | None = None,
         fences: Sequence[CheckFence] = (),
+        examined: Mapping[tuple[NamespacePath, str], ExaminedTable] = {},
     ) -> None:
         """Commit updates of several tables in one transaction of the store. See `commit`.
 
         Args:
             fresh_snapshot: See `commit_table`. It must be None for several tables.
             fences: See `commit_table`.
+            examined: See `commit_table`.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False, fresh_snapshot=fresh_snapshot, fences=fences)
+        await self.commit(
+            caller, changes, is_single=False, fresh_snapshot=fresh_snapshot, fences=fences, examined=examined
+        )
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
@@ -176,6 +195,7 @@ class EngineCommits:
         is_single: bool,
         fresh_snapshot: Snapshot | None = None,
         fences: Sequence[CheckFence] = (),
+        examined: Mapping[tuple[NamespacePath, str], ExaminedTable] = {},
     ) -> list[LoadedTable]:
         """Commit all changes or none.
 
@@ -185,6 +205,7 @@ class EngineCommits:
             is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
             fresh_snapshot: See `commit_table`.
             fences: See `commit_table`.
+            examined: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -205,7 +226,9 @@ class EngineCommits:
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
-        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot, fences)
+        commit = _Commit(
+            caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot, fences, examined
+        )
         waiting_tables = [
             each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)
         ]
@@ -306,6 +329,7 @@ class EngineCommits:
         """Apply the updates of one table to its current metadata, and prepare the publication."""
         context, caller, full_name = self._context, commit.caller, (table.namespace, table.name)
         entry, base = await self._load_base(table)
+        _check_examined(commit.examined.get(full_name), entry, full_name)
         rebased_updates: RevisedUpdates | None = None
         updates = table.updates
         try:
@@ -467,6 +491,22 @@ class EngineCommits:
             # The metadata file of the commit has been deleted, but the current metadata contain the commit.
             committed_entry, metadata = entry, await documents.table(entry.metadata_location)
         return LoadedTable(entry=committed_entry, metadata=metadata)
+
+
+def _check_examined(examined: ExaminedTable | None, entry: Entry | None, full_name: tuple[NamespacePath, str]) -> None:
+    """Check that a name refers to the table whose stream was prepared for the commit.
+
+    Raises:
+        CommitConflict: The name refers to another table, or the commit was refused and the table has changed.
+    """
+    if examined is None:
+        return
+    uuid = None if entry is None else entry.uuid
+    is_changed = entry is not None and examined.refused_location not in (None, entry.metadata_location)
+    if uuid != examined.uuid or is_changed:
+        raise CommitConflict(
+            f"{format_path(*full_name)} has changed while the commit was prepared; load the table again"
+        )
 
 
 def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:

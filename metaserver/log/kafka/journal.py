@@ -11,6 +11,7 @@ The effect of a record depends only on the records before it, because the record
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -19,7 +20,10 @@ from seamark.formats.runtime.errors import LogUnavailable
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.state import StateSummary
 
-VERSION = 1
+VERSION = 2
+"""The latest version of records. Version 2 adds the gates of streams."""
+_VERSION_WITHOUT_GATES = 1
+"""The version of records without gates. Earlier servers read them until the first gate has moved."""
 HEAD_PIECE_BYTES = 512 << 10
 """The size of the pieces of a head. It is below the size of records that Kafka accepts by default (1 MB)."""
 
@@ -209,6 +213,15 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     gates: dict[str, GateSummary] = {}
 
 
+def choose_version(requests: Iterable[Request]) -> int:
+    """Return the lowest version of a group with these requests. Earlier servers would ignore gates in them."""
+    moves_gates = any(
+        isinstance(request, MoveGatesRequest) or (isinstance(request, AppendRequest) and request.gates)
+        for request in requests
+    )
+    return VERSION if moves_gates else _VERSION_WITHOUT_GATES
+
+
 def encode_group(group: JournalGroup) -> bytes:
     return msgspec.msgpack.encode(group)
 
@@ -225,10 +238,10 @@ def decode_record(data: bytes) -> JournalRecord:
         raise LogUnavailable(
             "The journal of the log in Kafka has a record that this version of Seamark cannot read; upgrade this server"
         ) from None
-    if record.version != VERSION:
+    if not _VERSION_WITHOUT_GATES <= record.version <= VERSION:
         raise LogUnavailable(
-            f"The journal of the log in Kafka has a record of version {record.version}, and this server reads version "
-            f"{VERSION}; run the same version of Seamark on all replicas"
+            f"The journal of the log in Kafka has a record of version {record.version}, and this server reads versions "
+            f"{_VERSION_WITHOUT_GATES} to {VERSION}; run the same version of Seamark on all replicas"
         )
     return record
 
@@ -237,8 +250,9 @@ def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
     """Encode a head as records of the journal."""
     data = zlib.compress(msgspec.msgpack.encode(head), 1)
     pieces = [data[start : start + HEAD_PIECE_BYTES] for start in range(0, len(data), HEAD_PIECE_BYTES)]
+    version = VERSION if head.gates else _VERSION_WITHOUT_GATES
     return [
-        msgspec.msgpack.encode(HeadPiece(VERSION, head_id, after, place, len(pieces), piece))
+        msgspec.msgpack.encode(HeadPiece(version, head_id, after, place, len(pieces), piece))
         for place, piece in enumerate(pieces)
     ]
 

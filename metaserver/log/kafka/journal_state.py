@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import structs
@@ -161,6 +161,10 @@ class JournalState:
         """Return the gate of a stream."""
         gate = self._gates.get(stream, _UNMOVED_GATE)
         return StreamGate(gate.number, gate.is_closed)
+
+    def list_gates(self) -> Collection[str]:
+        """Return the streams whose gates have moved."""
+        return list(self._gates)
 
     def _release(self, offsets: Mapping[Shard, int]) -> None:
         former_offsets = self.state.get_released_offsets()

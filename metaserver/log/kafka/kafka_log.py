@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,6 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.log.kafka.broker import Broker, NewRecord
 from seamark.metaserver.log.kafka.journal import (
-    VERSION,
     AppendRequest,
     FenceRequest,
     JournalGroup,
@@ -50,6 +49,7 @@ from seamark.metaserver.log.kafka.journal import (
     RowsEntry,
     StoredBatch,
     TrimRequest,
+    choose_version,
     decode_record,
     encode_group,
     encode_head,
@@ -328,6 +328,10 @@ class KafkaLog:
         self._check_open()
         return {stream: self._journal.read_gate(stream) for stream in streams}
 
+    def list_gates(self) -> Collection[str]:
+        self._check_open()
+        return self._journal.list_gates()
+
     async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
         await self._request(MoveGatesRequest(tuple(numbers.items()), is_closed))
 
@@ -439,7 +443,8 @@ class KafkaLog:
                 return
             number = self._next_group
             self._next_group += 1
-            record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
+            version = choose_version(requests)
+            record = JournalGroup(version, self._writer, number, self._clock.now_ms(), tuple(requests))
             journal_write = self._broker.write_journal(encode_group(record))
             self._answers[number] = futures
             journal_event.set()

@@ -1,6 +1,7 @@
 """Rows that belong to the UUID of a table, and not to one of its names.
 
 They can be added only while the table has a live name. They are removed together with its last live or dropped name.
+The flushed offsets remain while the table is retained, because it can be registered again, and its log still has rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ _KEPT = (
     "index_versions",
     "producers",
     "column_reads",
-    "stream_offsets",
     "removal_flushes",
     "query_shapes",
     "applied_advice",
@@ -53,8 +53,18 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
     )
     for table in _KEPT:
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
+    yield from forget_offsets(uuid)
     for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}", f"{STREAM_GATE}{uuid}"):
         yield StoreStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
+
+
+def forget_offsets(uuid: str) -> Steps[None]:
+    """Delete the flushed offsets of a table that has no name and is not retained."""
+    yield StoreStatement(
+        f"DELETE FROM stream_offsets WHERE uuid = $1 AND {UNNAMED} "  # noqa: S608
+        "AND NOT EXISTS (SELECT 1 FROM retained WHERE uuid = $1)",
+        (uuid,),
+    )
 
 
 def retain_entry(dropped_entry: DroppedEntry) -> Steps[None]:

@@ -15,7 +15,7 @@ import msgspec
 
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
-from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain_entry
+from seamark.metaserver.store.sql.by_uuid import UNNAMED, forget_offsets, retain_entry
 from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
@@ -81,6 +81,7 @@ def release_locations(op: operations.ReleaseLocations, now_ms: int) -> Steps[Non
         return
     for table in ("claims", "retained"):
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+    yield from forget_offsets(op.uuid)
 
 
 def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:

@@ -243,8 +243,10 @@ def load_instant(instant_id: str) -> Steps[Instant | None]:
     return _read_first(INSTANT.decode, sql, instant_id)
 
 
-def count_names(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> Steps[int]:
-    tables = ("entries", "dropped") if dropped else ("entries",)
+def count_names(
+    uuid: str, *, dropped: bool = True, retained: bool = False, namespace: NamespacePath | None = None
+) -> Steps[int]:
+    tables = ("entries", *(("dropped",) if dropped else ()), *(("retained",) if retained else ()))
     inside = "" if namespace is None else " AND namespace = $2"
     counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608
     return _read_count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
@@ -479,7 +481,7 @@ _INVARIANTS = (
     (
         "flushed offset of a table without a name",
         "SELECT uuid FROM stream_offsets WHERE uuid NOT IN (SELECT uuid FROM entries) "
-        "AND uuid NOT IN (SELECT uuid FROM dropped)",
+        "AND uuid NOT IN (SELECT uuid FROM dropped) AND uuid NOT IN (SELECT uuid FROM retained)",
     ),
     (
         "removal flush of a table without a name",

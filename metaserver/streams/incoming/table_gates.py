@@ -9,6 +9,8 @@ states the number that the gate had before its rows were checked, and the log re
 3. It changes the table in a transaction that compares the fencing number.
 4. It gives the lease to another holder, so that no transaction of it can still succeed, and opens the gate.
 
+A commit waits only for a short time until its gate is open, and a task goes on.
+
 If the process of a commit stops, its lease expires. Then any process takes the lease, and opens the gate if it has not
 moved since. If the first process was only paused, the database refuses its transaction.
 """
@@ -22,7 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import CommitConflict, RetryLater, SeamarkError
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater, SeamarkError
 from seamark.metaserver.log.port import GateMoved, SharedLog
 from seamark.metaserver.store.model import STREAM_GATE
 from seamark.metaserver.store.operations import CheckFence, TakeLease
@@ -36,6 +38,10 @@ _POLL_S = 0.05
 """The interval between two checks for an open gate or a free lease."""
 _MOVES_MAX = 3
 """The maximum number of attempts to close or to open a gate."""
+_OPEN_WAIT_S = 1.0
+"""The maximum time for which a commit waits until its gate is open."""
+_CLOSE_WAIT_S = 5.0
+"""The maximum time for which the server waits at its end until gates are open."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -47,6 +53,8 @@ class TableGates:
         self._clock = clock
         self._lease_ms = int(1000 * lease_s)
         self._local_gates = AppendGates()
+        self._openings: set[asyncio.Task[None]] = set()
+        """The tasks that open gates after a commit."""
 
     @property
     def changing_uuids(self) -> Collection[str]:
@@ -100,9 +108,12 @@ class TableGates:
         for uuid, number in closed_numbers.items():
             with suppress(SeamarkError):
                 holder = str(self._clock.uuid4())
-                await self._take_lease(uuid, holder)
-                await log.move_gates({uuid: number}, is_closed=False)
-                await self._end_lease(uuid, holder)
+                try:
+                    await self._take_lease(uuid, holder)
+                    if log.read_gates([uuid])[uuid].number == number:  # else another append has opened the gate
+                        await log.move_gates({uuid: number}, is_closed=False)
+                finally:
+                    await self._end_lease(uuid, holder)  # Fails if another process has the lease.
 
     @asynccontextmanager
     async def change(self, log: SharedLog | None, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
@@ -128,23 +139,51 @@ class TableGates:
 
     @asynccontextmanager
     async def _close_gate(self, log: SharedLog, uuid: str) -> AsyncIterator[CheckFence]:
-        """Close the gate of a table in the log while the context is active."""
+        """Close the gate of a table in the log while the context is active.
+
+        Raises:
+            RetryLater: Another commit takes too long, or the log or the database does not answer.
+        """
         holder = str(self._clock.uuid4())
-        fence = await self._await_lease(uuid, holder)
-        renewal = asyncio.create_task(self._renew(uuid, holder), name=f"gate {uuid}")
-        try:
-            for attempt in range(1, _MOVES_MAX + 1):
-                await log.catch_up()
-                try:
-                    await log.move_gates({uuid: log.read_gates([uuid])[uuid].number}, is_closed=True)
-                    break
-                except GateMoved:  # The last holder of the lease has opened the gate meanwhile.
-                    if attempt == _MOVES_MAX:
-                        raise
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._begin_opening, log, uuid, holder)
+            try:
+                fence = await self._await_lease(uuid, holder)
+                renewal = asyncio.create_task(self._renew(uuid, holder), name=f"gate {uuid}")
+                stack.callback(renewal.cancel)
+                await self._move_closed(log, uuid)
+            except CommitUnknown:
+                raise RetryLater(
+                    "The database or the log did not answer before the commit began; nothing was committed; repeat the "
+                    "commit"
+                ) from None
             yield CheckFence(f"{STREAM_GATE}{uuid}", fence)
-        finally:
-            renewal.cancel()
-            await self._open_gate(log, uuid, holder)
+
+    async def _move_closed(self, log: SharedLog, uuid: str) -> None:
+        for attempt in range(1, _MOVES_MAX + 1):
+            await log.catch_up()
+            try:
+                await log.move_gates({uuid: log.read_gates([uuid])[uuid].number}, is_closed=True)
+                return
+            except GateMoved:  # The last holder of the lease has opened the gate meanwhile.
+                if attempt == _MOVES_MAX:
+                    raise
+
+    async def _begin_opening(self, log: SharedLog, uuid: str, holder: str) -> None:
+        """Open a gate in a task, and wait for a short time, because the answer to the commit waits, too."""
+        opening = asyncio.create_task(self._open_gate(log, uuid, holder), name=f"open gate {uuid}")
+        self._openings.add(opening)
+        opening.add_done_callback(self._openings.discard)
+        await asyncio.wait([opening], timeout=_OPEN_WAIT_S)
+
+    async def close(self) -> None:
+        """Wait for a short time until gates are open. Other processes open the remaining gates later."""
+        if not self._openings:
+            return
+        _, openings = await asyncio.wait(self._openings, timeout=_CLOSE_WAIT_S)
+        for opening in openings:
+            opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
 
     async def _open_gate(self, log: SharedLog, uuid: str, holder: str) -> None:
         """End the lease of a gate, and open the gate. If this fails, another process opens it later."""
@@ -160,6 +199,9 @@ class TableGates:
             except SeamarkError as error:
                 if attempt == _MOVES_MAX:
                     _log.warning("the gate of a stream table was not opened", table=uuid, error=error.message)
+            except Exception:  # noqa: BLE001  the task has no caller that would get the error of a bug
+                _log.exception("the gate of a stream table was not opened", table=uuid)
+                return
             else:
                 return
 

@@ -20,7 +20,7 @@ from seamark.metaserver.streams.incoming import append_gates
 from seamark.metaserver.streams.incoming.append_gates import AppendGates
 from seamark.metaserver.streams.stream_table import append_to_tables
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
 
 TABLES = "abc"
@@ -92,8 +92,10 @@ def make_schema_updates(fields: Sequence[tuple[int, str, str, bool]], former_ids
     ]
 
 
-async def commit_table(stream: StreamServer, updates: list[Any], *, is_transaction: bool = False) -> int:
-    change: dict[str, Any] = {"requirements": [], "updates": updates}
+async def commit_table(
+    stream: StreamServer, updates: list[Any], *, is_transaction: bool = False, requirements: Sequence[Any] = ()
+) -> int:
+    change: dict[str, Any] = {"requirements": list(requirements), "updates": updates}
     path = "namespaces/db/tables/t"
     if is_transaction:
         path = "transactions/commit"
@@ -166,7 +168,38 @@ async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_
         ):
             for is_transaction in (False, True):
                 assert await commit_table(stream, updates, is_transaction=is_transaction) == 400
+        updates = make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], [])
+        requirements = [{"type": "assert-current-schema-id", "current-schema-id": 7}]
+        assert await commit_table(stream, updates, requirements=requirements) == 409
         assert await stream.snapshots() == 1  # A flush would come before the gate is closed.
+
+
+async def test_commit_is_refused_if_its_name_refers_to_another_table_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate of the other table is open, so its rows could meet the changed schema."""
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        await asyncio.to_thread(stream.catalog.create_table, "db.other", SCHEMA)
+        streams = stream.server.components.streams
+        flush = streams.flush
+
+        async def flush_and_rename(uuid: str) -> int:
+            rows = await flush(uuid)
+            if streams.gates.changing_uuids:
+                await asyncio.to_thread(stream.catalog.rename_table, "db.t", "db.former")
+                await asyncio.to_thread(stream.catalog.rename_table, "db.other", "db.t")
+            return rows
+
+        monkeypatch.setattr(streams, "flush", flush_and_rename)
+        assert (
+            await commit_table(stream, make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], []))
+            == 409
+        )
+        table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+        assert len(table.metadata.schemas) == 1
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))

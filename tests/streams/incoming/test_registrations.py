@@ -1,0 +1,60 @@
+"""Tests that a stream table keeps its rows when it is unregistered, registered or overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
+
+
+async def request(stream: StreamServer, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    url = f"{stream.server.url}/v1/namespaces/db/{path}"
+    async with stream.server.http.request(method, url, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_table_that_is_registered_again_has_each_row_once(tmp_path: Path) -> None:
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        _, first = await request(stream, "GET", "tables/t")
+        await stream.post({"id": 0}, {"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2})
+        assert await commit_table(stream, make_schema_updates([(1, "id", "long", False)], [])) == 200
+        await stream.post({"id": 3})
+        (uuid,) = stream.server.components.streams.tables
+        _, last = await request(stream, "POST", "tables/t/unregister", {})
+        openings = stream.server.components.streams.openings
+        await openings._remove_purged()
+        status, answer = await request(
+            stream, "POST", "register", {"name": "t", "metadata-location": first["metadata-location"]}
+        )
+        assert (status, "lack its schemas 1" in str(answer)) == (400, True)
+        registration = {"name": "t", "metadata-location": last["metadata-location"]}
+        assert (await request(stream, "POST", "register", registration))[0] == 200
+        await stream.post({"id": 4})
+        assert await stream.ids() == [0, 1, 2, 3, 4]
+        await stream.server.components.streams.flush(uuid)
+        assert await stream.ids() == [0, 1, 2, 3, 4]
+    async with open_stream_server(tmp_path) as stream:
+        await stream.post({"id": 5})
+        assert await stream.ids() == [0, 1, 2, 3, 4, 5]
+
+
+async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Path) -> None:
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        _, first = await request(stream, "GET", "tables/t")
+        overwrite = {"name": "t", "metadata-location": first["metadata-location"], "overwrite": True}
+        assert (await request(stream, "POST", "register", overwrite))[0] == 200
+        assert (
+            await commit_table(stream, make_schema_updates([(1, "id", "long", False), (9, "c", "int", False)], []))
+            == 200
+        )
+        for _ in range(2):  # A first row may arrive at the same time, so a table without rows is not overwritten.
+            status, answer = await request(stream, "POST", "register", overwrite)
+            assert (status, "it is a stream table" in str(answer)) == (400, True)
+            await stream.post({"id": 1, "c": 5})
+        assert await stream.ids() == [1, 1]
