@@ -13,7 +13,6 @@ from seamark.formats.index.definitions import PREFIX, find_dimension_tables
 from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.store.model import TABLE
 
@@ -31,15 +30,13 @@ async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]], op
 
 
 async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterable[Sequence[str]]) -> None:
-    """Check the rights of the principals that defined an index, if a job of a table service defines it again.
+    """Check the rights of the principals that defined an index, before a job or an indexer defines it again.
 
-    A job has a token of the server. It must not copy attributes for a principal that has lost the right to read them.
+    An index must not copy attributes for a principal that has lost the right to read them.
 
     Raises:
         Forbidden: A principal may no longer read one of the dimension tables.
     """
-    if call.caller.principal_name != SERVICE_PRINCIPAL:
-        return
     components = call.components
     rights = StandingRights(components.store, components.clock, components.settings, components.authorizer)
     for setter in setters:

@@ -10,9 +10,10 @@ from typing import Any
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.access.worker_tokens import ServiceTokens
+from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant
+from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant, SaveGrant
 from tests.api.client import SCHEMA
 from tests.api.plans.test_plan_tables import UserApi
 from tests.server.rig import run_server
@@ -168,9 +169,21 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         await parts.store.transact([RemoveGrant(Grant("rex", "reader", ("db", "secret")))])
         # A writer of `db` also reads its inner namespaces, so this right is removed too.
         await parts.store.transact([RemoveGrant(Grant("rex", "writer", ("db",)))])
+        definition_id = (await root("GET", "/api/v1/tables/db/t/indexes/i")).json["definition-id"]
+        indexer_change = {"columns": [attribute.format(7)], "replaces": definition_id}
+        refused = await root("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)
+        assert refused.error[0] == 403, "an indexer with another token defines it again for rex too"
         refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
         assert refused.error[0] == 403
         assert "rex defined the index and may not read names now" in refused.error[2]
+        # A principal that defines the index without `replaces` becomes its author, and an indexer does not.
+        taken = await root("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
+        indexer_change = {"columns": [attribute.format(8)], "replaces": taken.json["definition-id"]}
+        assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).error[0] == 403
+        await parts.store.transact([SaveGrant(Grant("rex", "writer", ("db",)))])
+        assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).status == 200
+        table = await root("GET", "/v1/namespaces/db/tables/t")
+        assert parse_setters(table.json["metadata"]["properties"]) == {"seamark.index.i": "root"}
 
 
 def build_schema(name: str) -> dict[str, Any]:
