@@ -35,7 +35,11 @@ class _Document(msgspec.Struct, rename="kebab"):
     """The required fields of a function document. Other fields are stored unchanged."""
 
     function_uuid: Annotated[
-        str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
+        str,
+        # In Python, `$` also matches before a line break at the end.
+        msgspec.Meta(
+            pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$", max_length=36
+        ),
     ]
     format_version: Literal[1]
     definitions: Annotated[list[_Definition], msgspec.Meta(min_length=1)]

@@ -6,7 +6,7 @@ table, then the value of its namespace, then the values of the parent namespaces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -80,7 +80,12 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
-def record_setters(principal: str, properties: Mapping[str, str], old_properties: Mapping[str, str]) -> dict[str, str]:
+def record_setters(
+    principal: str,
+    properties: Mapping[str, str],
+    old_properties: Mapping[str, str],
+    kept_names: Collection[str] = (),
+) -> dict[str, str]:
     """Return the properties, with the names of their setters added.
 
     A job has only the rights that these principals have when the job runs.
@@ -93,13 +98,15 @@ def record_setters(principal: str, properties: Mapping[str, str], old_properties
             `old_properties`.
         properties: The properties after the change. Names of setters in them are ignored.
         old_properties: The properties before the change.
+        kept_names: The properties that keep their setters, even if their values change.
     """
     former_setters = parse_setters(old_properties)
     setters: dict[str, str] = {}
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
             continue
-        if value != old_properties.get(name) and principal != SERVICE_PRINCIPAL:
+        keeps_setter = principal == SERVICE_PRINCIPAL or (name in kept_names and name in old_properties)
+        if value != old_properties.get(name) and not keeps_setter:
             if principal != ANONYMOUS_NAME:
                 setters[name] = principal
         elif name in former_setters:

@@ -54,6 +54,8 @@ class Caller(msgspec.Struct, frozen=True):
     """In these namespaces and below them, the caller may create entries at the locations of dropped entries."""
     request_bytes: int = 0
     """The length of the request's decompressed body, or 0 without a body."""
+    keeps_setters_of: tuple[str, ...] = ()
+    """The properties that the caller changes without becoming their setter (`policies.py`)."""
 
 
 def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:

@@ -295,7 +295,10 @@ class Publisher:
         if base is None or metadata.properties != base_properties or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
-                metadata, properties=record_setters(caller.principal_name, metadata.properties, base_properties)
+                metadata,
+                properties=record_setters(
+                    caller.principal_name, metadata.properties, base_properties, caller.keeps_setters_of
+                ),
             )
         files_to_delete: Sequence[str] = ()
         if entry is not None and base is not None:

@@ -37,6 +37,8 @@ IMPORT = "register"
 """The action of imported and registered tables."""
 _JOB_TYPES = {MAINTENANCE: "MAINTENANCE", INDEXING: "INDEX", IMPORT: "IMPORT"}
 _SIDES = ("inputs", "outputs")
+_FIELD_CHARS = 48
+"""The number of characters that a field of the facet `schema` has in addition to its name and its description."""
 _COLUMN_FACETS = ("schema", "columnLineage")
 _ENDS = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
 
@@ -135,8 +137,10 @@ def make_dataset(
     snapshot_id: int | None,
     metadata: TableMetadata | None,
     catalog: CatalogName,
+    *,
+    has_schema: bool = True,
 ) -> dict[str, Any]:
-    """Return the dataset of a table, with its schema if the metadata can be read."""
+    """Return the dataset of a table, with its schema if the metadata can be read and `has_schema` is true."""
     name = ".".join((*namespace, table))
     facets: dict[str, Any] = {
         "catalog": _make_facet(
@@ -147,7 +151,8 @@ def make_dataset(
         return {"namespace": catalog.warehouse, "name": name, "facets": facets}
     symlink = {"namespace": catalog.warehouse, "name": name, "type": "TABLE"}
     facets["symlinks"] = _make_facet("SymlinksDatasetFacet", identifiers=[symlink])
-    facets["schema"] = _make_facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
+    if has_schema:
+        facets["schema"] = _make_facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
     if snapshot_id is not None:
         facets["version"] = _make_facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
     namespace, path = name_location(metadata.location)
@@ -170,6 +175,24 @@ def name_location(location: str) -> tuple[str, str]:
     if parts.scheme in ("", LOCAL):
         return "file", parts.path.rstrip("/") or "/"
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
+
+
+def measure_schema(fields: Sequence[Field], chars_max: int) -> int:
+    """Return about the number of characters of the facet `schema`. The count ends when it exceeds `chars_max`."""
+    chars = 0
+    pending_types: list[Type] = [StructType(tuple(fields))]
+    while pending_types and chars <= chars_max:
+        match pending_types.pop():
+            case StructType(fields=inner_fields):
+                chars += sum(_FIELD_CHARS + len(field.name) + len(field.doc or "") for field in inner_fields)
+                pending_types += [field.type for field in inner_fields if not isinstance(field.type, str)]
+            case ListType(element=element):
+                chars += _FIELD_CHARS
+                pending_types.append(element)
+            case MapType(key=key, value=value):
+                chars += 2 * _FIELD_CHARS
+                pending_types += [key, value]
+    return chars
 
 
 def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:

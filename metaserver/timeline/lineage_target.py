@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ class LineageTarget:
         Raises:
             NotDelivered: The receiver does not answer, or answers with an error that may pass.
         """
-        body, run_id = encode_json(run_event), run_event["run"]["runId"]
+        # An event can have many columns, so do not encode it in the event loop.
+        body, run_id = await asyncio.to_thread(encode_json, run_event), run_event["run"]["runId"]
         if len(body) > BODY_BYTES_MAX or await self._post(body, run_id) == _TOO_LARGE_STATUS:
             await self._post(encode_json(remove_columns(run_event)), run_id)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -22,13 +24,27 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.delivery import DeliveryObserver, NotDelivered
-from seamark.metaserver.timeline.lineage import CatalogName, make_dataset, make_run_event
+from seamark.metaserver.timeline.lineage import CatalogName, make_dataset, make_run_event, measure_schema
 from seamark.metaserver.timeline.lineage_target import LineageTarget, LoadMetadata
 
 RUNS_MAX = 1000
 """The maximum number of runs that wait for the receiver. Later runs are dropped."""
 _WAITING_CHARS_MAX = 8 << 20
-"""The maximum length of all statements whose runs wait for the receiver."""
+"""The maximum number of characters of all runs that wait for the receiver, as `_count_chars` counts them."""
+_RUNS_PER_PRINCIPAL_MAX = RUNS_MAX // 4
+"""The maximum number of runs of a principal that wait."""
+_CHARS_PER_PRINCIPAL_MAX = _WAITING_CHARS_MAX // 4
+"""The maximum number of characters of the runs of a principal that wait.
+
+A single longer statement is accepted too, if no other run of the principal waits.
+"""
+_NAME_CHARS = 64
+"""The number of characters that a name of a table or namespace counts in addition to its length."""
+_SCHEMA_CHARS_MAX = 2 << 20
+"""The maximum number of characters of all schemas in an event, as `measure_schema` counts them.
+
+Further tables have no schema.
+"""
 _TOKENIZED_CHARS_MAX = 64 << 10
 """The maximum length of a statement from which literals are removed."""
 _ATTEMPTS_MAX = 6
@@ -57,6 +73,7 @@ class StatementRun(NamedTuple):
         tables: The levels of the namespace and the name of each table that the statement reads.
         form: The statement without its literals, or a text that identifies this form. If it is empty, it is determined
             from the statement.
+        principal: The name of the principal that sent the statement or its report. Without logins, it is empty.
     """
 
     run_id: str
@@ -67,6 +84,7 @@ class StatementRun(NamedTuple):
     error: str
     tables: tuple[tuple[str, ...], ...]
     form: str = ""
+    principal: str = ""
 
 
 def name_statement(statement: str) -> str:
@@ -100,14 +118,40 @@ class StatementRuns:
         self._observer = observer
         self._queue: asyncio.Queue[StatementRun] = asyncio.Queue(RUNS_MAX)
         self._waiting_chars = 0
+        self._runs_by_principal: Counter[str] = Counter()
+        self._chars_by_principal: Counter[str] = Counter()
 
     def record(self, run: StatementRun) -> None:
-        """Add a run, or drop it if too many runs wait, or too long statements."""
-        if self._queue.full() or self._waiting_chars + len(run.statement) > _WAITING_CHARS_MAX:
+        """Add a run, or drop it if too many or too long runs wait, of all principals or of its principal."""
+        chars = _count_chars(run)
+        if (
+            self._queue.full()
+            or self._waiting_chars + chars > _WAITING_CHARS_MAX
+            or (run.principal and self._exceeds_share(run.principal, chars))
+        ):
             self._observer.count_failed_delivery(LineageTarget.kind)
             return
         self._queue.put_nowait(run)
-        self._waiting_chars += len(run.statement)
+        self._waiting_chars += chars
+        self._runs_by_principal[run.principal] += 1
+        self._chars_by_principal[run.principal] += chars
+
+    def _exceeds_share(self, principal: str, chars: int) -> bool:
+        """Return whether a further run with `chars` characters exceeds the principal's share of the queue."""
+        waiting_runs = self._runs_by_principal[principal]
+        return waiting_runs > 0 and (
+            waiting_runs >= _RUNS_PER_PRINCIPAL_MAX
+            or self._chars_by_principal[principal] + chars > _CHARS_PER_PRINCIPAL_MAX
+        )
+
+    def _forget(self, run: StatementRun) -> None:
+        """Subtract a run that the queue has returned from the sums."""
+        chars = _count_chars(run)
+        self._waiting_chars -= chars
+        self._runs_by_principal[run.principal] -= 1
+        self._chars_by_principal[run.principal] -= chars
+        if not self._runs_by_principal[run.principal]:
+            del self._runs_by_principal[run.principal], self._chars_by_principal[run.principal]
 
     async def send_all(
         self, target: LineageTarget, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
@@ -122,7 +166,7 @@ class StatementRuns:
         """
         while True:
             run = await self._queue.get()
-            self._waiting_chars -= len(run.statement)
+            self._forget(run)
             for event in await _make_events(run, store, load_metadata, catalog):
                 await self._send(target, event)
 
@@ -139,16 +183,27 @@ class StatementRuns:
         _log.warning("a lineage event is lost", target=target.place, run=event["run"]["runId"], reason=reason)
 
 
+def _count_chars(run: StatementRun) -> int:
+    """Return the characters of the statement and of the names of its tables, as a measure of the memory of a run."""
+    names = [name for path in run.tables for name in path]
+    return len(run.statement) + len(run.form) + sum(map(len, names)) + _NAME_CHARS * len(names)
+
+
 async def _make_events(
     run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
 ) -> list[dict[str, Any]]:
     """Return the event of the start and the event of the end of a run."""
     job_name = name_form(run.form) if run.form else await asyncio.to_thread(name_statement, run.statement)
-    inputs = []
+    inputs: list[dict[str, Any]] = []
+    schema_chars_left = _SCHEMA_CHARS_MAX
     for *namespace, table in run.tables:
         metadata = await _find_metadata(tuple(namespace), table, store, load_metadata)
-        # The current snapshot may be newer than the statement, so the dataset has no version.
-        inputs.append(make_dataset(namespace, table, None, metadata, catalog))
+        # A schema can have many columns, so do not build its facet in the event loop.
+        dataset, schema_chars = await asyncio.to_thread(
+            make_input, namespace, table, metadata, catalog, schema_chars_left
+        )
+        inputs.append(dataset)
+        schema_chars_left -= schema_chars
     return [
         {**make_run_event(event_type, at_ms, run.run_id, job_name, "QUERY", error, catalog), "inputs": inputs}
         for event_type, at_ms, error in (
@@ -156,6 +211,23 @@ async def _make_events(
             (run.outcome, run.ended_ms, run.error if run.outcome == "FAIL" else ""),
         )
     ]
+
+
+def make_input(
+    namespace: Sequence[str],
+    table: str,
+    metadata: TableMetadata | None,
+    catalog: CatalogName,
+    schema_chars_max: int,
+) -> tuple[dict[str, Any], int]:
+    """Return the dataset of a table and the measure of its schema, which is left out if it exceeds the maximum.
+
+    The current snapshot may be newer than the statement, so the dataset has no version.
+    """
+    schema_chars = 0 if metadata is None else measure_schema(metadata.current_schema.fields, schema_chars_max)
+    has_schema = schema_chars <= schema_chars_max
+    dataset = make_dataset(namespace, table, None, metadata, catalog, has_schema=has_schema)
+    return dataset, schema_chars if has_schema else 0
 
 
 async def _find_metadata(

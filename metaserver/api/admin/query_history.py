@@ -7,12 +7,13 @@ literals for the advisor. It does not say who sent a statement.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import LEVELS_MAX
+from seamark.formats.protocol.wire import LEVELS_MAX, check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.rights.decisions import Securable
@@ -20,7 +21,8 @@ from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS, RUN_S_MAX, StatementTime
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
-from seamark.metaserver.store.model import TABLE, QueryShapeSums, QuerySums
+from seamark.metaserver.runtime.gathering import gather
+from seamark.metaserver.store.model import TABLE, EntryKind, QueryShapeSums, QuerySums
 from seamark.metaserver.timeline.statement_lineage import StatementRun
 
 DAYS, DAYS_MAX = 30, 3650
@@ -28,6 +30,8 @@ SHAPES_MAX = 2000
 _TABLES_MAX = 1000
 _RUN_TABLES_MAX = 100
 """The maximum number of tables in the report of a run."""
+_LOOKUPS_MAX = 8
+"""The maximum number of tables of a report that are looked up at the same time."""
 _OPERATORS = {
     "lt": "<",
     "lt-eq": "<=",
@@ -169,7 +173,9 @@ class StatementRunReport(msgspec.Struct, frozen=True, rename="kebab", forbid_unk
     id: Annotated[
         str,
         msgspec.Meta(
-            pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", description="A UUID that the client has chosen."
+            pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+            max_length=36,  # In Python, `$` also matches before a line break at the end.
+            description="A UUID that the client has chosen.",
         ),
     ]
     tables: Annotated[
@@ -187,7 +193,9 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
 
     statement: Annotated[
         str,
-        msgspec.Meta(pattern="^[0-9a-f]{16}$", description="The fingerprint of the statement, from its plan."),
+        msgspec.Meta(
+            pattern="^[0-9a-f]{16}$", max_length=16, description="The fingerprint of the statement, from its plan."
+        ),
     ]
     seconds: Annotated[
         float, msgspec.Meta(gt=0, le=RUN_S_MAX, description="The time that the engine took, in seconds.")
@@ -232,15 +240,27 @@ async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
 async def _record_run(call: Call, body: StatementTimeReport, run: StatementRunReport) -> None:
     """Record the run of a statement for OpenLineage, if there is a receiver.
 
-    The inputs are the tables of the report that the caller may read.
+    The inputs are the tables of the report that exist and that the caller may read.
+
+    Raises:
+        BadRequest: A name cannot be that of a table or namespace.
     """
     runs, now_ms = call.components.statement_runs, call.components.clock.now_ms()
     if runs is None:
         return
     paths = list(dict.fromkeys(tuple(path) for path in run.tables))
-    tables = await call.select(paths, lambda path: Securable(path[:-1], TABLE, path[-1]))
+    for *namespace, name in paths:
+        check_namespace(tuple(namespace))
+        check_name(name, "table name")
+    readable_paths = await call.select(paths, lambda path: Securable(path[:-1], TABLE, path[-1]))
+    store = call.components.store
+    entries = await gather(
+        [partial(store.load_entry, EntryKind.TABLE, path[:-1], path[-1]) for path in readable_paths], _LOOKUPS_MAX
+    )
+    tables = tuple(path for path, entry in zip(readable_paths, entries, strict=True) if entry is not None)
     started_ms = max(0, now_ms - round(body.seconds * 1000))
-    runs.record(StatementRun(run.id, "", started_ms, now_ms, "COMPLETE", "", tuple(tables), body.statement))
+    principal = "" if call.principal is ANONYMOUS else call.principal.name
+    runs.record(StatementRun(run.id, "", started_ms, now_ms, "COMPLETE", "", tables, body.statement, principal))
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

@@ -34,7 +34,8 @@ class RewriteLeaseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     ]
     release: Annotated[bool, doc("Whether to end the lease.")] = False
     job: Annotated[
-        Annotated[str, msgspec.Meta(max_length=100, pattern="^[ -~]*$")],
+        # In Python, `$` also matches before a line break at the end, so a lookahead refuses the line break.
+        Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[ -~]*(?!\n)$")],
         doc("A description of the job, which the refusals of other jobs of the table quote."),
     ] = ""
 

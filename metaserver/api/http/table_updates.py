@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
+
+from msgspec import structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import CommitConflict
@@ -19,6 +21,7 @@ async def commit_updates(
     check_rights: Callable[[], Awaitable[None]] | None = None,
     *,
     reads_schema: bool = True,
+    kept_setters: Collection[str] = (),
 ) -> LoadedTable | None:
     """Compute updates from the current metadata, and commit them. After a conflict, repeat both steps.
 
@@ -28,6 +31,7 @@ async def commit_updates(
         check_rights: A function that is called after each computation. It checks the rights that the updates need in
             addition to the right of the route.
         reads_schema: Whether the updates depend on the schema. A concurrent change of the schema is then a conflict.
+        kept_setters: The properties that keep their setters. `compute_updates` may change the collection.
 
     Returns:
         The table if it needs no updates, or None after a commit.
@@ -48,10 +52,9 @@ async def commit_updates(
         if reads_schema:
             schema_id = metadata.current_schema_id
             requirements.append({"type": "assert-current-schema-id", "current-schema-id": schema_id})
+        caller = structs.replace(call.caller, keeps_setters_of=tuple(kept_setters))
         try:
-            await call.components.engine_commits.commit_table(
-                call.caller, call.namespace, call.name, requirements, updates
-            )
+            await call.components.engine_commits.commit_table(caller, call.namespace, call.name, requirements, updates)
         except CommitConflict:
             if attempt == COMMIT_TRIES_MAX:
                 raise

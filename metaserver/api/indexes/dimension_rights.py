@@ -11,11 +11,14 @@ from typing import Any
 
 from seamark.formats.index.definitions import PREFIX, find_dimension_tables
 from seamark.formats.runtime.errors import Forbidden
-from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.store.model import TABLE
+
+_ADMIN_OPERATION = "addGrant"
+"""An operation that only an admin may do on the warehouse."""
 
 
 async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]], operation: str = "readRows") -> None:
@@ -31,15 +34,13 @@ async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]], op
 
 
 async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterable[Sequence[str]]) -> None:
-    """Check the rights of the principals that defined an index, if a job of a table service defines it again.
+    """Check the rights of the principals that defined an index, before a job or an indexer defines it again.
 
-    A job has a token of the server. It must not copy attributes for a principal that has lost the right to read them.
+    An index must not copy attributes for a principal that has lost the right to read them.
 
     Raises:
         Forbidden: A principal may no longer read one of the dimension tables.
     """
-    if call.caller.principal_name != SERVICE_PRINCIPAL:
-        return
     components = call.components
     rights = StandingRights(components.store, components.clock, components.settings, components.authorizer)
     for setter in setters:
@@ -47,6 +48,31 @@ async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterab
             securable = Securable(tuple(namespace), TABLE, name)
             if (reason := await rights.why_lost(setter, "readRows", securable)) is not None:
                 raise Forbidden(f"{setter} defined the index and may not read {securable.name} now: {reason}")
+
+
+async def check_registered_authors(call: Call, properties: Mapping[str, Any]) -> None:
+    """Check that the caller is the author of the index definitions in a metadata file that name dimension tables.
+
+    A client can write any authors into the file, and jobs define these indexes again while their authors have the
+    rights. An admin of the warehouse may register a file with other authors.
+
+    Raises:
+        Forbidden: The file records another author or none.
+    """
+    authors = parse_setters(properties)
+    for name, value in properties.items():
+        if not (name.startswith(PREFIX) and find_dimension_tables(value)):
+            continue
+        author = authors.get(name)
+        if author == call.principal.name:
+            continue
+        if await call.components.authorizer.allows(call.principal, _ADMIN_OPERATION, WAREHOUSE):
+            return
+        raise Forbidden(
+            f"The metadata file states {'no author' if author is None else f'the author {author[:100]!r}'} of "
+            f"{name[:100]}, which reads other tables; ask an admin to register the file, or remove the property from "
+            "the table first, and define the index again afterwards"
+        )
 
 
 async def check_index_properties(call: Call, properties: Mapping[str, Any]) -> None:

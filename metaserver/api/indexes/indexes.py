@@ -30,12 +30,13 @@ from seamark.formats.index.definitions import (
     list_bucket_definitions,
     read_definitions,
 )
-from seamark.formats.index.keys.lookups import parse_lookup
+from seamark.formats.index.keys.lookups import parse_lookup, remove_snapshots
 from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, list_kinds_with_parameter, list_parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
@@ -278,6 +279,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     dimension_tables: set[tuple[str, ...]] = set()
 
     setters: set[str] = set()
+    kept_setters: set[str] = set()
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         definitions = read_definitions(metadata)
@@ -287,6 +289,9 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
         definition = _change_definition(name, body, definitions, metadata)
         dimension_tables.update(map(tuple, definition.dimension_tables))
         setters.update(setter for key, setter in parse_setters(metadata.properties).items() if key == PREFIX + name)
+        kept_setters.clear()
+        if body.replaces is not None and _differs_only_by_snapshots(present_definition, definition):
+            kept_setters.add(PREFIX + name)
         limit = call.components.settings.indexes_limit
         if name not in definitions.by_name and len(definitions.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop an index first")
@@ -296,9 +301,10 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
 
     async def check_rights() -> None:
         await check_dimension_rights(call, dimension_tables)
-        await check_setter_rights(call, setters, dimension_tables)
+        if kept_setters or call.caller.principal_name == SERVICE_PRINCIPAL:
+            await check_setter_rights(call, setters, dimension_tables)
 
-    await commit_updates(call, compute_updates, check_rights)
+    await commit_updates(call, compute_updates, check_rights, kept_setters=kept_setters)
     return await _show_index(call, await load_requested_table(call), name)
 
 
@@ -361,6 +367,15 @@ def _change_definition(
             f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
         )
     return definition
+
+
+def _differs_only_by_snapshots(present_definition: IndexDefinition | None, definition: IndexDefinition) -> bool:
+    """Return whether a definition is the present one at other snapshots of its dimension tables."""
+    return (
+        present_definition is not None
+        and present_definition.id != definition.id
+        and remove_snapshots(present_definition.id) == remove_snapshots(definition.id)
+    )
 
 
 def _check_filter_name(definition: IndexDefinition, definitions: Definitions) -> None:

@@ -31,6 +31,7 @@ from seamark.metaserver.api.http.render import (
     make_table_answer,
     read_snapshot_mode,
 )
+from seamark.metaserver.api.indexes.dimension_rights import check_registered_authors
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
@@ -208,6 +209,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
 
     async def check_properties(properties: Mapping[str, str]) -> None:
         await check_named_tables(call, properties)
+        await check_registered_authors(call, properties)
 
     async def check_drop() -> None:
         await call.allow(Securable(call.namespace, TABLE, body.name), operation="dropTable")

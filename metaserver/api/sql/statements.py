@@ -217,8 +217,17 @@ async def _record_run(
         kind = error.kind if isinstance(error, SeamarkError) else type(error).__name__
         raise
     finally:
-        run_id, tables = str(clock.uuid7()), exchange.allowed_tables
-        runs.record(StatementRun(run_id, request.statement, started_ms, clock.now_ms(), outcome, kind, tables))
+        run = StatementRun(
+            str(clock.uuid7()),
+            request.statement,
+            started_ms,
+            clock.now_ms(),
+            outcome,
+            kind,
+            exchange.allowed_tables,
+            principal="" if call.principal is ANONYMOUS else call.principal.name,
+        )
+        runs.record(run)
 
 
 @Route(

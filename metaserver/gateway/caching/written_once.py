@@ -14,7 +14,7 @@ from typing import Literal
 Kind = Literal["data", "metadata"]
 
 _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.IGNORECASE)
-_EXTENSION = re.compile(r"\.(?:parquet|orc|avro|puffin|stats|(?:gz\.)?metadata\.json(?:\.gz)?)$")
+_EXTENSION = re.compile(r"\.(?:parquet|orc|avro|puffin|stats|(?:gz\.)?metadata\.json(?:\.gz)?)\Z")
 _METADATA = re.compile(r"/(?:metadata|_seamark)/")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.access.worker_tokens import ServiceTokens
+from seamark.metaserver.catalog.policies import SETTERS, parse_setters
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant
+from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant, SaveGrant
 from tests.api.client import SCHEMA
 from tests.api.plans.test_plan_tables import UserApi
 from tests.server.rig import run_server
@@ -168,9 +169,40 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         await parts.store.transact([RemoveGrant(Grant("rex", "reader", ("db", "secret")))])
         # A writer of `db` also reads its inner namespaces, so this right is removed too.
         await parts.store.transact([RemoveGrant(Grant("rex", "writer", ("db",)))])
+        definition_id = (await root("GET", "/api/v1/tables/db/t/indexes/i")).json["definition-id"]
+        indexer_change = {"columns": [attribute.format(7)], "replaces": definition_id}
+        refused = await root("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)
+        assert refused.error[0] == 403, "an indexer with another token defines it again for rex too"
         refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
         assert refused.error[0] == 403
         assert "rex defined the index and may not read names now" in refused.error[2]
+        # A principal that defines the index without `replaces` becomes its author, and an indexer does not.
+        taken = await root("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
+        indexer_change = {"columns": [attribute.format(8)], "replaces": taken.json["definition-id"]}
+        assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).error[0] == 403
+        await parts.store.transact([SaveGrant(Grant("rex", "writer", ("db",)))])
+        assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).status == 200
+        table = await root("GET", "/v1/namespaces/db/tables/t")
+        assert parse_setters(table.json["metadata"]["properties"]) == {"seamark.index.i": "root"}
+        # Only a writer of the warehouse may register files.
+        await parts.store.transact([SaveGrant(Grant("rex", "writer", ()))])
+        await check_authors_in_files(rex, root, table.json)
+
+
+async def check_authors_in_files(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:
+    """Check that only an admin registers files that state another author of an index on an attribute, or none."""
+    former_path = Path(table["metadata-location"].removeprefix("file://"))
+    statuses = {}
+    for number, author in enumerate(("root", "rex", None)):
+        metadata = json.loads(former_path.read_bytes())
+        metadata["properties"][SETTERS] = json.dumps({"seamark.index.i": author} if author else {})
+        path = former_path.with_name(f"{90000 + number}-{number}.metadata.json")
+        path.write_text(json.dumps(metadata))
+        request = {"name": "t", "metadata-location": f"file://{path}", "overwrite": True}
+        statuses[author] = [
+            (await caller("POST", "/v1/namespaces/db/register", request)).status for caller in (rex, root)
+        ]
+    assert statuses == {"root": [403, 200], "rex": [200, 200], None: [403, 200]}
 
 
 def build_schema(name: str) -> dict[str, Any]:

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from seamark.connector.sql.session import SqlSession
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
+from seamark.formats.iceberg.types.schema import Field, MapType, Schema, StructType
 from seamark.metaserver.timeline import statement_lineage
+from seamark.metaserver.timeline.lineage import CatalogName, measure_schema
 from seamark.metaserver.timeline.statement_lineage import (
     RUNS_MAX,
     StatementRun,
     StatementRuns,
+    make_input,
     name_statement,
     remove_literals,
 )
@@ -105,14 +109,24 @@ async def test_statements_that_clients_run_are_sent_as_runs_of_their_tables(tmp_
         run = {"id": "0190b5a2-0000-7000-8000-000000000000", "tables": [["db", "t"]]}
         status = (await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": run})).status
         assert status == 204
-        for wrong in ({"tables": []}, {"tables": [["t"]]}, {"id": "x"}):
+        missing_run = {**run, "tables": [["db", "missing"], ["elsewhere", "t"], ["db", "t"]]}
+        status = (await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": missing_run})).status
+        assert status == 204
+        for wrong in (
+            {"tables": []},
+            {"tables": [["t"]]},
+            {"tables": [["db", "t" * 256]]},
+            {"tables": [["db\n", "t"]]},
+            {"id": "x"},
+            {"id": f"{run['id']}\n"},
+        ):
             answer = await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": {**run, **wrong}})
             assert answer.status == 400
-        await receiver.wait_for_events_count(6)
+        await receiver.wait_for_events_count(8)
         for event in receiver.events:
             validate_event(event)
-        assert list_outcomes(receiver) == [("COMPLETE", "", 2)] * 2 + [("COMPLETE", "", 1)]
-        first, second, third = receiver.events[::2]
+        assert list_outcomes(receiver) == [("COMPLETE", "", 2)] * 2 + [("COMPLETE", "", 1)] * 2
+        first, second, third, _ = receiver.events[::2]
         assert first["job"] == second["job"] != third["job"]
         locations = {
             (await Api(server)("GET", f"/v1/namespaces/db/tables/{name}")).json["metadata"]["location"]
@@ -162,6 +176,51 @@ async def test_runs_beyond_the_limit_are_dropped_and_counted(extra: int) -> None
     for _ in range(RUNS_MAX + extra):
         runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", ()))
     assert failures.count == extra
+
+
+async def test_names_of_tables_count_as_characters_of_a_run() -> None:
+    failures = CountedFailures()
+    runs = StatementRuns(failures)
+    for _ in range(9):
+        runs.record(StatementRun("id", "", 0, 1, "COMPLETE", "", (("db", "t" * (1 << 20)),)))
+    assert failures.count == 2  # The runs count a little more than 1 MiB each.
+
+
+async def test_principal_fills_only_its_share_of_the_queue() -> None:
+    failures = CountedFailures()
+    runs = StatementRuns(failures)
+    for _ in range(RUNS_MAX):
+        runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", (), principal="tina"))
+    assert failures.count == RUNS_MAX * 3 // 4
+    runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", (), principal="otto"))
+    for _ in range(3):
+        runs.record(StatementRun("id", "+" * (1 << 20), 0, 1, "COMPLETE", "", (), principal="wendy"))
+    assert failures.count == RUNS_MAX * 3 // 4 + 1
+
+
+def test_schemas_beyond_the_limit_are_left_out_of_an_event() -> None:
+    nested_types = StructType((Field(3, "key", True, "long"),)), MapType(4, "string", 5, "long", False)
+    fields = (
+        Field(1, "id", True, "long", "the id"),
+        *(Field(number, f"c{number}", False, type_) for number, type_ in enumerate((*nested_types, "long"), 6)),
+    )
+    size = measure_schema(fields, 1 << 20)
+    assert size > 7 * len("name, type")
+    assert measure_schema(fields * 3, 1 << 20) == 3 * size
+    metadata = build_table_metadata(
+        uuid="0190b5a2-0000-7000-8000-000000000000",
+        location="file:///lake/t",
+        schema=Schema(fields),
+        partition_spec=None,
+        sort_order=None,
+        properties={},
+        now_ms=1,
+    )
+    has_schema = []
+    for chars_max in (size, size - 1):
+        dataset, schema_chars = make_input(["db"], "t", metadata, CatalogName("lake", "file:///lake"), chars_max)
+        has_schema.append(("schema" in dataset["facets"], schema_chars, dataset["name"]))
+    assert has_schema == [(True, size, "/lake/t"), (False, 0, "/lake/t")]
 
 
 async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypatch: pytest.MonkeyPatch) -> None:
