@@ -292,7 +292,7 @@ def describe_need(bits: int) -> str:
     """Return the privileges that an operation needs, and the role with these privileges, for messages."""
     names = list_names(bits)
     role = find_smallest_role(bits)
-    return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
+    return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role}"
 
 
 def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
@@ -384,7 +384,7 @@ class GrantAuthorizer(Authorizer):
         if rule.scope is Scope.CATALOG and decisions.have_privileges(principal.grants, WAREHOUSE, rule.bits):
             return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"
         return (
-            f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)} on {scope}. "
+            f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)}, on {scope}. "
             f"An admin grants it with: {format_grant_command(principal, rule.bits, securable.container)}"
         )
 

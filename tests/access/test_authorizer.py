@@ -177,6 +177,15 @@ async def test_refusal_names_the_principal_the_right_the_object_and_the_command_
         await AUTHORIZER.require(denied_principal, "readRows", Securable(("a",), "table", "t"))
 
 
+async def test_refusal_of_a_right_on_any_object_is_a_complete_sentence() -> None:
+    with pytest.raises(Forbidden) as error:
+        await AUTHORIZER.require_somewhere(Principal("bob"), "createNamespace")
+    assert error.value.message == (
+        "bob may not createNamespace anywhere: it needs the privilege create, as in the role writer. "
+        "An admin grants it with: seamark grant add bob create"
+    )
+
+
 # Names and scopes as text --------------------------------------------------------------------------------------------
 
 levels = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=8).filter(
