@@ -252,7 +252,16 @@ async def _open_catalog_components(
         objects: ObjectStore = stored_objects if opened_peers is None else opened_peers.objects
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(
-            open_catalog(settings, store, objects, clock, timeline, keyring, stored_objects=stored_objects)
+            open_catalog(
+                settings,
+                store,
+                objects,
+                clock,
+                timeline,
+                keyring,
+                stored_objects=stored_objects,
+                is_further=stored_warehouse is not None,
+            )
         )
         registry, usage = Registry(store, clock), Usage()
         store.observe(shared.database_shares.charge)

@@ -140,16 +140,18 @@ async def open_catalog(
     keyring: Keyring,
     *,
     stored_objects: ObjectStore | None = None,
+    is_further: bool = False,
 ) -> AsyncIterator[Catalog]:
     """Open the catalog.
 
     Args:
         stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
+        is_further: Whether the catalog is that of a further warehouse, which has no allowed locations.
 
     Raises:
         ConfigError: The warehouse URI is invalid.
     """
-    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
+    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations, is_further=is_further)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored_objects=stored_objects)
     context = CatalogContext(
         settings=settings,
