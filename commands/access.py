@@ -28,7 +28,7 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, SeamarkError
 from seamark.metaserver.access.principal import ROLE_PREFIX, Role, check_granted, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
-from seamark.metaserver.runtime.home import PRIVATE_UMASK, find_sqlite_file, make_private, prepare_home
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, find_sqlite_file, is_server_open, make_private, prepare_home
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
@@ -167,7 +167,7 @@ def create(
         await _record_audit(store, clock, "createToken", name)
         return secret, await store.grants(name)
 
-    secret, grants = _run(config, flags, work)
+    secret, grants = _run(config, flags, work, adds_rights=True)
     if as_json:
         print_json({"name": name, "token": secret, "grants": [_to_grant_json(grant) for grant in grants]})
         return
@@ -199,7 +199,7 @@ def _create_from_file(
             await _record_audit(store, clock, "createToken", name)
         return is_new
 
-    is_new = _run(config, flags, work)
+    is_new = _run(config, flags, work, adds_rights=True)
     sentence = f"Created {name}" if is_new else f"The token {name} exists; nothing changed"
     print_result({"name": name, "created": is_new}, sentence, as_json=as_json)
 
@@ -287,7 +287,7 @@ def _add_grants(
         is_known = ":" in principal or flags.get("warehouse_name") is not None
         return grants, is_known or any(token.name == principal for token in await store.list_tokens())
 
-    grants, is_known = _run(config, flags, work)
+    grants, is_known = _run(config, flags, work, adds_rights=True)
     _print_grants(grants, "has", as_json=as_json)
     if not is_known:
         say(f"There is no token {principal} yet: seamark token create {principal}", err=True)
@@ -372,7 +372,11 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 
     rows = _run(config, flags, work, creates=False)
     nothing = "There are no grants." if principal is None else f"{principal} has no grants."
-    _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=as_json)
+    if as_json:
+        # The names of the fields stay those of earlier versions.
+        _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=True)
+    else:
+        _show_rows(("PRINCIPAL", "RIGHT", "OBJECT"), rows, nothing, as_json=False)
 
 
 def _make_grant_row(grant: Grant) -> tuple[str, ...]:
@@ -424,12 +428,15 @@ def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
     _show_rows(("ROLE", "MEMBERS"), rows, "There are no roles.", as_json=as_json)
 
 
-def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
+def _run(
+    config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True, adds_rights: bool = False
+) -> T:
     """Run `work` on the database of the settings, and report an error as a message and an exit code.
 
     Args:
         creates: Whether the command creates a missing database and reports it. If False, a missing database is an
             error, because the home may be wrong.
+        adds_rights: Whether the command adds rights, and so reports a running server that does not apply them.
     """
     warehouse_name = flags.get("warehouse_name")
     settings = load_settings({name: value for name, value in flags.items() if name != "warehouse_name"}, config)
@@ -445,6 +452,12 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
             say(
                 f"The database {database} is new. If a server is already running, it uses another database: set --home "
                 "to the home of the server",
+                err=True,
+            )
+        if adds_rights and is_server_open(settings):
+            say(
+                "The running server has auth=none, so every client is an admin; rights apply only if you start it with "
+                "--auth",
                 err=True,
             )
         return result

@@ -256,6 +256,7 @@ async def _open_catalog_components(
                 *(settings, store, objects, clock, timeline, keyring),
                 stored_objects=stored_objects,
                 import_limits=shared.worker_limits.imports,
+                is_further=stored_warehouse is not None,
             )
         )
         registry, usage = Registry(store, clock), Usage()

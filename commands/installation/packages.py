@@ -81,8 +81,8 @@ def _check_iceberg_jar() -> Iterator[CheckResult]:
 
 
 def _list_jar_folders() -> Iterator[Path]:
-    """Yield the folders that can contain jars: of Spark, of a checkout, and of Ivy, which stores the downloads of
-    --packages.
+    """Yield the folders that can contain jars: of Spark, of a checkout, and of Ivy and Maven, in which --packages looks
+    before it downloads.
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
@@ -91,3 +91,4 @@ def _list_jar_folders() -> Iterator[Path]:
         yield Path(home) / "jars"
     yield Path(".cache", "jars")
     yield from (folder / "jars" for folder in Path.home().glob(".ivy2*"))
+    yield from Path.home().glob(".m2/repository/org/apache/iceberg/iceberg-spark-runtime-*/*")

@@ -100,9 +100,15 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
         )
         say("")
         for proposal in advice["proposals"]:
-            say(f"{proposal['id']}: {'; '.join(proposal['commands'])}")
+            say(f"{proposal['id']}: {_format_commands(proposal['commands'])}")
     for applied_proposal in advice["applied"]:
         _show_applied(applied_proposal)
+
+
+def _format_commands(commands: list[str]) -> str:
+    """Return the commands of a proposal as one text. Statements of Spark are marked, and get a catalog."""
+    text = "; ".join(commands)
+    return f"in Spark: USE sea; {text}" if commands and commands[0].startswith("ALTER TABLE ") else text
 
 
 def _show_days(days: float | None) -> str:

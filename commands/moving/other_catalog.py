@@ -122,7 +122,8 @@ def show_results(results: Iterable[Result], *, as_json: bool, action: str) -> No
                 }
             )
         elif result.reason:
-            outcome = action if result.outcome == "moved" else result.outcome
+            moved_text = "created" if result.kind == "namespace" else action
+            outcome = moved_text if result.outcome == "moved" else result.outcome
             say(f"{outcome}: {result.kind} {join_name(result.name)}: {result.reason}", err=True)
     if as_json:
         print_json(entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from seamark.commands.options import load_settings, to_settings_error
+from seamark.commands.options import Misconfigured, load_settings, to_settings_error
 from seamark.commands.terminal import escape_for_terminal, say
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
@@ -63,7 +64,13 @@ def run_offline(
         is_locked: Whether the command refuses to run while a server runs from the home folder.
         creates: Whether a missing home folder is created.
     """
-    warehouse_name = flags.pop("warehouse_name", None)
+    has_warehouse_name = "warehouse_name" in flags
+    warehouse_name, warehouse_uri = flags.pop("warehouse_name", None), flags.get("warehouse")
+    if has_warehouse_name and warehouse_uri and not set(warehouse_uri) & set(":/"):
+        raise Misconfigured(
+            f"--warehouse is the URI of the server's own warehouse, not {escape_for_terminal(warehouse_uri)}; for the "
+            f"further warehouse of this name, write --warehouse-name {escape_for_terminal(shlex.quote(warehouse_uri))}"
+        )
     settings = load_settings(flags, config)
     try:
         os.umask(PRIVATE_UMASK)

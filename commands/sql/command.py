@@ -24,6 +24,7 @@ from seamark.commands.options import Misconfigured, parse_size, settings_flags
 from seamark.commands.terminal import escape_for_terminal, open_console, show_count, show_size
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest
+from seamark.connector.client.warehouses import make_warehouse_url
 from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.cubes.plans import CUBE_USES, ON
 from seamark.connector.sql.rows import convert_to_json_rows
@@ -91,6 +92,9 @@ The format computes the widths of its columns from all rows, so it has to keep t
 @click.option("--on-s3", is_flag=True, help="State that the tables are in S3. Statements that write need it.")
 @click.option("--catalog", default=CATALOG, show_default=True, help="Name of the catalog in statements.")
 @click.option(
+    "--warehouse", metavar="NAME", help="Further warehouse of the server. Default: the server's own warehouse."
+)
+@click.option(
     "--url",
     envvar="SEAMARK_URL",
     show_envvar=True,
@@ -111,6 +115,7 @@ def sql(
     cubes: str,
     on_s3: bool,
     catalog: str,
+    warehouse: str | None,
     url: str | None,
     token: str | None,
     config: Path | None,
@@ -134,7 +139,7 @@ def sql(
     )
     write = _WRITERS[output or ("table" if sys.stdout.isatty() else "csv")]
     try:
-        server = url or find_server_url(config, flags)
+        server = make_warehouse_url(url or find_server_url(config, flags), warehouse)
         with (
             closing(SeamarkClient(server, token=token)) as client,
             add_suggestions(client),

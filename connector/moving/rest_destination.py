@@ -44,7 +44,7 @@ class RestDestination:
         if response.status_code == 400 and "location" in properties:
             other_properties = {name: value for name, value in properties.items() if name != "location"}
             answer = self.create_namespace(namespace, other_properties)
-            return answer._replace(reason=answer.reason or f"Without its location: {read_message(response)}")
+            return answer._replace(reason=answer.reason or f"Its location is not exported: {read_message(response)}")
         return _answer(response)
 
     def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:

@@ -42,7 +42,7 @@ class SeamarkDestination:
                 return Answer("refused", error.message)
             other_properties = {name: value for name, value in properties.items() if name != "location"}
             answer = self.create_namespace(namespace, other_properties)
-            return answer._replace(reason=answer.reason or f"Without its location: {error.message}")
+            return answer._replace(reason=answer.reason or f"Its location is not imported: {error.message}")
         except Refused as error:
             return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
         return Answer("moved")

@@ -6,6 +6,8 @@ groups and sorts. The text that DuckDB runs is created by the translation (`quer
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ POSITION_BITS = 40
 
 The higher bits contain the index of the file in the plan.
 """
+_BODY = re.compile(r"body: (?=\{)")
+"""The text before the body of a catalog's response in an error of DuckDB's Iceberg extension."""
+_SHOWN_MESSAGE = re.compile(r'endpoint returned response code \S+ with message "(.*)"\s*\Z', re.DOTALL)
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _CONFIG = {
     "autoinstall_known_extensions": "false",
@@ -202,7 +207,30 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
         return ServerFailed(f"A file of a table cannot be read: {failure}", status=500)
     if failure is not None:
         return ServerFailed(f"A table cannot be read: {type(failure).__name__}: {failure}", status=500)
+    server_message = _find_server_message(str(error))
+    if server_message is not None:
+        return InvalidRequest(f"The statement fails: {server_message}", status=400)
     reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return DuckDBFailed(f"DuckDB failed: {reason}", status=500)
     return InvalidRequest(f"The statement fails: {reason}", status=400)
+
+
+def _find_server_message(text: str) -> str | None:
+    """Return the message of the catalog in an error of DuckDB's Iceberg extension, or None if there is none.
+
+    The extension puts the body of the response into its own error, which can again be the body of another error.
+    """
+    if match := _SHOWN_MESSAGE.search(text):
+        return match[1]
+    for start in (match.end() for match in _BODY.finditer(text)):
+        try:
+            document, _ = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        match document:
+            case {"error": {"message": str(message)}}:
+                return message
+            case {"exception_message": str(inner_text)} if len(inner_text) < len(text):
+                return _find_server_message(inner_text)
+    return None

@@ -38,7 +38,7 @@ from enum import Enum
 
 import msgspec
 
-from seamark.formats.protocol.wire import format_path
+from seamark.formats.protocol.wire import format_path, is_plan_name
 from seamark.formats.runtime.errors import Forbidden, NoSuchFunction, NoSuchTable, NoSuchView
 from seamark.metaserver.access.principal import Principal, show_path
 from seamark.metaserver.access.rights import decisions
@@ -198,8 +198,17 @@ class Authorizer(ABC):
         """Return for each namespace whether `principal` may browse it or an object in it, and so see it in listings."""
 
     @abstractmethod
-    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
-        """Return a message that says which right is missing, and how an admin grants it."""
+    async def explain_refusal(
+        self, principal: Principal, operation: str, securable: Securable, *, names_entry: bool = False
+    ) -> str:
+        """Return a message that says which right is missing, and how an admin grants it.
+
+        Args:
+            principal: The principal.
+            operation: The id of the operation.
+            securable: The object.
+            names_entry: Whether the message may name a table, view or function. If False, it names only the namespace.
+        """
 
     @abstractmethod
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
@@ -248,12 +257,15 @@ class Authorizer(ABC):
         if await self.allows(principal, operation, securable):
             return
         missing = _MISSING.get(securable.kind)
-        if missing is not None and not await self.allows(principal, "tableExists", securable):
+        is_visible = missing is not None and await self.allows(principal, "tableExists", securable)
+        if missing is not None and not is_visible:
             container = securable.container
             if await self.allows(principal, "listTables", container):
                 name = format_path(securable.namespace, shown_name or securable.name)
                 raise missing[0](f"{missing[1]} does not exist: {name}")
-        raise Forbidden(await self.explain_refusal(principal, operation, securable))
+        # The name of a plan's table would show whether the plan exists.
+        names_entry = is_visible and not is_plan_name(shown_name or securable.name)
+        raise Forbidden(await self.explain_refusal(principal, operation, securable, names_entry=names_entry))
 
     async def require_new_name(self, principal: Principal, operation: str, securable: Securable) -> None:
         """Check that `principal` may give an object a name. The caller has checked its right on the namespace.
@@ -292,17 +304,19 @@ def describe_need(bits: int) -> str:
     """Return the privileges that an operation needs, and the role with these privileges, for messages."""
     names = list_names(bits)
     role = find_smallest_role(bits)
-    return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
+    return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role}"
 
 
 def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
-    """Return the command with which an admin grants the privileges on the server, the catalog or a namespace."""
+    """Return the command with which an admin grants the privileges on an object."""
     names = list_names(bits)
     right = names[0] if len(names) == 1 else find_smallest_role(bits)
     command = f"seamark grant add {shlex.quote(principal.name)} {right}"
     if securable.kind == SERVER:
         return f"{command} --server"
-    return f"{command} --namespace {shlex.quote(show_path(securable.namespace))}" if securable.namespace else command
+    if securable.namespace:
+        command += f" --namespace {shlex.quote(show_path(securable.namespace))}"
+    return f"{command} --{securable.kind} {shlex.quote(securable.name)}" if securable.name else command
 
 
 class GrantAuthorizer(Authorizer):
@@ -367,14 +381,23 @@ class GrantAuthorizer(Authorizer):
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
         return [decisions.can_list_namespace(principal.grants, namespace) for namespace in namespaces]
 
-    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
+    async def explain_refusal(
+        self, principal: Principal, operation: str, securable: Securable, *, names_entry: bool = False
+    ) -> str:
         rule = find_rule(operation)
+        # The entry to create need not exist, so a right to create is granted on the namespace.
+        names_entry = names_entry and rule.scope is Scope.OBJECT and not rule.bits & CREATE
+        granted_securable = securable if names_entry else securable.container
         if rule.scope is Scope.SERVER:
             securable, scope = THE_SERVER, "the server"
+            granted_securable = securable
         elif rule.scope in (Scope.CATALOG, Scope.WAREHOUSE) or not securable.namespace:
             securable, scope = WAREHOUSE, "the whole catalog"
+            granted_securable = securable
+        elif names_entry:
+            entry = f"{securable.kind} {show_path((*securable.namespace, securable.name))}"
+            scope = f"{entry} or a namespace above it"
         else:
-            # Do not name the table, because its name would show whether a plan with this name has a table.
             scope = f"namespace {show_path(securable.namespace)} or one above it"
         place = f" in {show_path(securable.namespace)}" if securable.namespace else ""
         _, denied_bits = decisions.find_bits(principal.grants, securable)
@@ -384,8 +407,8 @@ class GrantAuthorizer(Authorizer):
         if rule.scope is Scope.CATALOG and decisions.have_privileges(principal.grants, WAREHOUSE, rule.bits):
             return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"
         return (
-            f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)} on {scope}. "
-            f"An admin grants it with: {format_grant_command(principal, rule.bits, securable.container)}"
+            f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)}, on {scope}. "
+            f"An admin grants it with: {format_grant_command(principal, rule.bits, granted_securable)}"
         )
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:

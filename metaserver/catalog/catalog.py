@@ -141,17 +141,19 @@ async def open_catalog(
     *,
     stored_objects: ObjectStore | None = None,
     import_limits: ImportLimits | None = None,
+    is_further: bool = False,
 ) -> AsyncIterator[Catalog]:
     """Open the catalog.
 
     Args:
         stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
         import_limits: The limits of imports that the catalogs of a process share. The default is new limits.
+        is_further: Whether the catalog is that of a further warehouse, which has no allowed locations.
 
     Raises:
         ConfigError: The warehouse URI is invalid.
     """
-    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
+    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations, is_further=is_further)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored_objects=stored_objects)
     context = CatalogContext(
         settings=settings,

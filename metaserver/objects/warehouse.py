@@ -45,11 +45,17 @@ def _join_path(parent: str, tail: str) -> str:
 class Warehouse:
     """The warehouse and the allowed locations, below which tables may be stored.
 
+    Args:
+        uri: The location of the warehouse.
+        allowed_locations: The allowed locations.
+        is_further: Whether it is a further warehouse of a server, which can have no allowed locations.
+
     Raises:
         ConfigError: A URI is invalid.
     """
 
-    def __init__(self, uri: str, allowed_locations: Iterable[str] = ()) -> None:
+    def __init__(self, uri: str, allowed_locations: Iterable[str] = (), *, is_further: bool = False) -> None:
+        self._is_further = is_further
         try:
             self._roots = tuple(
                 parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed_locations)
@@ -115,10 +121,14 @@ class Warehouse:
                 return parsed_location
         if parsed_location in self._roots:
             raise BadRequest(f"{subject} {str(parsed_location)!r} is the root of all tables; choose a path below it")
+        remedy = (
+            "create a warehouse at a folder that contains it"
+            if self._is_further
+            else "have the operator add its parent to allowed_locations"
+        )
         raise BadRequest(
-            f"{subject} {str(parsed_location)!r} is outside the warehouse {self.uri!r}; choose one below it, or have "
-            "the "
-            "operator add its parent to allowed_locations"
+            f"{subject} {str(parsed_location)!r} is outside the warehouse {self.uri!r}; choose one below it, "
+            f"or {remedy}"
         )
 
     def make_namespace_location(self, path: tuple[str, ...]) -> str:

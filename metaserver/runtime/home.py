@@ -216,9 +216,18 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
     path = settings.home / SERVER_FILE_NAME
     new_path = path.with_name(f".server-{os.getpid()}.json")
     new_path.unlink(missing_ok=True)
-    create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url}))
+    create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url, "auth": settings.auth}))
     new_path.replace(path)
     return path
+
+
+def is_server_open(settings: Settings) -> bool:
+    """Return whether a server without authentication runs from the home. Then rights have no effect."""
+    try:
+        document = convert_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
+    except (OSError, msgspec.DecodeError):
+        return False
+    return document.get("auth") == "none"
 
 
 @contextmanager

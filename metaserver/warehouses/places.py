@@ -57,8 +57,8 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
     roots = [parse_location(root, "A root of warehouses") for root in settings.warehouse_roots]
     if not roots:
         raise BadRequest(
-            "This server has no place for further warehouses; have the operator set warehouse_roots to URIs below "
-            "which they can be created"
+            "This server has no place for further warehouses; have the operator start it with --warehouse-roots URI, "
+            "below which they can be created, such as file:///srv/warehouses"
         )
     # With the store of the server, the operator can name the locations that clients see.
     place = find_place(location, backend)
@@ -68,7 +68,7 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
         shown_place = "" if place == location else f", which is {str(place)!r} with this s3_backend,"
         raise BadRequest(
             f"The location {str(location)!r}{shown_place} is outside the places for warehouses, which are "
-            f"{shown_roots}; choose one below them, or have the operator change warehouse_roots"
+            f"{shown_roots}; choose one below them, or have the operator add a URI by --warehouse-roots"
         )
     uploads = Location(place.scheme, place.bucket, UPLOADS)
     if place.scheme in CLOUDS and _is_inside(make_location_key(place), make_location_key(uploads)):

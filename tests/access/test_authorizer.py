@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamark.commands.serving.extensions import EXTENSIONS
+from seamark.formats.protocol.wire import PLAN_MARK
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, Scope, allows_operation, is_audited_change
 from seamark.metaserver.access.principal import (
@@ -175,6 +176,42 @@ async def test_refusal_names_the_principal_the_right_the_object_and_the_command_
     denied_principal = Principal("ann", (Grant("ann", "reader"), Grant("ann", "read", ("a",), deny=True)))
     with pytest.raises(Forbidden, match="a grant denies it read there"):
         await AUTHORIZER.require(denied_principal, "readRows", Securable(("a",), "table", "t"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "right"), [("updateTable", "write"), ("dropTable", "drop"), ("putIndex", "maintain")]
+)
+async def test_refusal_on_a_visible_table_names_the_table_and_grants_only_on_it(operation: str, right: str) -> None:
+    bob = Principal("bob", (Grant("bob", "read", ("shop",), kind="table", name="my orders"),))
+    with pytest.raises(Forbidden) as error:
+        await AUTHORIZER.require(bob, operation, Securable(("shop",), "table", "my orders"))
+    assert error.value.message.startswith(f"bob may not {operation} in shop: it needs the privilege {right},")
+    assert "on table shop.my orders or a namespace above it." in error.value.message
+    assert error.value.message.endswith(f"seamark grant add bob {right} --namespace shop --table 'my orders'")
+
+
+async def test_refusal_does_not_name_a_hidden_table_the_table_of_a_plan_or_a_table_to_create() -> None:
+    reader = Principal("bob", (Grant("bob", "read", ("shop",)),))
+    plan_name = f"orders{PLAN_MARK}{'0' * 32}"
+    for principal, operation, name, shown_name in (
+        (Principal("bob"), "updateTable", "orders", None),
+        (reader, "updateTable", "orders", plan_name),
+        (reader, "updateTable", plan_name, None),
+        (reader, "putTable", "orders", None),
+    ):
+        with pytest.raises(Forbidden, match=r"on namespace shop or one above it\. .* --namespace shop$") as error:
+            await AUTHORIZER.require(principal, operation, Securable(("shop",), "table", name), shown_name)
+        assert "orders" not in error.value.message
+        assert plan_name not in error.value.message
+
+
+async def test_refusal_of_a_right_on_any_object_is_a_complete_sentence() -> None:
+    with pytest.raises(Forbidden) as error:
+        await AUTHORIZER.require_somewhere(Principal("bob"), "createNamespace")
+    assert error.value.message == (
+        "bob may not createNamespace anywhere: it needs the privilege create, as in the role writer. "
+        "An admin grants it with: seamark grant add bob create"
+    )
 
 
 # Names and scopes as text --------------------------------------------------------------------------------------------

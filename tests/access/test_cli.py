@@ -14,6 +14,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.runtime.home import write_server_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant
 from seamark.metaserver.store.open import open_store
@@ -87,6 +88,15 @@ def test_grant_to_a_missing_token_prints_a_note(tmp_path: Path) -> None:
         assert "no token" not in run_seamark(tmp_path, "grant", "add", principal, "writer").stderr
 
 
+@pytest.mark.parametrize(("auth", "is_reported"), [("none", True), ("token", False)])
+def test_new_rights_on_a_running_server_without_authentication_print_a_note(
+    tmp_path: Path, auth: str, is_reported: bool
+) -> None:
+    write_server_file(Settings(home=tmp_path, auth=auth), "http://127.0.0.1:1", 1)
+    for arguments in (("token", "create", "ann"), ("grant", "add", "ann", "reader")):
+        assert ("has auth=none" in run_seamark(tmp_path, *arguments).stderr) is is_reported
+
+
 def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
     secret = run_seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
@@ -97,6 +107,7 @@ def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     assert "live" in stdout
     assert secret not in stdout
     lines = run_seamark(tmp_path, "grant", "list").stdout.splitlines()
+    assert lines[0].split() == ["PRINCIPAL", "RIGHT", "OBJECT"]
     assert [line.split() for line in lines[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
 
 

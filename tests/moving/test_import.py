@@ -89,6 +89,16 @@ def test_dry_run_reports_what_an_import_would_do_and_changes_nothing(shop: Index
     assert import_all(target, shop.url, "--dry-run")["shop.orders"] == "unchanged"
 
 
+def test_namespace_whose_location_is_not_allowed_is_reported_as_created(
+    origin: IndexClient, target: IndexClient
+) -> None:
+    create_namespace(target, "crm", {})
+    # The first server may not write into the warehouse of the second one.
+    result = run_import(origin, target.url, "--namespace", "crm")
+    assert "created: namespace crm: Its location is not imported: " in result.output
+    assert result.exit_code == 0
+
+
 def _find_lake(client: IndexClient) -> str:
     location = client.load_table("shop.orders").location
     return location[: location.index("/shop/")]

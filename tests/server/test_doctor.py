@@ -263,6 +263,13 @@ def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+def test_jar_in_the_repository_of_maven_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ".m2/repository/org/apache/iceberg/iceberg-spark-runtime-4.1_2.13/1.12.0"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder in set(packages._list_jar_folders())
+
+
 def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
     """setup.py and the doctor report it in one sentence, with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from click.testing import CliRunner
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.warehouses.world import run_server_with_warehouses
+from seamark.commands.main import cli
+from tests.warehouses.world import SCHEMA, run_server_with_warehouses
 
 ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
 
@@ -50,3 +52,16 @@ async def test_url_of_a_warehouse_serves_all_its_routes(tmp_path: Path) -> None:
         assert (status, [instant["name"] for instant in timeline["instants"]][-1:]) == (200, ["t"])
         _, timeline = await world.send("GET", "/api/v1/timeline")
         assert timeline["instants"] == []
+        command = ["sql", "SELECT count(*) AS n FROM db.t", "--warehouse", "sales", "--url", world.url]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        assert result.output.endswith('"n"\n0\n')
+
+
+async def test_location_outside_a_further_warehouse_is_refused_with_a_remedy_that_applies(tmp_path: Path) -> None:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
+        await world.create_table("/v1/sales", "db", "t")
+        body = {"name": "u", "schema": SCHEMA, "location": f"file://{tmp_path}/elsewhere/u"}
+        status, answer = await world.send("POST", "/v1/sales/namespaces/db/tables", body)
+        assert status == 400
+        assert "create a warehouse at a folder that contains it" in answer["error"]["message"]
+        assert "allowed_locations" not in answer["error"]["message"]

@@ -36,6 +36,17 @@ def delete_database(folder: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.parametrize("command", [["backup", "file"], ["restore", "file"], ["rebuild"]])
+def test_name_of_a_warehouse_in_the_option_of_its_uri_is_refused_with_the_other_option(
+    tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = [command[0], *(str(tmp_path / name) for name in command[1:]), "--warehouse", "sales"]
+    code, output = invoke_seamark(*arguments, env={"SEAMARK_HOME": str(tmp_path / "home")})
+    assert code == 2
+    assert "--warehouse-name sales" in output
+
+
 async def test_backup_of_a_warehouse_is_restored(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")

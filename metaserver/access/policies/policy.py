@@ -290,7 +290,9 @@ class PolicyAuthorizer(Authorizer):
         decisions = iter(await self._policy.decide(principal, "namespaceExists", listed_namespaces, is_listing=True))
         return [is_seen and next(decisions) for is_seen in visibility]
 
-    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
+    async def explain_refusal(
+        self, principal: Principal, operation: str, securable: Securable, *, names_entry: bool = False
+    ) -> str:
         return f"{principal.name} may not {operation} here: the policy of {self._policy.product} does not allow it"
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:

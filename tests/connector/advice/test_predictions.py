@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.commands.main import cli
+from seamark.commands.maintenance import advise
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
@@ -95,3 +96,12 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
     with pytest.raises(InvalidRequest, match="must be made in an engine"):
         apply_proposal(client, TABLE, by_hand, wait_s=1)
+
+
+def test_statements_for_spark_are_marked_and_select_the_catalog() -> None:
+    statements = [
+        "ALTER TABLE `shop`.`orders` WRITE ORDERED BY `id`",
+        "CALL system.rewrite_data_files(table => 'shop')",
+    ]
+    assert advise._format_commands(statements) == f"in Spark: USE sea; {'; '.join(statements)}"
+    assert advise._format_commands(["seamark index create shop.orders id"]) == "seamark index create shop.orders id"

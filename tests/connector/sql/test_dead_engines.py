@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import duckdb
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +15,7 @@ from seamark.commands.maintenance import launching
 from seamark.connector.client.engines import RUNTIME, build_catalog_conf
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, find_java_problem
-from seamark.connector.sql import spark_engine
+from seamark.connector.sql import duckdb_engine, spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.services.job import JobFailed
 from tests.services.process import choose_free_port
@@ -26,6 +28,20 @@ def test_error_of_an_unreachable_trino_names_its_address() -> None:
     with pytest.raises(Unreachable) as error:
         TrinoRows(TrinoAddress.parse(f"http://127.0.0.1:{port}"), "SELECT 1")
     assert error.value.message == f"Trino does not answer at 127.0.0.1:{port}: Connection refused"
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_error_of_a_write_shows_the_whole_message_of_the_catalog(*, is_nested: bool) -> None:
+    """The texts are those of DuckDB's Iceberg extension."""
+    message = f'bob may not do "x" in {"shop" * 200}. An admin grants it with: seamark grant add bob write'
+    request = "Request to 'http://localhost/v1/namespaces/shop/tables' returned a non-200 status code"
+    body = json.dumps({"error": {"message": message, "type": "ForbiddenException", "code": 403}})
+    text = f"{request} (Forbidden_403), with reason: Forbidden, body: {body}"
+    if is_nested:
+        body = json.dumps({"exception_type": "Invalid Configuration", "exception_message": text})
+        text = f"{request} body: {body}"
+    error = duckdb_engine._to_client_error(duckdb.Error(text), ())
+    assert error.message == f"The statement fails: {message}"
 
 
 @pytest.fixture
