@@ -76,7 +76,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
     if advice["before"] is not None:
         averages = advice["before"]
         say(
-            f"An average statement with a condition reads {averages['files']:,.0f} files, "
+            f"An average statement with a condition reads {_show_files(averages['files'])} files, "
             f"{show_size(averages['bytes'])}."
         )
     if advice["reason"]:
@@ -88,7 +88,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
                 (
                     proposal["id"],
                     proposal["title"],
-                    f"{proposal['predicted']['files']:,.0f}",
+                    _show_files(proposal["predicted"]["files"]),
                     show_size(proposal["predicted"]["bytes"]),
                     f"{proposal['predicted']['seconds']:,.2f} s",
                     show_size(proposal["cost-bytes"]),
@@ -103,6 +103,13 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
             say(f"{proposal['id']}: {'; '.join(proposal['commands'])}")
     for applied_proposal in advice["applied"]:
         _show_applied(applied_proposal)
+
+
+def _show_files(files: float) -> str:
+    """Return the mean number of files. A small mean has a decimal, because it is not 0."""
+    if 0 < files < 0.05:
+        return "< 0.1"
+    return f"{files:,.0f}" if files >= 10 or files == int(files) else f"{files:,.1f}"
 
 
 def _show_days(days: float | None) -> str:
