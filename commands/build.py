@@ -42,6 +42,7 @@ from seamark.formats.runtime.errors import Corrupt
 
 _SKIPPED_SHOWN_MAX = 10
 _OTHER_BUILDER_POLL_S = 1.0
+_WAITING = "Waiting for its end. A build whose process was killed counts as ended after 5 minutes."
 _IN_PROGRESS = "is in progress"
 """The words of the server's refusal to start a build while a different build runs."""
 ENGINES = ("auto", "process", "spark")
@@ -210,7 +211,7 @@ def _wait_for_other_builder(
             if _IN_PROGRESS not in error.message:
                 raise
             if not is_told:
-                say(f"{error.message.removesuffix('; try again later')}. Waiting for its end.", err=True)
+                say(f"{error.message.removesuffix('; try again later')}. {_WAITING}", err=True)
             is_told = True
         time.sleep(_OTHER_BUILDER_POLL_S)
 
