@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from rich.progress import Progress as ProgressBar
 from seamark.commands.connecting import server_command
 from seamark.commands.options import Misconfigured
 from seamark.commands.terminal import open_console, print_json, say, show_count, show_size
+from seamark.connector.client.errors import Conflict
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import (
     AdaptiveWorkers,
@@ -39,6 +41,10 @@ from seamark.connector.index.builds import (
 from seamark.formats.runtime.errors import Corrupt
 
 _SKIPPED_SHOWN_MAX = 10
+_OTHER_BUILDER_POLL_S = 1.0
+_WAITING = "Waiting for its end. A build whose process was killed counts as ended after 5 minutes."
+_IN_PROGRESS = "is in progress"
+"""The words of the server's refusal to start a build while a different build runs."""
 ENGINES = ("auto", "process", "spark")
 
 
@@ -138,7 +144,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     """Build the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
     The command reads only the indexed columns. Writers do not wait, and the build includes files that they commit
-    meanwhile.
+    meanwhile. If the server or another command builds the index, the command waits for this build first.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     broken_indexes = [index for index in indexes if index.health == "broken" and name is None]
@@ -174,7 +180,10 @@ def _build_index(client: IndexClient, table: str, name: str, workers: Workers, *
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task_id = bar.add_task(f"Index {name}", total=None, text="")
-        report = build(client, table, name, workers, on_progress=partial(_show_progress, bar, task_id))
+        build_once = partial(build, client, table, name, workers, exclusive=True)
+        report = _wait_for_other_builder(
+            lambda: build_once(on_progress=partial(_show_progress, bar, task_id)), client, table, name
+        )
     progress = report.progress
     if not as_json:
         say(
@@ -185,6 +194,26 @@ def _build_index(client: IndexClient, table: str, name: str, workers: Workers, *
     if report.json["state"] != "completed":
         raise click.ClickException(f"Index {name} was not built: {report.json['reason']}")
     return report
+
+
+def _wait_for_other_builder(
+    build_once: Callable[[], BuildReport], client: IndexClient, table: str, name: str
+) -> BuildReport:
+    """Build an index after the build of a different builder has ended, so that no file is indexed twice.
+
+    The server excludes other builds until a build has been inactive for some minutes, so the wait ends.
+    """
+    is_told = False
+    while True:
+        try:
+            return build_once()
+        except Conflict as error:
+            if _IN_PROGRESS not in error.message:
+                raise
+            if not is_told:
+                say(f"{error.message.removesuffix('; try again later')}. {_WAITING}", err=True)
+            is_told = True
+        time.sleep(_OTHER_BUILDER_POLL_S)
 
 
 def _show_progress(bar: ProgressBar, task_id: TaskID, now: BuildProgress) -> None:

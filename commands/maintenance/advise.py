@@ -76,7 +76,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
     if advice["before"] is not None:
         averages = advice["before"]
         say(
-            f"An average statement with a condition reads {averages['files']:,.0f} files, "
+            f"An average statement with a condition reads {_show_files(averages['files'])} files, "
             f"{show_size(averages['bytes'])}."
         )
     if advice["reason"]:
@@ -88,7 +88,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
                 (
                     proposal["id"],
                     proposal["title"],
-                    f"{proposal['predicted']['files']:,.0f}",
+                    _show_files(proposal["predicted"]["files"]),
                     show_size(proposal["predicted"]["bytes"]),
                     f"{proposal['predicted']['seconds']:,.2f} s",
                     show_size(proposal["cost-bytes"]),
@@ -109,6 +109,13 @@ def _format_commands(commands: list[str]) -> str:
     """Return the commands of a proposal as one text. Statements of Spark are marked, and get a catalog."""
     text = "; ".join(commands)
     return f"in Spark: USE sea; {text}" if commands and commands[0].startswith("ALTER TABLE ") else text
+
+
+def _show_files(files: float) -> str:
+    """Return the mean number of files. A small mean has a decimal, because it is not 0."""
+    if 0 < files < 0.05:
+        return "< 0.1"
+    return f"{files:,.0f}" if files >= 10 or files == int(files) else f"{files:,.1f}"
 
 
 def _show_days(days: float | None) -> str:

@@ -5,12 +5,15 @@ The commands have a dry run, wait for other jobs, can run on Spark, and print a 
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 import click
+import structlog
 
 from seamark.commands.build import handle_sigterm
 from seamark.commands.connecting import server_command
@@ -37,9 +40,25 @@ wait_option = click.option(
 
 
 @contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Print only warnings while the context is active, on stderr, because a command prints its result itself."""
+    if structlog.is_configured():
+        yield
+        return
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
+@contextmanager
 def handle_failures(refusal: str) -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C, and end the command with `refusal` and the reason if the work fails."""
-    with handle_sigterm():
+    with handle_sigterm(), quiet_logs():
         try:
             yield
         except (OSError, SeamarkError) as error:

@@ -12,7 +12,7 @@ import click
 
 from seamark.commands.build import handle_sigterm
 from seamark.commands.connecting import server_command
-from seamark.commands.maintenance.rewriting import handle_failures, rewriting_command, wait_option
+from seamark.commands.maintenance.rewriting import handle_failures, quiet_logs, rewriting_command, wait_option
 from seamark.commands.options import parse_duration, parse_size
 from seamark.commands.terminal import print_result, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
@@ -344,13 +344,15 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
     """
 
     def run_job(client: IndexClient, table: str, as_json: bool, **arguments: Any) -> None:
-        with handle_sigterm():
+        with handle_sigterm(), quiet_logs():
             try:
                 totals = JOBS[service.name](client, split_table(table), **arguments)
             except RuntimeError as error:
                 raise click.ClickException(str(error)) from None
         if service.rewrites_files and totals.keys() == {RECHECK_AFTER}:
             raise click.ClickException(f"Another job is rewriting files of {table}; try again later")
+        if service is INDEXING and RECHECK_AFTER in totals:
+            raise click.ClickException(f"Another process is building an index of {table}; try again later")
         text = ", ".join(f"{name} {count}" for name, count in totals.items())
         print_result(totals, text or idle_text.format(table=table), as_json=as_json)
 

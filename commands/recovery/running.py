@@ -89,7 +89,7 @@ def run_offline(
 @contextmanager
 def _lock_home(settings: Settings, *, is_locked: bool) -> Iterator[None]:
     if is_locked and settings.home.is_dir():
-        with lock_home(settings):
+        with lock_home(settings, click.get_current_context().command_path):
             yield
     else:
         yield

@@ -7,11 +7,11 @@ from typing import Any
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import Name
+from seamark.connector.client.names import Name, split_table
 from seamark.connector.client.policies import change_table_properties, record_applied_advice
 from seamark.connector.client.rewrite_lease import rewrite_lease
 from seamark.connector.jobs.clustering import cluster_incrementally
-from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.jobs import build_all_indexes
 from seamark.connector.write.compaction import compact
 from seamark.formats.iceberg.metadata.clustering import COLUMNS, CURVE
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -28,7 +28,7 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
         client: The client.
         table: The table.
         proposal: A proposal of `load_advice`.
-        wait_s: The maximum time in seconds to wait while a different job rewrites files of the table.
+        wait_s: The maximum time in seconds to wait while a different job has the table or one of its indexes.
 
     Raises:
         InvalidRequest: The proposal, for example a new partition spec, has to be applied by hand.
@@ -48,11 +48,11 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
                 compact(client, table)
         case "add-index":
             client.put_index(table, change["index-name"], kind=change["index-kind"], columns=change["columns"])
-            run_indexing(client, table)
+            build_all_indexes(client, split_table(table), wait_s=wait_s)
         case "add-cube":
             columns, measures = change["columns"], change["measures"]
             client.put_index(table, change["index-name"], kind=change["index-kind"], columns=columns, measures=measures)
-            run_indexing(client, table)
+            build_all_indexes(client, split_table(table), wait_s=wait_s)
         case "drop-index":
             client.drop_index(table, change["index-name"])
         case _:

@@ -7,12 +7,14 @@ table, and returns its totals, which are empty if there was nothing to do. A job
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name
 from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
@@ -44,7 +46,8 @@ Table = tuple[str, ...]
 RunJob = Callable[..., dict[str, Any]]
 AUDIT_S_MAX = 600.0
 RETRY_BUSY_TABLE_S = 5.0
-"""The time in seconds after which a job runs again if a different job was rewriting the table."""
+"""The time in seconds after which a job runs again if a different job has the table or one of its indexes."""
+_BUILDER_POLL_S = 1.0
 
 JOBS: dict[str, RunJob] = {ACCESS_CHECK: check_access}
 """The jobs by the name of their service. The access check is a job without a service."""
@@ -94,6 +97,8 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Build, merge and audit the indexes of a table.
 
+    If a different builder has one of the indexes, the job runs again soon, because this builder may have been killed.
+
     Raises:
         RuntimeError: A part of the work failed, or data files were left out. The remaining work was done.
     """
@@ -104,11 +109,24 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
         raise RuntimeError(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if round_.files_not_indexed:
         raise RuntimeError(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
-    if round_.left:  # The builder that has them may have been killed, so the job must run again.
-        raise RuntimeError(f"{round_.left} of the table's index jobs wait for a different builder of an index")
+    waits = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if round_.left else {}
     if not (round_.builds or round_.merges or round_.verified):
-        return {}
-    return {name: count for name, count in dataclasses.asdict(round_).items() if count}
+        return dict[str, Any](waits)
+    return {name: count for name, count in dataclasses.asdict(round_).items() if count} | waits
+
+
+def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> None:
+    """Build the indexes of a table, and wait while a different builder has one of them.
+
+    Raises:
+        RewriteRunning: A different builder still has an index after `wait_s` seconds.
+        RuntimeError: A part of the work failed, or data files were left out.
+    """
+    ends_s = time.monotonic() + wait_s
+    while RECHECK_AFTER in run_indexing(client, table):
+        if time.monotonic() >= ends_s:
+            raise RewriteRunning(f"A different builder has an index of {join_name(table)}; try again later")
+        time.sleep(_BUILDER_POLL_S)
 
 
 @rewriting_job(COMPACTION)
@@ -181,4 +199,4 @@ def run_bucket_splitting(client: IndexClient, table: Table) -> RewriteReport:
 @table_job(AUTO_ADVICE)
 def run_auto_advice(client: IndexClient, table: Table) -> dict[str, Any]:
     """Take the next step of the policy `auto`: apply a proposal, or judge the applied changes."""
-    return take_next_step(client, table, build_indexes=lambda: run_indexing(client, table))
+    return take_next_step(client, table, build_indexes=lambda: build_all_indexes(client, table, wait_s=0.0))

@@ -231,13 +231,17 @@ def is_server_open(settings: Settings) -> bool:
 
 
 @contextmanager
-def lock_home(settings: Settings) -> Iterator[None]:
+def lock_home(settings: Settings, command: str | None = None) -> Iterator[None]:
     """Hold the exclusive lock of the home while the context is active.
 
     When a server is killed, the kernel releases the lock (flock).
 
+    Args:
+        settings: The settings with the home.
+        command: The command that needs the home, or None for a server.
+
     Raises:
-        ConfigError: Another server holds the lock. The message contains the address of this server.
+        ConfigError: Another process holds the lock. The message contains the address of the server.
     """
     path = settings.home / LOCK_NAME
     try:
@@ -250,9 +254,11 @@ def lock_home(settings: Settings) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
+            holder = f"from the home {settings.home}: {_describe_server(settings, lock)}"
             raise ConfigError(
-                f"Another server runs from the home {settings.home}: {_describe_server(settings, lock)}. "
-                "Stop it first, or start this server with another --home"
+                f"Another server runs {holder}. Stop it first, or start this server with another --home"
+                if command is None
+                else f"A server or another command runs {holder}. Stop it before you run {command}"
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)

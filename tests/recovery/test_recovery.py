@@ -53,7 +53,14 @@ def test_restored_backup_of_a_running_server_equals_its_catalog(tmp_path: Path, 
         world.run(ACTIONS)
         run_command(home, "backup", str(file))
         listing_before = list_catalog(server.base_url)
+        refusal = run_seamark("restore", str(file), "--home", str(home))
+        assert "Stop it before you run seamark restore" in refusal.stderr
+        assert "with another --home" not in refusal.stderr
         world.run(ACTIONS)
+    elsewhere = ("--warehouse", (tmp_path / "elsewhere").as_uri())
+    report = run_command(home, "restore", str(file), "--overwrite", *elsewhere, code=1)
+    assert "is outside the warehouse and the allowed locations of this command" in report
+    assert "missing in storage" not in report
     refusal = run_seamark("restore", str(file), "--home", str(home))
     assert refusal.returncode == 2
     assert "--overwrite" in refusal.stderr

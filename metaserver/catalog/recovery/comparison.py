@@ -54,7 +54,7 @@ class Comparison(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         entries: The number of compared pointers.
-        missing: The pointers whose metadata files do not exist.
+        missing: The pointers whose metadata files do not exist, or are outside the warehouse and allowed locations.
         later: The tables and views with newer metadata files.
         findings: Files that may be newer, and the reasons why they were not used.
     """
@@ -98,12 +98,22 @@ class _Comparer:
         self.findings: list[Finding] = []
 
     def check_exists(self, entry: Entry, state: str = "") -> bool:
+        """Return whether the metadata file of a pointer was listed. Otherwise, add the pointer to `missing`."""
         self.entries += 1
         pointer = normalize_location(entry.metadata_location)
         if any(info.location == pointer for info in self._folders.get(pointer.rpartition("/")[0], ())):
             return True
         name = format_path(entry.namespace, entry.name)
-        reason = f"The metadata file of the {state}{entry.kind.value} is missing in storage. Restore the file"
+        subject = f"The metadata file of the {state}{entry.kind.value}"
+        if self._context.warehouse.contains(pointer):
+            reason = f"{subject} is missing in storage. Restore the file"
+        else:
+            roots = ", ".join(map(str, self._context.warehouse.roots))
+            reason = (
+                f"{subject} was not compared, because it is outside the warehouse and the allowed locations of this "
+                f"command ({roots}). Run the command with the --config, --warehouse and --allowed-locations of the "
+                "server"
+            )
         self.missing.append(Finding(entry.metadata_location, reason, name))
         return False
 

@@ -42,6 +42,7 @@ from seamark.metaserver.planner.advice.replay import (
     simulate_layout,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, compute_partition_codes
+from seamark.metaserver.planner.advice.spark_statements import format_partition_commands, quote_path
 from seamark.metaserver.planner.lookup.lookup import FoundFiles
 
 HORIZON_DAYS = 30
@@ -223,7 +224,7 @@ class _Advisor:
         )
 
     def rank_proposals(self) -> list[Proposal]:
-        """Return the useful proposals, sorted by the net bytes that they save, or no proposal if none pays."""
+        """Return the useful proposals, sorted by the net time that they save, or no proposal if none pays."""
         proposals = [
             *self._propose_clusterings(),
             *self._propose_indexes(),
@@ -240,7 +241,15 @@ class _Advisor:
             for proposal in proposals
             if proposal.kind in _USEFUL_WITHOUT_FEWER_BYTES or self._is_useful(proposal)
         ]
-        useful.sort(key=lambda proposal: (not proposal.pays, -_compute_net_bytes(proposal), proposal.id))
+        # Statements read as many bytes of a pinned table as before, so a pin follows the proposals that save bytes.
+        useful.sort(
+            key=lambda proposal: (
+                not proposal.pays,
+                proposal.kind == "pin",
+                -self._compute_net_seconds(proposal),
+                proposal.id,
+            )
+        )
         # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
         return _keep_best_of_each_kind(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
@@ -324,7 +333,7 @@ class _Advisor:
     ) -> Proposal:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._bucket_shares * self._index_shares
+        shares = self._bucket_shares * self._compute_index_shares(self._indexes, files)
         prediction = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
         return self._make_proposal(kind, title, commands, change, prediction, 2 * self._state.total_bytes)
@@ -405,7 +414,9 @@ class _Advisor:
             yield self._rewrite(
                 "partition",
                 f"Partition by {field}",
-                self._format_partition_commands("{}" if transform == "identity" else f"{transform}({{}})", name),
+                format_partition_commands(
+                    self._state.name, "{}" if transform == "identity" else f"{transform}({{}})", name
+                ),
                 ProposedChange(),
                 layout,
                 max(target_files, count),
@@ -422,15 +433,20 @@ class _Advisor:
             weight = self._sum_weights(column_id, lambda values: values > 0)
             if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
-            shares = self._estimate_bucket_shares({column_id: buckets}) * self._index_shares
-            name = self._get_column_name(column_id)
-            prediction = self._average_reads(
-                self._current_shares * shares, self._current_file_shares * shares, max(target_files, buckets)
+            files = max(target_files, buckets)
+            bucket_shares = self._estimate_bucket_shares({column_id: buckets})
+            index_shares = np.where(
+                bucket_shares < self._bucket_shares,  # An index leaves out only files of the buckets that are read.
+                self._compute_index_shares(self._indexes, files // buckets),
+                self._compute_index_shares(self._indexes, files),
             )
+            shares = bucket_shares * index_shares
+            name = self._get_column_name(column_id)
+            prediction = self._average_reads(self._current_shares * shares, self._current_file_shares * shares, files)
             yield self._make_proposal(
                 "bucket",
                 f"Partition into {buckets} buckets of {name}",
-                self._format_partition_commands(f"bucket({buckets}, {{}})", name),
+                format_partition_commands(self._state.name, f"bucket({buckets}, {{}})", name),
                 ProposedChange(),
                 prediction,
                 2 * self._state.total_bytes,
@@ -445,8 +461,8 @@ class _Advisor:
         for pair in permutations(columns, 2):
             names = [self._get_column_name(column_id) for column_id in pair]
             order = compute_curve_order(self._state.sample, pair, LINEAR)
-            fields = ", ".join(_quote_path(name) for name in names)
-            table = _quote_path(self._state.name)
+            fields = ", ".join(quote_path(name) for name in names)
+            table = quote_path(self._state.name)
             literal = self._state.name.replace("'", "''")
             yield self._rewrite(
                 "sort-order",
@@ -519,7 +535,7 @@ class _Advisor:
             yield self._make_proposal(
                 "pin",
                 f"Pin the table in the gateway's cache: statements read its bytes {reads_per_day:,.0f} times a day",
-                [f"ALTER TABLE {_quote_path(self._state.name)} SET TBLPROPERTIES ('{_CACHE_PINNED}'='true')"],
+                [f"ALTER TABLE {quote_path(self._state.name)} SET TBLPROPERTIES ('{_CACHE_PINNED}'='true')"],
                 ProposedChange(),
                 self.before,
                 0,
@@ -535,35 +551,30 @@ class _Advisor:
         order = np.arange(self._state.sample.rows)
         layout = simulate_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._bucket_shares * self._index_shares
+        shares = self._bucket_shares * self._compute_index_shares(self._indexes, target_files)
         prediction = self._average_reads(sizes * shares, file_shares * shares, target_files)
-        if prediction.seconds < self.before.seconds:
+        bytes_max = self.before.bytes * (1 + GAIN_MIN_FRACTION)  # The sizes are estimates from a sample.
+        if prediction.seconds < self.before.seconds and prediction.bytes <= bytes_max:
             yield self._make_proposal(
                 "file-size",
-                f"Merge {files:,} files into {target_files:,} of {self._state.target_bytes >> 20} MiB",
+                f"Merge {files:,} files into {target_files:,} (target {max(1, self._state.target_bytes >> 20)} MiB)",
                 [shlex.join(["seamark", "run", "compact", self._state.name])],
                 ProposedChange("compact"),
                 prediction,
                 2 * total,
             )
 
-    def _format_partition_commands(self, transform: str, name: str) -> list[str]:
-        """Return the Spark statements that add a partition field and rewrite the table.
-
-        Args:
-            transform: The transform as Spark writes it, with `{}` for the column.
-            name: The name of the column.
-        """
-        field = transform.format(_quote_path(name))
-        table = _quote_path(self._state.name)
-        literal = self._state.name.replace("'", "''")
-        rewrite = f"CALL system.rewrite_data_files(table => '{literal}', options => map('rewrite-all', 'true'))"
-        return [f"ALTER TABLE {table} ADD PARTITION FIELD {field}", rewrite]
-
     # Shares
 
-    def _compute_index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
-        """Return the share of the files that each statement reads with these indexes, float64[statements]."""
+    def _compute_index_shares(
+        self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]], new_files: int | None = None
+    ) -> Shares:
+        """Return the share of the files that each statement reads with these indexes, float64[statements].
+
+        `new_files` is the number of files after a rewrite of the table.
+        """
+        files = self._state.files.file_count
+        new_files = max(1, files if new_files is None else new_files)
         by_kind: defaultdict[str, set[int]] = defaultdict(set)
         for index in indexes:
             kind, columns = index if isinstance(index, tuple) else (index.kind, tuple(t.column_id for t in index.terms))
@@ -574,7 +585,7 @@ class _Advisor:
             sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
             for number, statement in enumerate(self._state.statements):
                 share = compute_index_shares(
-                    statement, self._state.sample, sampled_ids, self._state.files.file_count, FALSE_SHARES[kind]
+                    statement, self._state.sample, sampled_ids, files, FALSE_SHARES[kind], new_files=new_files
                 )
                 shares[number] = min(shares[number], share)
         shares[[statement.fingerprint in self._answered_shapes for statement in self._state.statements]] = 0.0
@@ -665,23 +676,13 @@ class _Advisor:
             seconds = min(reads_before.seconds, seconds * time_factor)
         return Reads(round(files, 2), int(size), round(seconds, 4))
 
+    def _compute_net_seconds(self, proposal: Proposal) -> float:
+        """Return the seconds that a proposal saves in the horizon, less the time to scan its cost."""
+        saved_s = (proposal.before.seconds - proposal.predicted.seconds) * self._state.statements_per_day
+        return saved_s * HORIZON_DAYS - proposal.cost_bytes / SCAN_BYTES_PER_S
+
     def _get_column_name(self, column_id: int) -> str:
         return self._state.metadata.current_schema.index.by_id[column_id].name
-
-
-def _quote_name(name: str) -> str:
-    """Quote a name for a Spark statement with backticks, if it is not an identifier."""
-    return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
-
-
-def _quote_path(name: str) -> str:
-    """Quote each part of a dotted name for a Spark statement."""
-    return ".".join(map(_quote_name, name.split(".")))
-
-
-def _compute_net_bytes(proposal: Proposal) -> int:
-    """Return the bytes that a proposal saves in the horizon, less its cost."""
-    return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
 
 
 def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:

@@ -408,12 +408,19 @@ def _find_files_that_may_match(layout: SimulatedLayout, condition: DrawnConditio
 
 
 def compute_index_shares(
-    statement: DrawnStatement, sample: RowSample, column_ids: Sequence[int], files: int, false_share: float
+    statement: DrawnStatement,
+    sample: RowSample,
+    column_ids: Sequence[int],
+    files: int,
+    false_share: float,
+    *,
+    new_files: int,
 ) -> float:
     """Return the share of the files in which indexes on the columns find a matching value.
 
     The files of the sample represent all files. A drawn value certainly occurs in the file from which it was drawn, so
-    the estimate for the other files excludes this file.
+    the estimate for the other files excludes this file. A rewrite into `new_files` files puts the rows of
+    `files / new_files` files into each new file. The estimate assumes that these files contain a value independently.
 
     Args:
         statement: The statement.
@@ -421,8 +428,10 @@ def compute_index_shares(
         column_ids: The indexed columns.
         files: The number of files of the table.
         false_share: The share of the files without a matching value that the index keeps, because of false positives.
+        new_files: The number of files after a rewrite. It equals `files` if no rewrite takes place.
     """
     share = 1.0
+    merged_files = files / max(1, new_files)
     for alternatives in statement.conditions:
         if not all(condition.column_id in column_ids and condition.values for condition in alternatives):
             continue
@@ -430,7 +439,9 @@ def compute_index_shares(
         for condition in alternatives:
             counts = sample.columns[condition.column_id].file_counts[condition.matching]
             other_shares = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
-            miss_probability *= float(np.prod(1 - np.minimum(1.0, (1 + other_shares * (files - 1)) / max(1, files))))
+            new_shares = 1 - (1 - np.minimum(1.0, other_shares)) ** merged_files
+            hit_shares = (1 + new_shares * (new_files - 1)) / max(1, new_files)
+            miss_probability *= float(np.prod(1 - np.minimum(1.0, hit_shares)))
         hit_probability = 1 - miss_probability
         share = min(share, hit_probability + false_share * (1 - hit_probability))
     return share

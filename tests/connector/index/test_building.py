@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands import build as build_command
 from seamark.commands.build import handle_sigterm
 from seamark.commands.main import cli
 from seamark.connector.client.errors import Refused
@@ -303,6 +304,25 @@ def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient
     assert (result.exit_code, "no such column" in result.output) == (1, True)
     result = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
     assert "seamark index list" in result.output
+
+
+def test_command_waits_for_the_build_of_a_different_builder(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_build = client.start_build("db.t", "b", exclusive=True)
+    messages = []
+
+    def end_other_build(text: str, **_: Any) -> None:
+        messages.append(text)
+        if len(messages) == 1:
+            client.finish_build("db.t", "b", other_build["build-id"], outcome="rolled-back")
+
+    monkeypatch.setattr(build_command, "say", end_other_build)
+    result = CliRunner().invoke(cli, ["index", "build", "db.t", "--engine", "process"], env={"SEAMARK_URL": client.url})
+    assert result.exit_code == 0, result.output
+    assert f"The build {other_build['build-id']}" in messages[0]
+    assert "Waiting for its end." in messages[0]
+    assert client.index("db.t", "b").lag_files == 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+"""Tests of the proposals for a table of small files whose index already leaves most files out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from seamark.commands.main import cli
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_table_properties, load_advice
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.metaserver.planner.advice.replay import DrawnCondition, DrawnStatement, compute_index_shares
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from tests.connector.advice.workloads import TABLE, create_table, run_statements
+from tests.seeds import first_seed
+
+
+def test_no_proposal_undoes_the_index_that_was_applied_before(client: IndexClient) -> None:
+    rng = np.random.default_rng(first_seed())
+    ids = rng.permutation(60_000).reshape(20, -1)
+    create_table(client, [pa.table({"id": part, "note": rng.integers(0, 1 << 60, len(part))}) for part in ids])
+    change_table_properties(client, TABLE, {TARGET_FILE_BYTES: str(512 << 20)}, ())
+    run_statements(client, [f"id = {number}" for number in rng.choice(60_000, 40, replace=False)])
+    proposals = load_advice(client, TABLE)["proposals"]
+    saved_seconds = [proposal["before"]["seconds"] - proposal["predicted"]["seconds"] for proposal in proposals]
+    assert saved_seconds[0] == max(saved_seconds)
+    index = next(proposal for proposal in proposals if proposal["kind"] == "index")
+    result = CliRunner().invoke(cli, ["advise", "apply", TABLE, index["id"], "--url", client.url])
+    assert result.exit_code == 0, result.output
+    assert "index built" not in result.output
+    advice = load_advice(client, TABLE)
+    assert advice["before"]["files"] < 3
+    kinds = [proposal["kind"] for proposal in advice["proposals"]]
+    assert not {"file-size", "cluster", "sort-order"} & set(kinds), kinds
+
+
+def test_index_share_of_merged_files_equals_the_share_of_files_with_the_value() -> None:
+    """Random files are merged at random. The mean share of the merged files with a value is counted."""
+    rng = np.random.default_rng(first_seed())
+    files, values = 24, 400
+    contents = [rng.choice(values, rng.integers(5, 60), replace=False) for _ in range(files)]
+    counts = np.bincount(np.concatenate(contents), minlength=values)
+    column = SampledColumn(1, "long", np.arange(values), np.concatenate(contents).astype(np.int32) + 1, counts)
+    sample = RowSample({1: column}, files, int(counts.sum()))
+    for new_files in (1, 3, 8, 24):
+        predicted_shares, counted_shares = [], []
+        for value in np.flatnonzero(counts):
+            statement = DrawnStatement("a", 1.0, ((DrawnCondition(1, np.arange(values) == value, 1),),))
+            predicted_shares.append(compute_index_shares(statement, sample, [1], files, 0.0, new_files=new_files))
+            order = rng.permutation(files).reshape(new_files, -1)
+            counted_shares.append(np.mean([any(value in contents[file] for file in group) for group in order]))
+        assert np.mean(predicted_shares) == pytest.approx(np.mean(counted_shares), rel=0.1), new_files
