@@ -207,7 +207,7 @@ def list_all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[Seamar
 
 
 # The workers of pytest-xdist may import the classes in different orders, and must collect the tests in one order.
-@pytest.mark.parametrize("kind", sorted(list_all_errors(), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(list_all_errors(), key=repr))
 def test_every_error_class_has_its_own_code_and_type_in_answers(kind: type[SeamarkError]) -> None:
     answer = from_seamark_error(kind("what to do"))
     assert answer.status == kind.code
