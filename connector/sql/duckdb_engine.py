@@ -33,7 +33,8 @@ The higher bits contain the index of the file in the plan.
 """
 _BODY = re.compile(r"body: (?=\{)")
 """The text before the body of a catalog's response in an error of DuckDB's Iceberg extension."""
-_SHOWN_MESSAGE = re.compile(r'endpoint returned response code \S+ with message "(.*)"\s*\Z', re.DOTALL)
+_MESSAGE_START = re.compile(r'endpoint returned response code \S+ with message "')
+"""The text before the message of a catalog, which ends with a quote at the end of the error."""
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _CONFIG = {
     "autoinstall_known_extensions": "false",
@@ -221,8 +222,8 @@ def _find_server_message(text: str) -> str | None:
 
     The extension puts the body of the response into its own error, which can again be the body of another error.
     """
-    if match := _SHOWN_MESSAGE.search(text):
-        return match[1]
+    if (match := _MESSAGE_START.search(text)) and (message := text[match.end() :].rstrip()).endswith('"'):
+        return message[:-1]
     for start in (match.end() for match in _BODY.finditer(text)):
         try:
             document, _ = json.JSONDecoder().raw_decode(text, start)

@@ -110,7 +110,7 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
         listing_before = list_catalog(server.base_url)
         refusal = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
         assert refusal.returncode == 2
-        assert "Another server runs" in refusal.stderr
+        assert "A server or another command runs" in refusal.stderr
     run_command(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
         assert list_catalog(server.base_url) == listing_before

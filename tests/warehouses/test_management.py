@@ -111,7 +111,7 @@ async def test_location_and_endpoint_must_be_allowed_by_the_operator(tmp_path: P
             body = definition | {"settings": {name: ""}, "credentials": keys}
             assert "warehouse_endpoints" in await create_and_read_refusal(world, body)
     async with run_server_with_warehouses(tmp_path, warehouse_roots=()) as world:
-        assert "warehouse_roots" in await create_and_read_refusal(world, definition)
+        assert "--warehouse-roots" in await create_and_read_refusal(world, definition)
 
 
 async def test_malformed_or_reserved_name_is_refused(tmp_path: Path) -> None:
