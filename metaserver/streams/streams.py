@@ -296,12 +296,12 @@ class Streams:
         """Append rows that fit the current metadata of their tables.
 
         Raises:
-            GateMoved: A commit changes how rows of a table are written, and nothing is stored.
+            GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
         """
         log, size_bytes = await self._open_shared_log(), sum(append.size_bytes for append in appends)
         async with self.gates.append(log, [table.uuid for table in batches], arrived_s) as gates:
-            current = [await self._current.load(append.loaded) for append in appends]
-            for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+            current_metadata = [await self._current.load(append.loaded) for append in appends]
+            for (table, _), append, metadata in zip(batches.items(), appends, current_metadata, strict=True):
                 entry = append.loaded.entry
                 assert entry is not None
                 self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))

@@ -84,7 +84,7 @@ def draw_rows(rng: random.Random, row_count: int, *, overflows: bool = False) ->
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the SQL of an engine has.
+    """The dialect of an engine, and the forms that its SQL has.
 
     Attributes:
         quote: The character around names.
