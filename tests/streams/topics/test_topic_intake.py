@@ -231,12 +231,13 @@ async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path
             rig.topic.send(encode_json({"id": number}))
         await rig.read_all()
         assert not rig.counts.lost
+        counted = rig.counts.messages  # The first intake can end before it counts the messages that it appended.
         rig.topic.messages[0].clear()
         async with rig.read_during():
             await until(lambda: rig.topic.openings == 2)
             for number in range(10, 15):
                 rig.topic.send(encode_json({"id": number}))
-            await until(lambda: rig.counts.messages == 8)
+            await until(lambda: rig.counts.messages == counted + 5)
         assert rig.counts.lost.total() == 3
         assert await rig.stream.ids() == [0, 1, 2, 13, 14]
 
