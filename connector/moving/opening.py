@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from seamark.connector.moving.hadoop_warehouse import HadoopSource
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, Source
+from seamark.formats.runtime.lazy_module import LazyModule
 
-_SOURCES = {
-    "thrift": ("seamark.connector.moving.hive_metastore", "HiveSource"),
-    "glue": ("seamark.connector.moving.glue", "GlueSource"),
-}
-"""The modules and classes of sources by the scheme of their addresses."""
+if TYPE_CHECKING:
+    from seamark.connector.moving import glue, hive_metastore
+else:  # No other source needs their libraries.
+    glue = LazyModule("seamark.connector.moving.glue")
+    hive_metastore = LazyModule("seamark.connector.moving.hive_metastore")
 
 
 def open_source(address: str, properties: Mapping[str, str], connections: int, *, is_flat: bool = False) -> Source:
@@ -32,20 +33,15 @@ def open_source(address: str, properties: Mapping[str, str], connections: int, *
     """
     if address.startswith(("http://", "https://")):
         return RestSource({**properties, "uri": address}, connections, is_flat=is_flat)
-    for scheme, (module, name) in _SOURCES.items():
-        if address.startswith(f"{scheme}://"):
-            return _open_source(module, name, address, properties)
-    return HadoopSource(address, properties)
-
-
-def _open_source(module: str, name: str, address: str, properties: Mapping[str, str]) -> Source:
-    """Import the module of a source, whose libraries no other source needs, and open the source."""
     try:
-        source: Source = getattr(importlib.import_module(module), name)(address, properties)
+        if address.startswith("thrift://"):
+            return hive_metastore.HiveSource(address, properties)
+        if address.startswith("glue://"):
+            return glue.GlueSource(address, properties)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("seamark"):
             raise
         raise CatalogRefusal(
             f"An import from {address} needs the library {error.name}: pip install 'seamark[moving]'"
         ) from None
-    return source
+    return HadoopSource(address, properties)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -342,24 +342,19 @@ class CatalogContext:
         fingerprint: str | None = None,
         summary: dict[str, Any] | None = None,
     ) -> RecordInstant:
-        """Return the operation that records a completed instant about `entry` with the current time."""
-        return RecordInstant(
-            instant=Instant(
-                id=str(self.clock.uuid7()),
-                action=action,
-                state=InstantState.COMPLETED,
-                kind=entry.kind,
-                namespace=entry.namespace,
-                name=entry.name,
-                uuid=entry.uuid,
-                requested_ms=requested_ms,
-                completed_ms=self.clock.now_ms(),
-                principal_name=caller.principal_name,
-                snapshot_id=snapshot_id,
-                metadata_location=entry.metadata_location,
-                fingerprint=fingerprint,
-                summary={"request-id": caller.request_id, **(summary or {})},
-            )
+        """Return the operation that records a completed instant of an entry. The instant ends now."""
+        return self._make_completed_instant(
+            caller,
+            action,
+            requested_ms,
+            kind=entry.kind,
+            namespace=entry.namespace,
+            name=entry.name,
+            uuid=entry.uuid,
+            snapshot_id=snapshot_id,
+            metadata_location=entry.metadata_location,
+            fingerprint=fingerprint,
+            summary=summary or {},
         )
 
     def make_namespace_instant(
@@ -371,29 +366,42 @@ class CatalogContext:
         requested_ms: int,
         changes: PropertyChanges | None = None,
     ) -> RecordInstant:
-        """Return the operation that adds a completed instant of a namespace to the timeline. The instant ends now.
+        """Return the operation that records a completed instant of a namespace. The instant ends now.
 
         Args:
             changes: The names of the changed properties. If they are too long for an event, they are left out.
         """
-        summary: dict[str, Any] = {"request-id": caller.request_id}
+        summary: dict[str, Any] = {}
         if changes is not None:
             names = {"updated": changes.updated, "removed": changes.removed}
             if sum(len(name) for group in names.values() for name in group) <= _CHANGED_NAMES_CHARACTERS_MAX:
-                summary |= names
+                summary = names
+        return self._make_completed_instant(
+            caller, action, requested_ms, kind=EntryKind.NAMESPACE, namespace=path, name="", uuid="", summary=summary
+        )
+
+    def _make_completed_instant(
+        self, caller: Caller, action: str, requested_ms: int, *, summary: Mapping[str, Any], **fields: Any
+    ) -> RecordInstant:
+        """Return the operation that records a completed instant with the current time.
+
+        Args:
+            caller: The caller, whose name and request id the instant has.
+            action: The action.
+            requested_ms: The time of the request, in milliseconds since the epoch.
+            summary: The summary of the instant without the request id.
+            fields: The other fields of the instant.
+        """
         return RecordInstant(
             instant=Instant(
                 id=str(self.clock.uuid7()),
                 action=action,
                 state=InstantState.COMPLETED,
-                kind=EntryKind.NAMESPACE,
-                namespace=path,
-                name="",
-                uuid="",
                 requested_ms=requested_ms,
                 completed_ms=self.clock.now_ms(),
                 principal_name=caller.principal_name,
-                summary=summary,
+                summary={"request-id": caller.request_id, **summary},
+                **fields,
             )
         )
 

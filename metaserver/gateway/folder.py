@@ -23,7 +23,6 @@ from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.answers import (
     answer_copy,
     build_xml_element,
-    format_timestamp,
     make_document,
     make_xml_response,
     name_object,
@@ -39,7 +38,7 @@ from seamark.metaserver.gateway.folder_files import (
     select_kept_headers,
 )
 from seamark.metaserver.gateway.folder_listing import list_keys
-from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
+from seamark.metaserver.gateway.folder_uploads import Uploads, answer_part_list, read_complete, read_part_number
 from seamark.metaserver.gateway.listing import ListingRequest
 from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
 from seamark.metaserver.objects.folder import map_to_file_location
@@ -356,36 +355,8 @@ class FolderBackend:
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
         upload_id = call.address.query["uploadId"]
-        marker, max_parts = (
-            call.address.query.get("part-number-marker", "0"),
-            call.address.query.get("max-parts", "1000"),
-        )
-        if not (
-            marker.isascii()
-            and marker.isdigit()
-            and max_parts.isascii()
-            and max_parts.isdigit()
-            and len(marker + max_parts) < 12
-        ):
-            raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
-        limit = min(int(max_parts), 1000)
         parts = await self._run(self._uploads.list_parts, _make_location(call), upload_id)
-        later_parts = [part for part in parts if part.number > int(marker)]
-        page = later_parts[:limit]
-        text = (
-            name_object(call) + build_xml_element("UploadId", upload_id) + build_xml_element("PartNumberMarker", marker)
-        )
-        text += build_xml_element("NextPartNumberMarker", str(page[-1].number if page else 0)) + build_xml_element(
-            "MaxParts", str(limit)
-        )
-        text += build_xml_element("IsTruncated", str(len(later_parts) > len(page)).lower())
-        for part in page:
-            fields = build_xml_element("PartNumber", str(part.number)) + build_xml_element(
-                "LastModified", format_timestamp(part.modified_ns)
-            )
-            fields += build_xml_element("ETag", part.etag) + build_xml_element("Size", str(part.size))
-            text += f"<Part>{fields}</Part>"
-        return make_xml_response(make_document("ListPartsResult", text), call)
+        return answer_part_list(parts, call)
 
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None

@@ -15,15 +15,24 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import msgspec
+from aiohttp import web
 
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.formats.runtime.root_folder import FOLDER_FLAGS, READ_FLAGS
+from seamark.metaserver.gateway.answers import (
+    build_xml_element,
+    format_timestamp,
+    make_document,
+    make_xml_response,
+    name_object,
+)
+from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, make_etag
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.folder import UPLOADS
@@ -275,3 +284,35 @@ def _close_after(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def answer_part_list(parts: Sequence[Part], call: S3Call) -> web.Response:
+    """Return the answer to ListParts: the page of parts that the query of the request selects.
+
+    Raises:
+        S3Error: A number in the query is invalid.
+    """
+    query = call.address.query
+    marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", "1000")
+    if not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit()) or len(marker) > 10:
+        raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
+    limit = min(int(max_parts[:9]), 1000)
+    later_parts = [part for part in parts if part.number > int(marker)]
+    page = later_parts[:limit]
+    elements = [
+        name_object(call),
+        build_xml_element("UploadId", query["uploadId"]),
+        build_xml_element("PartNumberMarker", marker),
+        build_xml_element("NextPartNumberMarker", str(page[-1].number if page else 0)),
+        build_xml_element("MaxParts", str(limit)),
+        build_xml_element("IsTruncated", str(len(later_parts) > len(page)).lower()),
+    ]
+    for part in page:
+        fields = [
+            build_xml_element("PartNumber", str(part.number)),
+            build_xml_element("LastModified", format_timestamp(part.modified_ns)),
+            build_xml_element("ETag", part.etag),
+            build_xml_element("Size", str(part.size)),
+        ]
+        elements.append(f"<Part>{''.join(fields)}</Part>")
+    return make_xml_response(make_document("ListPartsResult", "".join(elements)), call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,6 +12,7 @@ from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
+from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.objects.storages import list_storages, make_job_keys
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.extensions import Extensions
@@ -90,32 +91,9 @@ async def open_scheduler(
             "services_launchers has local, but PySpark or Java is not installed: install seamark[spark] and Java, or "
             "remove local"
         )
-    issue: Callable[[NamespacePath], str] | None = None
-    if settings.auth != "none":
-        issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
     storages = list_storages(settings)
-    variables = list_job_variables(storages, settings if base_path else None)
-    if base_path:  # A further warehouse has no keys of encrypted Parquet files.
-        variables = {name: value for name, value in variables.items() if not name.startswith("SEAMARK_PARQUET_")}
-    environment = {
-        **variables,
-        "SEAMARK_LOG_LEVEL": settings.log_level,
-        "SEAMARK_LOG_FORMAT": settings.log_format,
-        "OMP_NUM_THREADS": "1",
-        "SEAMARK_PARQUET_KEY_FILE": settings.parquet_key_file,
-        "SEAMARK_PARQUET_KMS": settings.parquet_kms,
-    }
-    umask = int(settings.warehouse_umask or "022", 8)
-    folders = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders
-    login = JobLogin(
-        (settings.services_url or url).rstrip("/") + base_path,
-        issue,
-        folders,
-        umask,
-        keys=make_job_keys(settings, storages),
-        # The certificate need not name the bound address, but it must name the address in services_url.
-        certificates=None if certificate is None or settings.services_url else certificate.leaves,
-    )
+    environment = _make_environment(settings, storages, is_further=bool(base_path))
+    login = _make_login(settings, storages, tokens, url, certificate, base_path)
     launchers = [_make_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
@@ -154,3 +132,41 @@ def _make_launcher(
             settings.services_spark_master, options, login, environment, extensions.spark_driver
         )
     return LauncherChoice(launchers, spark_bytes=settings.services_spark_bytes)
+
+
+def _make_environment(settings: Settings, storages: Sequence[ServerStorage], *, is_further: bool) -> dict[str, str]:
+    """Return the environment variables of jobs. A further warehouse has no keys of encrypted Parquet files."""
+    variables = list_job_variables(storages, settings if is_further else None)
+    if is_further:
+        variables = {name: value for name, value in variables.items() if not name.startswith("SEAMARK_PARQUET_")}
+    return {
+        **variables,
+        "SEAMARK_LOG_LEVEL": settings.log_level,
+        "SEAMARK_LOG_FORMAT": settings.log_format,
+        "OMP_NUM_THREADS": "1",
+        "SEAMARK_PARQUET_KEY_FILE": settings.parquet_key_file,
+        "SEAMARK_PARQUET_KMS": settings.parquet_kms,
+    }
+
+
+def _make_login(
+    settings: Settings,
+    storages: Sequence[ServerStorage],
+    tokens: ServiceTokens,
+    url: str,
+    certificate: Certificate | None,
+    base_path: str,
+) -> JobLogin:
+    """Return what a job needs to reach this server and the storages. `open_scheduler` describes the arguments."""
+    issue: Callable[[NamespacePath], str] | None = None
+    if settings.auth != "none":
+        issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
+    return JobLogin(
+        (settings.services_url or url).rstrip("/") + base_path,
+        issue,
+        Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders,
+        int(settings.warehouse_umask or "022", 8),
+        keys=make_job_keys(settings, storages),
+        # The certificate need not name the bound address, but it must name the address in services_url.
+        certificates=None if certificate is None or settings.services_url else certificate.leaves,
+    )

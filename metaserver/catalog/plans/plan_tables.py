@@ -14,7 +14,6 @@ plan's files.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import re
@@ -378,20 +377,18 @@ class PlanTables:
         deleted_count, after_id = 0, None
         while plans := await store.list_retired_plan_tables(after_id, _WITHDRAWN_PLANS_PER_BATCH):
             after_id = plans[-1].id
-            slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
-            deleted_count += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
+            deleted_count += sum(await gather([partial(self._delete, plan) for plan in plans], _DELETES_CONCURRENT_MAX))
         return deleted_count
 
-    async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
+    async def _delete(self, plan: StoredPlanTable) -> bool:
         """Delete the files of a plan. Return False if a file could not be deleted, so that a later call tries again."""
-        async with slots:
-            try:
-                for location in reversed(plan.files):
-                    await self._context.objects.delete(location)
-                self._context.documents.forget(plan.location)
-                await self._context.store.transact([ForgetPlanTable(plan.id)])
-            except SeamarkError:
-                return False
+        try:
+            for location in reversed(plan.files):
+                await self._context.objects.delete(location)
+            self._context.documents.forget(plan.location)
+            await self._context.store.transact([ForgetPlanTable(plan.id)])
+        except SeamarkError:
+            return False
         return True
 
     async def _remove_quietly(self, locations: Sequence[str]) -> None:

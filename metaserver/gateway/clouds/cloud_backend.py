@@ -35,7 +35,7 @@ from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_first, read_stream
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import Checksums, select_kept_headers
-from seamark.metaserver.gateway.folder_uploads import read_complete, read_part_number
+from seamark.metaserver.gateway.folder_uploads import answer_part_list, read_complete, read_part_number
 from seamark.metaserver.gateway.listing import Listed, ListingRequest, encode_key
 from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
 from seamark.metaserver.objects.clouds.backed import Backing
@@ -307,7 +307,7 @@ class CloudBackend:
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
         store, key = self._place(call)
         parts = await self._uploads.list_parts(store, key, call.address.query["uploadId"])
-        return make_xml_response(make_document("ListPartsResult", self._uploads.describe_parts(parts, call)), call)
+        return answer_part_list(parts, call)
 
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None

@@ -18,8 +18,6 @@ from obstore.store import ObjectStore as RemoteStore
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
-from seamark.metaserver.gateway.answers import build_xml_element, format_timestamp, name_object
-from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_stream
 from seamark.metaserver.gateway.folder_uploads import Part, choose_parts
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -120,32 +118,6 @@ class CloudUploads:
             if modified_ms < before_ms:
                 for name in names[folder]:
                     await _delete_if_stored(store, name)
-
-    def describe_parts(self, parts: Sequence[Part], call: S3Call) -> str:
-        """Return the page of parts that the query requests, as XML for the answer to ListParts."""
-        query = call.address.query
-        marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", "1000")
-        if not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit()) or len(marker) > 5:
-            raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
-        limit = min(int(max_parts[:9]), 1000)
-        later_parts = [part for part in parts if part.number > int(marker)]
-        page = later_parts[:limit]
-        text = (
-            name_object(call)
-            + build_xml_element("UploadId", query["uploadId"])
-            + build_xml_element("PartNumberMarker", marker)
-        )
-        text += build_xml_element("NextPartNumberMarker", str(page[-1].number if page else 0)) + build_xml_element(
-            "MaxParts", str(limit)
-        )
-        text += build_xml_element("IsTruncated", str(len(later_parts) > len(page)).lower())
-        for part in page:
-            fields = build_xml_element("PartNumber", str(part.number)) + build_xml_element(
-                "LastModified", format_timestamp(part.modified_ns)
-            )
-            fields += build_xml_element("ETag", part.etag) + build_xml_element("Size", str(part.size))
-            text += f"<Part>{fields}</Part>"
-        return text
 
     async def _list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
         await self.check(store, key, upload_id)
