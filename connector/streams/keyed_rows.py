@@ -279,12 +279,12 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
         kinds = np.frombuffer(b"".join(each.kinds for each in group), dtype=np.uint8)
         stays[start:end] = kinds != DELETE
         if group[0].key:
-            fields, columns = _read_group(group, rows[: rows_before + len(group)], metadata)
+            fields, columns = _read_group_keys(group, rows[: rows_before + len(group)], metadata)
             is_complete = are_complete(columns)
             keyed_rows = np.flatnonzero(is_complete)
             keyed_columns = [column.take(pa.array(keyed_rows)) for column in columns]
             all_hashes = hash_keys(fields, keyed_columns)
-            latest = select_latest(all_hashes, Rank.of(None, None, len(keyed_rows)))
+            latest = select_latest(all_hashes, Rank.from_column(None, None, len(keyed_rows)))
             is_replaced = is_complete.copy()
             is_replaced[keyed_rows[latest]] = False
             stays[start:end] &= ~is_replaced
@@ -299,7 +299,7 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
     return LatestRows(tuple(keys), fields, hashes, stays)
 
 
-def _read_group(
+def _read_group_keys(
     group: Sequence[UnpackedRows], rows: Sequence[UnpackedRows], metadata: TableMetadata
 ) -> tuple[tuple[Field, ...], list[pa.Array]]:
     """Return the fields of the key columns of a group, and the values of these columns in the group.

@@ -74,7 +74,7 @@ class Frame(NamedTuple):
         entry: Entry = convert_msgpack(self.meta, Entry)
         return entry
 
-    def head(self) -> StateSummary:
+    def decode_state(self) -> StateSummary:
         """Return the state of a frame of the kind HEAD."""
         return convert_msgpack(self.meta, StateSummary)
 

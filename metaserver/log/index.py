@@ -61,7 +61,7 @@ class ShardIndex:
         self.end = end
         self.size_bytes += size_bytes
 
-    def places(self, offset: int, *, limit_bytes: int, end: int | None) -> list[FramePlace]:
+    def find_frames(self, offset: int, *, limit_bytes: int, end: int | None) -> list[FramePlace]:
         """Return the frames of consecutive records. The first record contains the row at `offset`.
 
         The result contains at least one frame, unless the row is not in this index.

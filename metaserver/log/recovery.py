@@ -129,7 +129,7 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     """
     segment = LogSegment(number, 0, 0, 0, SegmentIndex())
     head = _read_head(files, segment)
-    segment.head_bytes, segment.head_time_ms = head.end, head.head().time_ms
+    segment.head_bytes, segment.head_time_ms = head.end, head.decode_state().time_ms
     if is_last:
         return segment
     try:
@@ -198,7 +198,7 @@ def _recover_last(
         elif frame.kind is FrameKind.MARK:
             marked_position = frame.position
         else:
-            state.restore(frame.head())
+            state.restore(frame.decode_state())
             _check_continuity(files, segments, state)
     end = segment.size_bytes
     check_tail(segment.number, end, data, files.describe(segment.name))

@@ -457,7 +457,7 @@ class SegmentLog:
             return []
         try:
             index = await self._load_index(segment, shard)
-            places = index.places(offset, limit_bytes=limit_bytes, end=end)
+            places = index.find_frames(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
             async with self._maintenance_lock:  # Retention may have removed or rewritten the segment.

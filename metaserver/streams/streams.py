@@ -157,7 +157,7 @@ class Streams:
         )
         self.snapshots = NamedSnapshots(
             objects,
-            Manifests.of(objects, catalog.context.settings),
+            Manifests.from_settings(objects, catalog.context.settings),
             SharedSnapshots(objects, keyring, catalog.context.clock),
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
@@ -299,7 +299,7 @@ class Streams:
             GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
         """
         log, size_bytes = await self._open_shared_log(), sum(append.size_bytes for append in appends)
-        async with self.gates.append(log, [table.uuid for table in batches], arrived_s) as gates:
+        async with self.gates.hold_commits(log, [table.uuid for table in batches], arrived_s) as gates:
             current_metadata = [await self._current.load(append.loaded) for append in appends]
             for (table, _), append, metadata in zip(batches.items(), appends, current_metadata, strict=True):
                 entry = append.loaded.entry
@@ -316,7 +316,7 @@ class Streams:
         Raises:
             RetryLater: Running appends or other commits take too long, or the log does not answer.
         """
-        async with self.gates.change(await self._open_shared_log(), uuids) as fences:
+        async with self.gates.hold_appends(await self._open_shared_log(), uuids) as fences:
             yield fences
 
     async def _open_shared_log(self) -> SharedLog | None:
@@ -493,9 +493,8 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed_files if info.modified_ms < oldest_ms])
         if table.keeps_rows:
-            await (
-                table.release()
-            )  # Repeat the release, because the process that flushed the rows may have stopped before it.
+            # Repeat the release, because the process that flushed the rows may have stopped before it.
+            await table.release()
         self._tables[entry.uuid] = table
         state = self._flushes.setdefault(entry.uuid, _FlushState())
         state.interval_ms = read_interval_ms(metadata)
@@ -579,9 +578,9 @@ class Streams:
         """Flush tables that are due until the task is cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
-            await self.look()
+            await self.start_due_flushes()
 
-    async def look(self) -> None:
+    async def start_due_flushes(self) -> None:
         """Start the flushes that are due, and delete files that are no longer needed."""
         now_s, now_ms = self._context.clock.monotonic(), self._context.clock.now_ms()
         limit_bytes = self._context.settings.stream_memory_bytes

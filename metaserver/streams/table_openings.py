@@ -93,20 +93,19 @@ class TableOpenings:
         while True:
             is_due = self._clock.monotonic() - looked_s >= _LOOK_ALONE_S
             if is_due or self._failures or self._logs.is_shared:
-                await self.look()
+                await self.open_waiting_tables()
             if is_due:
                 await self._remove_purged()
                 looked_s = self._clock.monotonic()
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
-    async def look(self) -> None:
+    async def open_waiting_tables(self) -> None:
         """Start opening tables with waiting rows of an earlier process or of another process."""
         if not self._logs.exists:
             return
         log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
-        waiting_offsets: dict[
-            str, dict[int, int]
-        ] = {}  # For tables with waiting rows, the released offset of each shard.
+        # For tables with waiting rows, the released offset of each shard.
+        waiting_offsets: dict[str, dict[int, int]] = {}
         for shard, state in log.list_shards().items():
             if state.watermark > state.released:
                 waiting_offsets.setdefault(shard.stream, {})[shard.number] = state.released

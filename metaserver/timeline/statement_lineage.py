@@ -87,15 +87,15 @@ class StatementRun(NamedTuple):
     principal: str = ""
 
 
-def name_statement(statement: str) -> str:
+def name_statement_job(statement: str) -> str:
     """Return the name of the job of a statement.
 
     Statements that differ only in literals have the same name, unless they are very long.
     """
-    return name_form(remove_literals(statement) if len(statement) <= _TOKENIZED_CHARS_MAX else statement)
+    return name_job(remove_literals(statement) if len(statement) <= _TOKENIZED_CHARS_MAX else statement)
 
 
-def name_form(form: str) -> str:
+def name_job(form: str) -> str:
     """Return the name of the job of a statement without literals."""
     return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
@@ -193,7 +193,7 @@ async def _make_events(
     run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
 ) -> list[dict[str, Any]]:
     """Return the event of the start and the event of the end of a run."""
-    job_name = name_form(run.form) if run.form else await asyncio.to_thread(name_statement, run.statement)
+    job_name = name_job(run.form) if run.form else await asyncio.to_thread(name_statement_job, run.statement)
     inputs: list[dict[str, Any]] = []
     schema_chars_left = _SCHEMA_CHARS_MAX
     for *namespace, table in run.tables:

@@ -76,11 +76,11 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
             f"The location {str(location)!r} is in {str(uploads)!r}, the folder of unfinished uploads of other "
             "warehouses; choose another"
         )
-    check_apart_from_server(location, settings, backend, server_roots)
+    check_no_overlap_with_server(location, settings, backend, server_roots)
     return location
 
 
-def check_apart_from_server(
+def check_no_overlap_with_server(
     location: Location, settings: Settings, backend: str, server_roots: Sequence[Location]
 ) -> None:
     """Check that a location overlaps neither a location of the server's own warehouse nor the server's own files.
@@ -100,7 +100,7 @@ def check_apart_from_server(
             raise BadRequest(f"The location {str(location)!r} overlaps the files of the server itself; choose another")
 
 
-def check_apart_from_others(
+def check_no_overlap_with_warehouses(
     location: Location, settings: Settings, backend: str, warehouses: Iterable[StoredWarehouse]
 ) -> None:
     """Check that the location of a new warehouse overlaps the location of no other warehouse.
@@ -133,7 +133,7 @@ def check_same_backend(warehouse: StoredWarehouse, own_settings: Mapping[str, An
         )
 
 
-def is_same_place(warehouse: StoredWarehouse, former_backend: str | None, backend: str) -> bool:
+def is_place_unchanged(warehouse: StoredWarehouse, former_backend: str | None, backend: str) -> bool:
     """Return whether the objects of a warehouse stay where they are when its credentials change.
 
     A warehouse without its own keys of S3 uses the `s3_backend` of the server. So credentials can change its place.

@@ -63,12 +63,12 @@ from seamark.metaserver.warehouses.definitions import (
 )
 from seamark.metaserver.warehouses.federation.mirror import remove_mirrors
 from seamark.metaserver.warehouses.places import (
-    check_apart_from_others,
-    check_apart_from_server,
     check_location,
+    check_no_overlap_with_server,
+    check_no_overlap_with_warehouses,
     check_same_backend,
     find_place,
-    is_same_place,
+    is_place_unchanged,
 )
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Warehouses:
         )
         settings = make_settings(self._settings, warehouse, own_settings, credentials)
         # The transaction checks this again after the folder is created.
-        check_apart_from_others(parsed_location, self._settings, backend, await self.list())
+        check_no_overlap_with_warehouses(parsed_location, self._settings, backend, await self.list())
         await asyncio.to_thread(check_folder, parsed_location, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
@@ -328,11 +328,11 @@ class Warehouses:
             former_credentials = await open_credentials(self._settings, self._clock, warehouse)
             former_backend = self._choose_backend(warehouse.settings, former_credentials)
         backend = self._choose_backend(own_settings, credentials)
-        if is_same_place(warehouse, former_backend, backend):
+        if is_place_unchanged(warehouse, former_backend, backend):
             return
         location = check_location(warehouse.location, self._settings, backend, self._list_server_roots())
         other_warehouses = [other for other in await self.list() if other.id != warehouse.id]
-        check_apart_from_others(location, self._settings, backend, other_warehouses)
+        check_no_overlap_with_warehouses(location, self._settings, backend, other_warehouses)
 
     async def drop(self, name: str) -> None:
         """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.
@@ -456,7 +456,7 @@ class Warehouses:
             settings = await load_settings(self._settings, self._clock, stored_warehouse)
             location = parse_location(stored_warehouse.location)
             roots = self._list_server_roots()
-            await asyncio.to_thread(check_apart_from_server, location, self._settings, settings.s3_backend, roots)
+            await asyncio.to_thread(check_no_overlap_with_server, location, self._settings, settings.s3_backend, roots)
             async with self._opener(self, settings, stored_warehouse) as served_warehouse:
                 warehouse.opened.set_result(served_warehouse)
                 await warehouse.closing.wait()

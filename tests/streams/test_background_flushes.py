@@ -73,9 +73,9 @@ class OpeningProcess:
         self.open_tables[cast("str", entry)] = table
         return table
 
-    async def look(self) -> bool:
-        """Look for waiting rows once. Return True if the table is open afterwards."""
-        await self.openings.look()
+    async def open_waiting_tables(self) -> bool:
+        """Open the table if it has waiting rows. Return whether it is open."""
+        await self.openings.open_waiting_tables()
         for _ in range(3):
             await asyncio.sleep(0)  # This lets the task of the opening run.
         return UUID in self.open_tables
@@ -109,7 +109,7 @@ async def test_a_failed_opening_is_repeated_after_growing_pauses(log: MemoryLog,
     process.failure_count = 3
     attempts_s = [0]
     for second in range(20):
-        if await process.look():
+        if await process.open_waiting_tables():
             break
         clock.advance(1000)
         if process.attempt_count > len(attempts_s) - 1:
@@ -125,7 +125,7 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
     process = OpeningProcess(log, clock, StreamOwners(None))
     process.failure_count = 1 << 62
     for _ in range(1200):  # After 1,024 failures, a pause that doubles without a limit would exceed the largest float.
-        await process.look()
+        await process.open_waiting_tables()
         clock.advance(30_000)
     assert process.attempt_count == 1200
 
@@ -133,9 +133,9 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
 async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, clock: SimulatedClock) -> None:
     owner = OpeningProcess(log, clock, join_fleet(clock, as_owner=True))
     other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
-    assert await owner.look()
+    assert await owner.open_waiting_tables()
     for number in range(3, 20):
-        assert not await other_process.look()
+        assert not await other_process.open_waiting_tables()
         clock.advance(int(1000 * FLUSH_INTERVAL_S))
         await log.append({Shard(UUID, 0): build_batch(number)})
         await log.release({Shard(UUID, 0): number - 1})
@@ -145,17 +145,17 @@ async def test_another_process_opens_a_table_whose_owner_does_not_flush_it(
     log: MemoryLog, clock: SimulatedClock
 ) -> None:
     other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
-    assert not await other_process.look()
+    assert not await other_process.open_waiting_tables()
     clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)) - 1)
-    assert not await other_process.look()
+    assert not await other_process.open_waiting_tables()
     clock.advance(1)
-    assert await other_process.look()
+    assert await other_process.open_waiting_tables()
 
 
 async def test_a_process_that_only_reads_opens_no_table(log: MemoryLog, clock: SimulatedClock) -> None:
     reader = OpeningProcess(log, clock, StreamOwners(None, only_reads=True))
     for _ in range(3):
-        assert not await reader.look()
+        assert not await reader.open_waiting_tables()
         clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)))
 
 
@@ -170,9 +170,8 @@ async def load_released_offset(stream: StreamServer) -> int:
 
 async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flush that creates the table's first snapshot may wait for another flush. Afterwards it has nothing to do."""
-    monkeypatch.setattr(
-        streams, "_TICK_S", 3600
-    )  # With this pause, the background loop does not flush tables during the test.
+    # With this pause, the background loop does not flush tables during the test.
+    monkeypatch.setattr(streams, "_TICK_S", 3600)
     is_committing, may_commit = asyncio.Event(), asyncio.Event()
     commit, flush = CatalogTables.commit, StreamTable.flush
     flushed_rows: list[int] = []
@@ -197,7 +196,7 @@ async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, mon
         flush_task = asyncio.create_task(stream.flush())
         await is_committing.wait()
         await stream.post({"id": 2})  # The table has no snapshot yet, so a flush is due.
-        await stream.server.components.streams.look()
+        await stream.server.components.streams.start_due_flushes()
         await until(lambda: flush_count == 2)
         may_commit.set()
         await flush_task

@@ -192,10 +192,10 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     state.interval_ms = 1_000_000
     clock = stream.server.components.clock
     monkeypatch.setattr(type(clock), "now_ms", lambda _: oldest_ms + 999_999)
-    await streams.look()
+    await streams.start_due_flushes()
     assert state.task is None
     monkeypatch.setattr(type(clock), "now_ms", lambda _: oldest_ms + 1_000_000)
-    await streams.look()
+    await streams.start_due_flushes()
     assert state.task is not None
     await state.task
     assert table.unflushed_rows == 0

@@ -14,7 +14,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import StoredWarehouse
 from seamark.metaserver.warehouses.definitions import check_definition, make_settings
-from seamark.metaserver.warehouses.places import check_apart_from_others
+from seamark.metaserver.warehouses.places import check_no_overlap_with_warehouses
 from tests.seeds import examples, first_seed
 from tests.server.rig import build_settings
 from tests.warehouses.test_management import create_and_read_refusal
@@ -25,7 +25,7 @@ AZURE, GOOGLE = f"abfss://{HOST}", "gs://"
 STORE = "http://127.0.0.1:9"
 
 
-async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
+async def test_warehouse_in_the_cloud_needs_a_place_that_the_operator_allows(tmp_path: Path) -> None:
     roots = ("gs://lake/further", f"abfss://lake@{HOST}/further", "s3://store/further")
     roots += ("gs://uploads", f"abfss://uploads@{HOST}")
     async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_endpoint=STORE) as world:
@@ -58,7 +58,7 @@ async def test_operator_allows_the_places_in_the_cloud(tmp_path: Path) -> None:
         assert (status, "cannot change" in answer["error"]["message"]) == (400, True)
 
 
-async def test_credentials_never_move_a_warehouse(tmp_path: Path) -> None:
+async def test_credentials_that_would_move_a_warehouse_are_refused(tmp_path: Path) -> None:
     roots, keys = ("s3://lake/further", "gs://lake/further"), {"s3_access_key_id": "AKIA", "s3_secret_access_key": "s"}
     async with run_server_with_warehouses(tmp_path, warehouse_roots=roots, s3_backend=GOOGLE, gateway_port=0) as world:
         await world.create_warehouse("victim", location="gs://lake/further/v")
@@ -75,7 +75,7 @@ async def test_credentials_never_move_a_warehouse(tmp_path: Path) -> None:
             assert status == 200, answer
 
 
-def find_true_places(location: str, backend: str) -> set[tuple[str, ...]]:
+def list_segments(location: str, backend: str) -> set[tuple[str, ...]]:
     """Return the segments of the location that clients see, and of the place of its objects."""
     scheme, _, path = location.partition("://")
     bucket, *folders = path.split("/")
@@ -86,7 +86,7 @@ def find_true_places(location: str, backend: str) -> set[tuple[str, ...]]:
     return {seen, (*cloud, *folders)}
 
 
-def test_two_warehouses_never_share_a_place(tmp_path: Path) -> None:
+def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> None:
     settings = build_settings(tmp_path)
     seed = first_seed()
     for number in range(seed, seed + examples(5000, 500)):
@@ -97,11 +97,11 @@ def test_two_warehouses_never_share_a_place(tmp_path: Path) -> None:
         other = StoredWarehouse("other", "0" * 32, other_location, other_location, other_settings, None, 0, "ann")
         expected = any(
             place[: len(other_place)] == other_place or other_place[: len(place)] == place
-            for place in find_true_places(location, backend)
-            for other_place in find_true_places(other_location, other_backend)
+            for place in list_segments(location, backend)
+            for other_place in list_segments(other_location, other_backend)
         )
         try:
-            check_apart_from_others(parse_location(location), server, backend, [other])
+            check_no_overlap_with_warehouses(parse_location(location), server, backend, [other])
         except BadRequest:
             assert expected, number
         else:
@@ -128,22 +128,24 @@ def test_keys_of_the_server_reach_only_the_store_of_the_backend(tmp_path: Path) 
     location = "s3://lake/sales"
     warehouse = StoredWarehouse("sales", "0" * 32, location, location, {}, None, 0, "ann")
 
-    def make(settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]) -> tuple[str, str, str]:
+    def read_backend_and_key(
+        settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]
+    ) -> tuple[str, str, str]:
         check_definition(settings, own_settings, credentials)
         made_settings = make_settings(settings, warehouse, own_settings, credentials)
         return made_settings.s3_backend, made_settings.s3_secret_access_key, made_settings.s3_client_access
 
     azure_key = {"azure_account_key": "a2V5"}
-    assert make(server, {"s3_backend": AZURE}, azure_key) == (AZURE, "", "gateway")
-    assert make(server, {"s3_backend": GOOGLE}, {}) == (GOOGLE, "", "gateway")
-    assert make(server, {}, {}) == ("", "secret", "signing")
+    assert read_backend_and_key(server, {"s3_backend": AZURE}, azure_key) == (AZURE, "", "gateway")
+    assert read_backend_and_key(server, {"s3_backend": GOOGLE}, {}) == (GOOGLE, "", "gateway")
+    assert read_backend_and_key(server, {}, {}) == ("", "secret", "signing")
     with pytest.raises(BadRequest, match="s3_endpoint"):
-        make(server, {"s3_backend": GOOGLE, "s3_endpoint": "http://127.0.0.1:10"}, {})
+        read_backend_and_key(server, {"s3_backend": GOOGLE, "s3_endpoint": "http://127.0.0.1:10"}, {})
 
     cloud_server = dataclasses.replace(build_settings(tmp_path), s3_backend=AZURE)
     # Without keys of an S3 store, the keys of the machine would open the bucket in AWS.
-    assert make(cloud_server, {}, azure_key) == (AZURE, "", "none")
+    assert read_backend_and_key(cloud_server, {}, azure_key) == (AZURE, "", "none")
     with pytest.raises(BadRequest, match="s3_secret_access_key"):
-        make(cloud_server, {"s3_backend": ""}, azure_key)
+        read_backend_and_key(cloud_server, {"s3_backend": ""}, azure_key)
     keys = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "own"}
-    assert make(cloud_server, {"s3_backend": ""}, keys) == ("", "own", "none")
+    assert read_backend_and_key(cloud_server, {"s3_backend": ""}, keys) == ("", "own", "none")

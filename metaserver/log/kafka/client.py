@@ -250,9 +250,8 @@ class KafkaBroker:
             await self._check_config(topic)
             if len(description.partitions) < count:
                 new_partitions = self._admin.create_partitions([NewPartitions(topic, count)])
-                await self._await_answer(
-                    new_partitions[topic], KafkaError.INVALID_PARTITIONS
-                )  # Another replica has added them.
+                # Another replica has added them.
+                await self._await_answer(new_partitions[topic], KafkaError.INVALID_PARTITIONS)
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))

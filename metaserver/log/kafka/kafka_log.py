@@ -58,8 +58,8 @@ from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalSta
 from seamark.metaserver.log.kafka.pieces import (
     RECORD_BYTES_MAX,
     build_record,
-    count_pieces,
-    find_batch_place,
+    count_records,
+    find_batch_index,
     split_batch,
 )
 from seamark.metaserver.log.port import (
@@ -137,13 +137,13 @@ class _Waiting:
     """Whether the request is in a group. If so, its rows may be stored."""
 
     @property
-    def journal_bytes(self) -> int:
+    def journal_bytes_max(self) -> int:
         """The maximum size of the request in the journal."""
         size_bytes = 50
         if isinstance(self.request, AppendRequest | FenceRequest):
             size_bytes += 4 * PRODUCER_CHARS_MAX
         for shard, batch in self.batches.items():
-            size_bytes += 60 + 2 * len(shard.stream) + 9 * count_pieces(batch)
+            size_bytes += 60 + 2 * len(shard.stream) + 9 * count_records(batch)
         if isinstance(self.request, MoveGatesRequest):
             size_bytes += sum(20 + len(stream) for stream, _ in self.request.numbers)
         return size_bytes
@@ -410,7 +410,7 @@ class KafkaLog:
         while self._requests:
             first = self._requests[0]
             size_bytes += first.size_bytes
-            journal_bytes += first.journal_bytes
+            journal_bytes += first.journal_bytes_max
             if group and (size_bytes > self._limits.group_bytes_max or journal_bytes > RECORD_BYTES_MAX):
                 break
             self._requests.popleft()
@@ -485,7 +485,7 @@ class KafkaLog:
                 entries: list[RowsEntry] = []
                 errors: list[LogUnavailable] = []
                 for shard, batch in waiting_request.batches.items():
-                    outcomes = list(islice(results, count_pieces(batch)))
+                    outcomes = list(islice(results, count_records(batch)))
                     errors += [outcome for outcome in outcomes if isinstance(outcome, LogUnavailable)]
                     offsets = tuple(outcome for outcome in outcomes if isinstance(outcome, int))
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
@@ -519,8 +519,8 @@ class KafkaLog:
         chosen_batches: list[StoredBatch] = []
         size_bytes = 0
         batches = self._journal.list_batches(shard)
-        for place in range(find_batch_place(batches, offset), len(batches)):
-            batch = batches[place]
+        for index in range(find_batch_index(batches, offset), len(batches)):
+            batch = batches[index]
             size_bytes += batch.size_bytes
             if (end is not None and batch.offset >= end) or (chosen_batches and size_bytes > limit_bytes):
                 break

@@ -21,7 +21,7 @@ def split_batch(batch: Batch) -> list[bytes]:
     return [data[start : start + RECORD_BYTES_MAX] for start in range(0, len(data), RECORD_BYTES_MAX)]
 
 
-def count_pieces(batch: Batch) -> int:
+def count_records(batch: Batch) -> int:
     """Return the number of records of a batch."""
     return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
 
@@ -45,6 +45,6 @@ def build_record(shard: Shard, stored_batch: StoredBatch, values: Mapping[int, b
     return Record(shard, stored_batch.offset, batch, stored_batch.time_ms, stored_batch.producer, stored_batch.sequence)
 
 
-def find_batch_place(batches: Sequence[StoredBatch], offset: int) -> int:
-    """Return the place of the batch that contains the row at `offset`."""
+def find_batch_index(batches: Sequence[StoredBatch], offset: int) -> int:
+    """Return the index of the batch that contains the row at `offset`."""
     return bisect.bisect_right(batches, offset, key=lambda batch: batch.end)

@@ -43,7 +43,7 @@ class AppendGates:
         return self._changing
 
     @asynccontextmanager
-    async def append(self, uuids: Collection[str], arrived_s: float | None = None) -> AsyncIterator[None]:
+    async def hold_commits(self, uuids: Collection[str], arrived_s: float | None = None) -> AsyncIterator[None]:
         """Keep commits that change how rows are written away from the tables while the context is active.
 
         Args:
@@ -72,7 +72,7 @@ class AppendGates:
                 self._wake()
 
     @asynccontextmanager
-    async def change(self, uuids: Collection[str]) -> AsyncIterator[None]:
+    async def hold_appends(self, uuids: Collection[str]) -> AsyncIterator[None]:
         """Keep appends to the tables away while the context is active. First wait until running appends have ended.
 
         Raises:

@@ -62,7 +62,7 @@ class TableGates:
         return self._local_gates.changing_uuids
 
     @asynccontextmanager
-    async def append(
+    async def hold_commits(
         self, log: SharedLog | None, uuids: Collection[str], arrived_s: float | None = None
     ) -> AsyncIterator[Mapping[str, int]]:
         """Wait until the gates of tables are open. Keep commits of this process away while the context is active.
@@ -79,7 +79,7 @@ class TableGates:
             RetryLater: A commit takes too long.
         """
         since_s = asyncio.get_running_loop().time() if arrived_s is None else arrived_s
-        async with self._local_gates.append(uuids, since_s):
+        async with self._local_gates.hold_commits(uuids, since_s):
             yield {} if log is None else await self._await_open(log, uuids, since_s)
 
     async def _await_open(self, log: SharedLog, uuids: Collection[str], since_s: float) -> Mapping[str, int]:
@@ -116,7 +116,7 @@ class TableGates:
                     await self._end_lease(uuid, holder)  # Fails if another process has the lease.
 
     @asynccontextmanager
-    async def change(self, log: SharedLog | None, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
+    async def hold_appends(self, log: SharedLog | None, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
         """Close the gates of tables while the context is active. First wait until running appends have ended.
 
         Args:
@@ -129,7 +129,7 @@ class TableGates:
         Raises:
             RetryLater: Running appends or other commits take too long, or the log or the database does not answer.
         """
-        async with self._local_gates.change(uuids), AsyncExitStack() as stack:
+        async with self._local_gates.hold_appends(uuids), AsyncExitStack() as stack:
             # Close the gates in one order, so that commits of several tables do not wait for each other.
             yield (
                 []

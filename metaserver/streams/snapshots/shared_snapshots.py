@@ -98,7 +98,7 @@ class SharedSnapshots:
             data = decode_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
         except (Corrupt, ValueError):
             return None
-        key = self._keyring.verifying_key(_PURPOSE, data[:ID_BYTES])
+        key = self._keyring.find_verification_key(_PURPOSE, data[:ID_BYTES])
         mac, body = data[ID_BYTES : ID_BYTES + _MAC_BYTES], data[ID_BYTES + _MAC_BYTES :]
         if key is None or not hmac.compare_digest(mac, _compute_mac(key, uuid, body)):
             return None

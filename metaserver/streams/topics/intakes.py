@@ -66,7 +66,7 @@ class TopicIntakes:
         try:
             while True:
                 try:
-                    await self.look()
+                    await self.update_intakes()
                 except SeamarkError as error:
                     _log.warning("input topics are not found", error=error.message)
                 await asyncio.sleep(CHECK_INTERVAL_S)
@@ -76,7 +76,7 @@ class TopicIntakes:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def look(self) -> None:
+    async def update_intakes(self) -> None:
         """Start missing intakes, and stop the intakes of tables that other processes own.
 
         Raises:

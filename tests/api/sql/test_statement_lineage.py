@@ -19,7 +19,7 @@ from seamark.metaserver.timeline.statement_lineage import (
     StatementRun,
     StatementRuns,
     make_input,
-    name_statement,
+    name_statement_job,
     remove_literals,
 )
 from tests.api.client import Api
@@ -236,6 +236,6 @@ async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypa
     for _ in range(9):
         runs.record(StatementRun("id", "+" * (1 << 20), 0, 1, "COMPLETE", "", ()))
     assert (searched_lengths, failures.count) == ([], 1)
-    assert name_statement("select 1") == name_statement("SELECT 2")
-    assert name_statement("+" * (1 << 20)) != name_statement("-" * (1 << 20))
+    assert name_statement_job("select 1") == name_statement_job("SELECT 2")
+    assert name_statement_job("+" * (1 << 20)) != name_statement_job("-" * (1 << 20))
     assert searched_lengths == [8, 8]

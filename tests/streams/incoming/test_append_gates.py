@@ -40,7 +40,7 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
         await pass_time()
         uuids = rng.sample(TABLES, rng.randint(1, len(TABLES)))
         running = changes if is_change else appends
-        async with gates.change(uuids) if is_change else gates.append(uuids):
+        async with gates.hold_appends(uuids) if is_change else gates.hold_commits(uuids):
             running.update(uuids)
             try:
                 await pass_time()
@@ -55,7 +55,7 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert not [each for each in outcomes if isinstance(each, Exception)]
     assert not gates.changing_uuids
-    async with gates.change(TABLES):
+    async with gates.hold_appends(TABLES):
         pass
 
 
@@ -63,20 +63,20 @@ async def test_append_and_change_that_wait_too_long_are_refused(monkeypatch: pyt
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.01)
     monkeypatch.setattr(append_gates, "CHANGE_WAIT_S", 0.01)
     gates = AppendGates()
-    async with gates.append("a"):
+    async with gates.hold_commits("a"):
         with pytest.raises(RetryLater, match="Appends to the stream table take too long"):
-            async with gates.change("ab"):
+            async with gates.hold_appends("ab"):
                 pass
-    async with gates.change("ab"):
+    async with gates.hold_appends("ab"):
         with pytest.raises(RetryLater, match="A commit changes the schema"):
-            async with gates.append("b"):
+            async with gates.hold_commits("b"):
                 pass
         with pytest.raises(RetryLater, match="Appends to the stream table take too long"):
-            async with gates.change("b"):
+            async with gates.hold_appends("b"):
                 pass
-        async with gates.append("c"):
+        async with gates.hold_commits("c"):
             pass
-    async with gates.append("ab"):
+    async with gates.hold_commits("ab"):
         pass
 
 

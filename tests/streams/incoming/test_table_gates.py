@@ -58,7 +58,7 @@ def as_log(log: Any) -> SharedLog:
 
 
 async def change(gates: TableGates, log: FaultyLog) -> None:
-    async with gates.change(as_log(log), [UUID]):
+    async with gates.hold_appends(as_log(log), [UUID]):
         pass
 
 
@@ -71,7 +71,7 @@ async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     log, gates = FaultyLog(), TableGates(store, SystemClock())
     log.gate, log.opening_error = StreamGate(1, True), error
     with pytest.raises(RetryLater):
-        async with gates.append(as_log(log), [UUID]):
+        async with gates.hold_commits(as_log(log), [UUID]):
             pass
     log.opening_error = None
     await change(gates, log)  # It is refused after 10 s if another holder has the lease.

@@ -100,7 +100,7 @@ class ChangingWorld(SimulationWorld):
     async def _append(self, process: Process, table: StreamTable, append: Append) -> None:
         """Read the gate, then the generation of the table, and append rows that state it."""
         assert process.gates is not None
-        async with process.gates.append(self._get_log(process), [table.uuid]) as numbers:
+        async with process.gates.hold_commits(self._get_log(process), [table.uuid]) as numbers:
             _, metadata = await self.make_tables().load(table.uuid)
             await self.wait_while_paused(process)
             batches = {
@@ -131,7 +131,7 @@ class ChangingWorld(SimulationWorld):
         await self.wait_while_paused(process)
         table = await self.table(process, uuid)
         assert process.gates is not None
-        async with process.gates.change(self._get_log(process), [uuid]) as fences:
+        async with process.gates.hold_appends(self._get_log(process), [uuid]) as fences:
             await table.flush()
             _, metadata = await self.make_tables().load(uuid)
             await self.wait_while_paused(process)
