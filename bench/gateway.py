@@ -58,7 +58,7 @@ class Delays:
         self._seed, self._sigma = seed, sigma
         self._requests: Counter[tuple[str, bool]] = Counter()
 
-    def of(self, request: bytes) -> float:
+    def draw_delay_s(self, request: bytes) -> float:
         """Return the delay in seconds of `request`, which begins with the head of an HTTP request."""
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
         context = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
@@ -73,7 +73,7 @@ def _run_delaying_proxy(store: str, delays: Delays, rate: float, port: int) -> N
 
     async def ask(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(1 << 18):
-            await asyncio.sleep(delays.of(data))
+            await asyncio.sleep(delays.draw_delay_s(data))
             target.write(data)
             await target.drain()
         target.close()

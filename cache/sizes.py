@@ -88,10 +88,10 @@ def _list_slots(kind: type) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
 
 
-def _estimate_size_of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
+def _estimate_size_of_many(values: Sequence[Any], estimate_size: Callable[[Any], int]) -> int:
     if len(values) <= 2 * _SAMPLED_ITEMS:
-        return sum(map(size_of, values))
+        return sum(map(estimate_size, values))
     # The size of the first element includes the objects that all elements share.
-    first, step = size_of(values[0]), len(values) / _SAMPLED_ITEMS
-    sampled_bytes = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
+    first, step = estimate_size(values[0]), len(values) / _SAMPLED_ITEMS
+    sampled_bytes = sum(estimate_size(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
     return first + sampled_bytes * (len(values) - 1) // (_SAMPLED_ITEMS - 1)

@@ -301,11 +301,11 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
         threading.Thread(target=ask, args=(server, *request), daemon=True).start()
     with came:
         came.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
-        answer_of = {server: answers.get(server) for server in servers}
-    silent = [f"{name} at {url}" for (name, url), answer in answer_of.items() if answer is None]
+        answers_by_server = {server: answers.get(server) for server in servers}
+    silent = [f"{name} at {url}" for (name, url), answer in answers_by_server.items() if answer is None]
     other_servers = [
         f"the server at {url} is not {name}"
-        for (name, url), answer in answer_of.items()
+        for (name, url), answer in answers_by_server.items()
         if answer is not None and not answer.is_from(name)
     ]
     return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *other_servers]

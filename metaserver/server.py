@@ -384,7 +384,7 @@ def _make_cleaner(
         catalog.documents.table,
         partial(list_claimed, catalog.context),
         folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
-        folder_of=partial(get_files_folder, settings),
+        find_folder=partial(get_files_folder, settings),
         retention_s=settings.index_retention_s,
     )
 

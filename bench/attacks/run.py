@@ -77,7 +77,7 @@ class AttackedServer:
     good_session: aiohttp.ClientSession
     hostile_token: str
 
-    async def look(self, seconds: float) -> AttackMeasurements:
+    async def measure(self, seconds: float) -> AttackMeasurements:
         """Measure the good client's plans, loads and commits for `seconds`."""
         measurements, process = AttackMeasurements(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
@@ -113,7 +113,7 @@ class AttackedServer:
         hostile_process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
             await asyncio.sleep(1)
-            measurements = await self.look(seconds)
+            measurements = await self.measure(seconds)
             if hostile_process.returncode:
                 raise RuntimeError(f"the attack {attack} failed with exit code {hostile_process.returncode}")
             return measurements
@@ -150,8 +150,8 @@ async def run(
     report = Report("attacks", "What does an attack on resources cost a good client?")
     report.peer = "itself without an attack"
     async with run_attacked_server(folder / "home") as siege:
-        await siege.look(2)
-        quiet = await siege.look(seconds)
+        await siege.measure(2)
+        quiet = await siege.measure(seconds)
         report.bounds = {
             "p99 of the good client without an attack": f"{quiet.p99_ms:.1f} ms",
             "memory allowed: 1.5 times the sum of the budgets": f"{MEMORY_MAX_BYTES / 2**20:,.0f} MiB",

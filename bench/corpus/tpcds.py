@@ -110,7 +110,7 @@ def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
         find_scans(
             marked_text,
-            columns_of=lambda names, offset=marks, columns_by_name=columns_by_table: columns_by_name.get(
+            find_columns=lambda names, offset=marks, columns_by_name=columns_by_table: columns_by_name.get(
                 offset.get(names[2], -1)
             ),
         )

@@ -72,9 +72,8 @@ async def _measure_filter(
     rounds: int,
 ) -> dict[str, float]:
     """Measure a filter with each planner. Add a row to the report, and return the median times in ms by planner."""
-    first = await seamark_planner.plan(
-        query_filter.build_expression(table)
-    )  # The planner combines the summaries of the column here.
+    # The planner combines the summaries of the column here.
+    first = await seamark_planner.plan(query_filter.build_expression(table))
     seamark_ms, java_ms = [], []
     for round_number in range(1, rounds + 1):
         plan = java_planner.plan(query_filter.build_expression(table, round_number))

@@ -31,7 +31,7 @@ class WritingLake:
     def table(self, base: Base, name: str, *, mode: str, is_indexed: bool) -> OurTable:
         """Clone the base, register the clone in the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
-        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)
+        return OurTable.create(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)
 
 
 @contextmanager

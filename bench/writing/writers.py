@@ -62,7 +62,7 @@ class OurTable:
     folder: Path
 
     @staticmethod
-    def of(
+    def create(
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
     ) -> OurTable:
         """Clone the base into a new folder, register the clone, and give it a record index if `is_indexed`."""

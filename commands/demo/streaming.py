@@ -77,9 +77,8 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
     catalog.create_table(TABLE, _SCHEMA, properties=properties)
     count, delays_ms, scans = int(ROWS_PER_SECOND * seconds), list[float](), 0
     with contextlib.closing(SeamarkClient(url)) as client, ThreadPoolExecutor(1) as pool:
-        _post_rows(
-            client, 0, 1
-        )  # The first row of a table is committed at once. Posting it also connects both programs.
+        # The first row of a table is committed at once. Posting it also connects both programs.
+        _post_rows(client, 0, 1)
         flush_stream(client, TABLE)
         table = catalog.load_table(TABLE)
         snapshots_before, files = len(table.snapshots()), len(list(table.scan().plan_files()))

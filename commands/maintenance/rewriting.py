@@ -67,7 +67,7 @@ def handle_failures(refusal: str) -> Iterator[None]:
 
 def rewriting_command(
     group: click.Group,
-    command_of: TableService | str,
+    service_or_name: TableService | str,
     *options: Option,
     refusal: str,
     verb: str,
@@ -79,15 +79,15 @@ def rewriting_command(
 
     Args:
         group: The group to which the command is added.
-        command_of: The table service to which the command belongs, or the name of a command without a service. If the
-            service runs on Spark, the command has options for Spark.
+        service_or_name: The table service to which the command belongs, or the name of a command without a service.
+            If the service runs on Spark, the command has options for Spark.
         options: The options of the function.
         refusal: The message of a failure, with "{table}".
         verb: The verb for the effect of the command on files.
         dry_run_help: The help of the option `--dry-run`.
     """
-    service = None if isinstance(command_of, str) else command_of
-    name = command_of if isinstance(command_of, str) else command_of.command
+    service = None if isinstance(service_or_name, str) else service_or_name
+    name = service_or_name if isinstance(service_or_name, str) else service_or_name.command
     on_spark = service.name if service is not None and service.runs_on_spark else None
 
     def decorate(work: Callable[..., RewriteReport]) -> click.Command:

@@ -91,15 +91,15 @@ class _TrinoQuery:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
-        # `collect_scans` calls `columns_of` for each table, except tables at an earlier snapshot, which the loop adds.
-        # `keep` records the name and returns no columns.
-        for scan in collect_scans(self._query, columns_of=keep, utc=True):
+        # `collect_scans` calls `find_columns` for each table, except tables at an earlier snapshot, which the loop
+        # adds. `keep` records the name and returns no columns.
+        for scan in collect_scans(self._query, find_columns=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:
             raise UnsupportedStatement
 
     def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
-        scans = collect_scans(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
+        scans = collect_scans(self._query, find_columns=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
         return {
@@ -131,7 +131,7 @@ class _DuckDBQuery:
             raise _make_unsupported_query_error(self._statement.text, "duckdb", str(error)) from None
         scans = find_scans(
             marked_text,
-            columns_of=lambda names: known_columns.get(marks.get(names[2], -1)),
+            find_columns=lambda names: known_columns.get(marks.get(names[2], -1)),
             today=find_today(self._statement.text),
         )
         if not scans:

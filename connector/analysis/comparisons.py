@@ -128,18 +128,18 @@ def make_moment_literal(moment: datetime, like: Literal) -> Literal:
     return make_timestamp_literal(moment)
 
 
-def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
+def evaluate_literals(atom: Atom, find_literal: Callable[[str], Literal | None]) -> Condition | None:
     """Evaluate a comparison of an output that is a literal.
 
     Args:
         atom: A condition on one column.
-        literal_of: A function that returns the literal of an output by its name, or None if it is not a literal.
+        find_literal: A function that returns the literal of an output by its name, or None if it is not a literal.
 
     Returns:
         `atom` itself if its column is not a literal. Otherwise `NEVER` if the comparison is false for the literal, and
         None if it is true or unknown.
     """
-    literal = literal_of(atom.column[1]) if isinstance(atom, ColumnComparison) else None
+    literal = find_literal(atom.column[1]) if isinstance(atom, ColumnComparison) else None
     if literal is None or not isinstance(atom, ColumnComparison):
         return atom
     return NEVER if _is_false_for(atom, literal) else None

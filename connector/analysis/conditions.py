@@ -38,7 +38,7 @@ from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, 
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 Resolve: TypeAlias = Callable[[exp.Column], ColumnReference | None]
-KindOf: TypeAlias = Callable[[ColumnReference], str | None]
+GetKind: TypeAlias = Callable[[ColumnReference], str | None]
 """A function that returns the Iceberg type of a column with stored values, or None if the type is unknown."""
 COMPARISONS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
@@ -67,11 +67,11 @@ class ConditionReader:
         self._today = today
         self.utc = utc
 
-    def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
+    def read(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true, or None."""
         return _Reading(self, self._today, resolve, kind).read(node, negated=False)
 
-    def read_exactly(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> ColumnComparison | None:
+    def read_exactly(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
         return _Reading(self, self._today, resolve, kind).read_exactly(node)
 
@@ -92,7 +92,7 @@ class _Reading:
     reader: ConditionReader
     today: date | None
     resolve: Resolve
-    kind_of: KindOf
+    get_kind: GetKind
 
     def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
@@ -146,7 +146,7 @@ class _Reading:
         while type(node) is exp.Paren:
             node = node.this
         reference = self.resolve(node) if type(node) is exp.Column else None
-        return None if reference is None else self.kind_of(reference)
+        return None if reference is None else self.get_kind(reference)
 
     def compare_column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
         term = _parse_term(side, self.resolve)
@@ -203,20 +203,23 @@ class _Reading:
                     self.compare_column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
                 )
             case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
-                one_of, parts = True, [("=", node.this, value) for value in _flatten_values(node.expressions)]
+                is_disjunction, parts = True, [("=", node.this, value) for value in _flatten_values(node.expressions)]
             case exp.Between():
-                one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
+                is_disjunction, parts = (
+                    False,
+                    [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])],
+                )
             case _ if type(node) in COMPARISONS:
-                one_of, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
+                is_disjunction, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
             case _:
                 return None
         common = self.compute_common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
         if negated != bool(node.args.get("negate")):
-            one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
+            is_disjunction, parts = not is_disjunction, [(OPPOSITE[op], left, right) for op, left, right in parts]
         conditions = (self._compare_sides(op, left, right, common) for op, left, right in parts)
-        if one_of and isinstance(node, exp.In):
+        if is_disjunction and isinstance(node, exp.In):
             return self._compare_list(node.this.unnest(), [right for _, _, right in parts], any_of(conditions), common)
-        return any_of(conditions) if one_of else all_of(conditions)
+        return any_of(conditions) if is_disjunction else all_of(conditions)
 
     def _compare_list(
         self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None

@@ -48,7 +48,7 @@ The time of the analysis grows with the square of the number of sources of one q
 """
 Names: TypeAlias = tuple[str | None, str | None, str]
 """The catalog, schema and table of a reference in lower case. None means the catalog or schema of the session."""
-ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
+FindColumns: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, NamedQuery]
 
 _CUTS = ("order", "limit", "offset")
@@ -88,10 +88,10 @@ class Queries:
     """
 
     def __init__(
-        self, columns_of: ColumnsOf, reader: ConditionReader, relation_names: frozenset[str] = frozenset()
+        self, find_columns: FindColumns, reader: ConditionReader, relation_names: frozenset[str] = frozenset()
     ) -> None:
         self.tables: dict[Table, exp.Table] = {}
-        self.columns_of = columns_of
+        self.find_columns = find_columns
         self._reader = reader
         self._relation_names = relation_names
         self._selects: dict[int, InnerSelect] = {}
@@ -357,7 +357,7 @@ class _FromClause:
             return hide(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
         # The columns of the table at an earlier snapshot are unknown.
-        columns = None if version is not None else self._queries.columns_of((catalog, schema, str(table)))
+        columns = None if version is not None else self._queries.find_columns((catalog, schema, str(table)))
         rows = Table(columns)
         self._queries.tables[rows] = node
         return rows

@@ -1,6 +1,6 @@
 """Finds the tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
 
-    for scan in find_scans(statement, columns_of=…):
+    for scan in find_scans(statement, find_columns=…):
         scan.condition                       on the table's own columns, or None
         read_at_snapshot(scan, 4711)         for splices.splice
 
@@ -31,7 +31,7 @@ from seamark.connector.analysis.algebra.needed_rows import build_condition, buil
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokenize_trino
-from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, parse_version
+from seamark.connector.analysis.queries import FindColumns, Queries, check_relations, parse_version
 from seamark.connector.analysis.select_names import canonicalize_name
 from seamark.connector.analysis.table_uses import find_table_uses
 from seamark.connector.plans.quotes import quote_name
@@ -124,7 +124,7 @@ def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> Pars
 def find_scans(
     statement: str,
     *,
-    columns_of: ColumnsOf = lambda _: None,
+    find_columns: FindColumns = lambda _: None,
     parameters: Sequence[str] = (),
     utc: bool = False,
     today: date | None = None,
@@ -137,11 +137,11 @@ def find_scans(
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
         return ()
-    return collect_scans(query, columns_of=columns_of, utc=utc, today=today)
+    return collect_scans(query, find_columns=find_columns, utc=utc, today=today)
 
 
 def collect_scans(
-    query: ParsedQuery, *, columns_of: ColumnsOf = lambda _: None, utc: bool = False, today: date | None = None
+    query: ParsedQuery, *, find_columns: FindColumns = lambda _: None, utc: bool = False, today: date | None = None
 ) -> tuple[Scan, ...]:
     """Return the scans of a query in the order of the text.
 
@@ -149,13 +149,13 @@ def collect_scans(
 
     Args:
         query: The parsed query.
-        columns_of: A function that returns the columns of a (catalog, schema, table). Without it, column names without
-            a qualifier give no conditions if the query reads several tables.
+        find_columns: A function that returns the columns of a (catalog, schema, table). Without it, column names
+            without a qualifier give no conditions if the query reads several tables.
         utc: Whether the time zone of the session is known to be UTC.
         today: The date in UTC, for conditions with the current time.
     """
     try:
-        queries, result = _read(query, columns_of, today, utc=utc)
+        queries, result = _read(query, find_columns, today, utc=utc)
         result.push_down(None)
         positions = _ReferencePositions(query.text)
         uses = find_table_uses(query.tree)
@@ -178,10 +178,10 @@ def collect_scans(
     )
 
 
-def find_result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+def find_result_types(query: ParsedQuery, columns: Sequence[str], *, find_columns: FindColumns) -> dict[str, str]:
     """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
-        _, result = _read(query, columns_of)
+        _, result = _read(query, find_columns)
         types_by_column = {column: result.find_kind(column) for column in columns}
     except (UnsupportedStatement, RecursionError):
         return {}
@@ -208,7 +208,7 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 
 
 def _read(
-    query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
+    query: ParsedQuery, find_columns: FindColumns, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
     """Convert a parsed query to relations.
 
@@ -219,7 +219,7 @@ def _read(
         UnsupportedStatement: The query is not fully supported.
     """
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
-    queries = Queries(columns_of, reader, query.names)
+    queries = Queries(find_columns, reader, query.names)
     return queries, queries.read(query.tree, {})
 
 

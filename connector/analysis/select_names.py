@@ -83,7 +83,7 @@ class SelectNames:
         sources: The relations in FROM.
         tree: The joins of the relations, or None if the SELECT has no FROM.
         relation_names: The names of all relations of the statement.
-        literal_of: A function that returns the literal of an expression, or None if it is not a literal.
+        find_literal: A function that returns the literal of an expression, or None if it is not a literal.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class SelectNames:
         sources: Sequence[NamedSource],
         tree: ParsedTree | None,
         relation_names: frozenset[str],
-        literal_of: Callable[[exp.Expr], Literal | None],
+        find_literal: Callable[[exp.Expr], Literal | None],
     ) -> None:
         self.projections = projections
         self.sources = sources
         self.tree = tree
         self._relation_names = relation_names
-        self._find_literal = literal_of
+        self._find_literal = find_literal
 
     # The outputs of the block (`algebra.blocks.Outputs`)
 

@@ -187,9 +187,9 @@ def _read(
     try:
         query = query or parse_query(text.text, text.parameters)
         if text.columns:
-            column_types = find_result_types(query, text.columns, columns_of=find_columns)
+            column_types = find_result_types(query, text.columns, find_columns=find_columns)
             return query, ReadStatement((), tuple(table_names), column_types)
-        scans = collect_scans(query, columns_of=find_columns, utc=text.utc, today=text.today)
+        scans = collect_scans(query, find_columns=find_columns, utc=text.utc, today=text.today)
         return query, ReadStatement(scans, tuple(table_names), with_position=find_with_position(query.text))
     except UnsupportedStatement:
         return None, ReadStatement(())

@@ -459,7 +459,7 @@ class _Query:
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)
         found_scans = find_scans(
-            marked_text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today
+            marked_text, find_columns=lambda names: columns.get(marks.get(names[2], -1)), today=today
         )
         return {
             scan_number: PlannedScan(

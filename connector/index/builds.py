@@ -294,7 +294,7 @@ class _Run:
         return len(self._tried_files) > tried_before
 
     def _make_source(self) -> BuildSource:
-        return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
+        return BuildSource.from_build(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """Yield the missing files that the build has not tried before. They are requested page by page."""
@@ -354,7 +354,7 @@ class BuildSource:
     """The columns with an identity partition field, by spec id."""
 
     @staticmethod
-    def of(
+    def from_build(
         client: IndexClient,
         table: Name,
         build_json: Mapping[str, Any],

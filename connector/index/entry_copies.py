@@ -112,7 +112,8 @@ def _find_changes(
         OSError,
         SeamarkError,
         ValueError,
-    ):  # Its snapshot has expired, or a key was not unique.
+    ):
+        # Its snapshot has expired, or a key was not unique.
         return None
     # The terms of one column may name several snapshots of a dimension table.
     changes: dict[tuple[int, DimensionSource, DimensionSource], _ChangedKeys] = {}

@@ -166,7 +166,9 @@ def encode_index_file(
     `entries` has a result of `build_entry` for each data file, in the order of `files`.
     """
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
-    files_table = FilesTable.of(compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
+    files_table = FilesTable.from_columns(
+        compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths
+    )
     return assemble_index_file(
         definition.id,
         definition.kind,
@@ -267,11 +269,12 @@ def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
     assert keys.starts is not None
     assert keys.heap is not None
     heap, starts = keys.heap.tobytes(), keys.starts.tolist()
-    ordinal_of: dict[Key, int] = {}
+    ordinals_by_key: dict[Key, int] = {}
     ordinals = np.array(
-        [ordinal_of.setdefault(heap[starts[row] : starts[row + 1]], len(ordinal_of)) for row in rows], dtype=np.int64
+        [ordinals_by_key.setdefault(heap[starts[row] : starts[row + 1]], len(ordinals_by_key)) for row in rows],
+        dtype=np.int64,
     )
-    return list(ordinal_of), ordinals
+    return list(ordinals_by_key), ordinals
 
 
 def _decode_key(key: Key, kind: str) -> Any:

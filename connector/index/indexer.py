@@ -393,7 +393,7 @@ class Indexer:
                 continue
             with open_build(self.client, table, name, exclusive=True) as build_json:
                 # A merge copies entries. It works also after a dimension table was dropped or its snapshot expired.
-                task = BuildSource.of(self.client, table, build_json).task
+                task = BuildSource.from_build(self.client, table, build_json).task
                 unreferenced_files = self.client.list_unreferenced_files(table, name, merged_locations)
                 merged_index = merge_index_files(
                     merged_locations, task.folder, task.storage, dropped_entries=unreferenced_files

@@ -59,7 +59,7 @@ def split_buckets(
     # The files are split partition by partition, so that each commit writes to few of the new buckets.
     ordered_tasks = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered_tasks, BATCH_BYTES, BATCH_FILES)
-    policy = CompactionPolicy.of(source_table.metadata, read_effective_properties(client, table))
+    policy = CompactionPolicy.from_metadata(source_table.metadata, read_effective_properties(client, table))
     return replace_batches(
         client,
         source_table,

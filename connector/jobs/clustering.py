@@ -138,7 +138,7 @@ def cluster_incrementally(
     """
     source_table = open_rewritable(client, table, branch, history=settled)
     policy_properties = read_effective_properties(client, table)
-    layout = ClusteringLayout.of({**policy_properties, **source_table.metadata.properties})
+    layout = ClusteringLayout.from_properties({**policy_properties, **source_table.metadata.properties})
     if layout is None:
         raise InvalidRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in source_table.schema.fields]
@@ -146,7 +146,7 @@ def cluster_incrementally(
     tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
     joined_tables = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
     attributes = Attributes(layout.columns, joined_tables, plan_read(source_table, names, TRUE).arrow)
-    policy = CompactionPolicy.of(source_table.metadata, policy_properties)
+    policy = CompactionPolicy.from_metadata(source_table.metadata, policy_properties)
     began_ms = now_ms()
     tasks = list(plan(client, source_table, sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
@@ -304,7 +304,7 @@ class _LayerWork:
         if not rows:
             return 0
         size_bytes = _sum_sizes(self.tasks)
-        clustering = Clustering.of(self.attributes, sample, self.layout.curve)
+        clustering = Clustering.from_sample(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
         sample_keys = to_sortable_keys(clustering.compute_keys(sample))
         bounds = choose_range_bounds(sample_keys, ranges)

@@ -41,7 +41,9 @@ def expire_columns(
     source_table = open_table(client, table, At(ref=MAIN))
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     try:
-        policy = TtlPolicy.of({**read_effective_properties(client, table), **source_table.metadata.properties})
+        policy = TtlPolicy.from_properties(
+            {**read_effective_properties(client, table), **source_table.metadata.properties}
+        )
         rules = [] if policy is None else policy.list_rules(source_table.metadata, now_ms)
     except errors.BadRequest as error:
         raise InvalidRequest(error.message) from None

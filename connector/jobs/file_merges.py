@@ -42,7 +42,7 @@ from seamark.connector.write.replacements import (
 from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, collect_predicates
 from seamark.formats.iceberg.expressions.residuals import Residuals
-from seamark.formats.iceberg.metadata.column_ttl import DROPPED_COLUMNS, why_kept
+from seamark.formats.iceberg.metadata.column_ttl import DROPPED_COLUMNS, explain_retention
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
@@ -78,7 +78,7 @@ def merge_files(
     source_table, target = _open(client, table, branch)
     if target_bytes is not None:
         target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
-    policy = CopyPolicy.of(target.properties)
+    policy = CopyPolicy.from_properties(target.properties)
     tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema)))
     selected_tasks = []
     tasks_to_merge = filter(is_rewritable, _select_tasks(source_table, tasks, where, utc=utc))
@@ -135,9 +135,9 @@ def drop_columns(
     ids = [_find_droppable(source_table, name) for name in columns]
     if not ids:
         raise InvalidRequest("Name at least one column to drop")
-    dropped_columns = _DroppedColumns.of(source_table.schema, frozenset(ids))
-    sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
-    policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
+    dropped_columns = _DroppedColumns.from_ids(source_table.schema, frozenset(ids))
+    sorted_policy = replace(CopyPolicy.from_properties(target.properties), least_bytes=1, keep_order=True)
+    policy = CopyPolicy.from_properties(target.properties) if target.ordering is None else sorted_policy
     keys = read_table_keys(source_table.name)
     select = partial(_select_tasks, source_table, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # Most runs of the column TTL policy find no files to rewrite.
@@ -238,7 +238,7 @@ class _DroppedColumns(NamedTuple):
     remaining_schema: Schema
 
     @staticmethod
-    def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
+    def from_ids(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
         """Return the dropped columns with these ids.
 
         Raises:
@@ -355,7 +355,7 @@ def _find_droppable(source_table: OpenTable, name: str) -> int:
     if path is None:
         raise InvalidRequest(f"{name} is inside a list or map; drop the whole column")
     field = path[-1]
-    if reason := why_kept(metadata, field):
+    if reason := explain_retention(metadata, field):
         raise InvalidRequest(f"{name} {reason}; its values cannot be dropped from files")
     parent = path[-2].type if len(path) > 1 else StructType(schema.fields)
     if isinstance(parent, StructType) and len(parent.fields) == 1:

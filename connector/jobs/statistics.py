@@ -94,7 +94,7 @@ def compute_statistics(
     """
     engine_table = client.load_table(table, history=True)
     metadata = decode_table(engine_table.metadata, engine_table.location)
-    policy = StatisticsPolicy.of({**read_effective_properties(client, table), **metadata.properties})
+    policy = StatisticsPolicy.from_properties({**read_effective_properties(client, table), **metadata.properties})
     snapshot = metadata.current_snapshot
     if snapshot is None:
         return StatisticsReport()

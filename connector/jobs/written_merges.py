@@ -69,7 +69,7 @@ def _merge_small_files(
     slots: int,
 ) -> WrittenFiles:
     """Return the written files, of which small files are merged into larger files."""
-    policy = CopyPolicy.of(target.properties)
+    policy = CopyPolicy.from_properties(target.properties)
     tasks = [ScanTask(file, ()) for part in parts for file in part.files]
     groups = list(_find_mergeable(tasks, policy.target_bytes, slots))
     if not groups:

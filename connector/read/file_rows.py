@@ -61,7 +61,7 @@ class FileRowReader:
             root, steps = _find_path(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested_fields[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
-        self._inherited_lineage = InheritedLineage.of(task.file) if read_plan.lineage else None
+        self._inherited_lineage = InheritedLineage.from_file(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited_lineage is None else [*read_plan.fields, *read_plan.lineage]
         fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed_fields = {field.id: field for field in (*outputs, *tested_fields.values())}

@@ -49,7 +49,7 @@ class InheritedLineage:
     sequence_number: int
 
     @staticmethod
-    def of(file: Mapping[str, Any]) -> InheritedLineage | None:
+    def from_file(file: Mapping[str, Any]) -> InheritedLineage | None:
         """Return the lineage of a data file of a plan, or None if its rows have no lineage.
 
         Raises:

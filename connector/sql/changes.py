@@ -34,8 +34,8 @@ from seamark.connector.sql.types import (
 from seamark.connector.sql.values import check_args
 from seamark.formats.runtime.repetitions import find_repeated
 
-ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]
-NameOf = Callable[[exp.Table], Name]
+FindColumns = Callable[[exp.Table], Mapping[str, SqlType]]
+GetName = Callable[[exp.Table], Name]
 _ALLOWED: dict[type[exp.Expr], frozenset[str]] = {
     exp.Insert: frozenset(("this", "expression")),
     exp.Update: frozenset(("this", "expressions", "where")),
@@ -66,14 +66,14 @@ class DuckDBChange:
 
 
 def translate_change(
-    statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+    statement: SqlStatement, find_columns: FindColumns, get_name: GetName, catalog: str, now: datetime
 ) -> DuckDBChange:
     """Translate a statement that writes to a table or to the catalog.
 
     Args:
         statement: The statement.
-        columns_of: A function that returns the columns of a table.
-        name_of: A function that returns the name of a table in the catalog.
+        find_columns: A function that returns the columns of a table.
+        get_name: A function that returns the name of a table in the catalog.
         catalog: The name of the attached catalog in DuckDB.
         now: The current time of the statement.
 
@@ -86,7 +86,7 @@ def translate_change(
     if allowed_arguments is None:
         raise UnsupportedInDuckDB(f"{type(tree).__name__.upper()} is not translated")
     check_args(tree, allowed_arguments)
-    change = _Change(statement, columns_of, name_of, catalog, now)
+    change = _Change(statement, find_columns, get_name, catalog, now)
     match tree:
         case exp.Insert():
             return change.translate_insert(tree)
@@ -99,11 +99,11 @@ class _Change:
     """Translates one writing statement."""
 
     def __init__(
-        self, statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+        self, statement: SqlStatement, find_columns: FindColumns, get_name: GetName, catalog: str, now: datetime
     ) -> None:
         self._statement = statement
-        self._columns_of = columns_of
-        self._name_of = name_of
+        self._find_columns = find_columns
+        self._get_name = get_name
         self._catalog = catalog
         self._now = now
 
@@ -117,7 +117,7 @@ class _Change:
             else list(columns)
         )
         target_columns = _check_distinct([_find_column(name, columns, table) for name in names])
-        translation = Translation(self._columns_of, self._now)
+        translation = Translation(self._find_columns, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
         if len(query_columns) != len(target_columns):
             raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(target_columns)} columns")
@@ -127,7 +127,7 @@ class _Change:
         )
         text = f"SELECT {converted_columns} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
-        return DuckDBChange(text, tuple(target_columns), tables, self._name_of(table), self._statement.query)
+        return DuckDBChange(text, tuple(target_columns), tables, self._get_name(table), self._statement.query)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
         """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`."""
@@ -153,7 +153,7 @@ class _Change:
         target = clause.this
 
         def find_columns(table: exp.Table) -> Mapping[str, SqlType]:
-            table_columns = self._columns_of(table)
+            table_columns = self._find_columns(table)
             return {**table_columns, place: BIGINT} if table is target else table_columns
 
         translation = Translation(find_columns, self._now)
@@ -172,7 +172,7 @@ class _Change:
             f"SELECT {', '.join(['c0', *converted_columns])} FROM ({query_sql})",  # noqa: S608
             (place, *target_columns),
             tuple(translation.tables),
-            self._name_of(tree.this),
+            self._get_name(tree.this),
             parsed_statement,
         )
 
@@ -212,11 +212,11 @@ class _Change:
         if not isinstance(table, exp.Table):
             raise UnsupportedInDuckDB(f"{describe(table)} is not a table")
         check_args(table, frozenset(("this", "db", "catalog")))
-        return self._columns_of(table)
+        return self._find_columns(table)
 
     def _write_duckdb_name(self, table: exp.Expr) -> str:
         assert isinstance(table, exp.Table)
-        name = self._name_of(table)
+        name = self._get_name(table)
         return ".".join(map(quote_name, (self._catalog, ".".join(name[:-1]), name[-1])))
 
 

@@ -255,10 +255,10 @@ def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Sq
 
 def _translate_position(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "substr")))
-    value, part_of = (
+    value, part = (
         require_type(text, VARCHAR, node) for text in e.translate_values([node.this, node.args["substr"]], scope)
     )
-    return SqlValue(f"strpos({value.sql}, {part_of.sql})", BIGINT)
+    return SqlValue(f"strpos({value.sql}, {part.sql})", BIGINT)
 
 
 def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:

@@ -73,14 +73,14 @@ class DuckDBQuery:
     tables: tuple[StoredTable, ...]
 
 
-def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDBQuery:
+def translate(tree: exp.Expr, find_columns: TableColumns, now: datetime) -> DuckDBQuery:
     """Translate a query.
 
     Raises:
         InvalidRequest: The query is invalid.
         UnsupportedInDuckDB: The query is not translated.
     """
-    translation = Translation(columns_of, now)
+    translation = Translation(find_columns, now)
     try:
         text, columns = translation.query(tree, NameScope((), _NOTHING))
     except RecursionError:
@@ -95,8 +95,8 @@ class Translation:
         tables: The references to stored tables that have been translated so far.
     """
 
-    def __init__(self, columns_of: TableColumns, now: datetime) -> None:
-        self._columns_of = columns_of
+    def __init__(self, find_columns: TableColumns, now: datetime) -> None:
+        self._find_columns = find_columns
         self._numbers = count()
         self.expressions = Expressions(self.query, translate_function, now)
         self.tables: list[StoredTable] = []
@@ -485,7 +485,7 @@ class Translation:
             return self._alias_relation(
                 with_query.relation, with_query.columns, alias or exp.TableAlias(this=node.this), node
             )
-        table = StoredTable(len(self.tables), node, self._columns_of(node))
+        table = StoredTable(len(self.tables), node, self._find_columns(node))
         self.tables.append(table)
         relation = f"r{next(self._numbers)}"
         names = [name for name, _ in _rename_columns(list(table.columns.items()), alias, node)]

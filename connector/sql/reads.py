@@ -404,7 +404,7 @@ def _find_scans(
         return [None for _ in tables]
     query_scans = collect_scans(
         parsed_query,
-        columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
+        find_columns=lambda names: kinds.get(tuple(part for part in names if part is not None)),
         utc=True,
         today=today,
     )

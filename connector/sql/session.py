@@ -391,9 +391,8 @@ class SqlSession:
             raise
         types = tuple(str(kind) for _, kind in query.columns)
         batches: Iterator[pa.RecordBatch] = iter(rows)
-        if not isinstance(
-            planned_statement.cube, CubePlan
-        ):  # With a cube, the time does not belong to the planned rows.
+        # With a cube, the time does not belong to the planned rows.
+        if not isinstance(planned_statement.cube, CubePlan):
             report = partial(report_times, self._client, planned_statement.reads, reports_run=self._reports_runs)
             batches = measure_time(batches, started_s, report)
         return SqlResult(rows.schema, types, batches, planned_statement.explanation, stack)

@@ -194,5 +194,5 @@ def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:
     """Return a filter that is true for each row that meets a condition, or None if the analysis finds no filter."""
     query = f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}"  # noqa: S608
-    scans = find_scans(query, columns_of=lambda _: table.columns, utc=text.utc, today=text.today)
+    scans = find_scans(query, find_columns=lambda _: table.columns, utc=text.utc, today=text.today)
     return scans[0].filter if len(scans) == 1 else None

@@ -7,7 +7,7 @@ for equal values. The ranks of a row are the coordinates of a point. The key of 
 
     joins = {"customer": JoinedRows(customers, {"customer": "id"})}
     attributes = Attributes(by=["ordered", "customer.city"], joins=joins)
-    clustering = Clustering.of(attributes, sample, curve="hilbert")
+    clustering = Clustering.from_sample(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
 The keys of a batch are computed with Arrow and numpy. The objects can be pickled for tasks. A pickle contains the ranks
@@ -272,12 +272,12 @@ class Ranks:
     rows_below: Longs
 
     @staticmethod
-    def of(sample: pa.Array) -> Ranks:
+    def from_sample(sample: pa.Array) -> Ranks:
         non_null_values = sample.drop_null()
         values, counts = np.unique(_to_comparable(non_null_values), return_counts=True)
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
-    def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
+    def rank_values(self, column: pa.Array) -> npt.NDArray[np.uint64]:
         """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS."""
         dictionary_array = column.dictionary_encode()
         low, high = self._count_smaller(dictionary_array.dictionary)
@@ -336,7 +336,7 @@ class Clustering:
     """The ranks of the joined table's rows, by the index of the attribute. The last rank is for a missing row."""
 
     @staticmethod
-    def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
+    def from_sample(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
         """Compute the ranks from a sample of the rows.
 
         Args:
@@ -346,14 +346,14 @@ class Clustering:
         joined_ranks: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
-                ranks_by_attribute[number] = Ranks.of(combine_to_array(sample[column]))
+                ranks_by_attribute[number] = Ranks.from_sample(combine_to_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
             table_rows = attributes.find_rows(name, sample)
-            ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
+            ranks = Ranks.from_sample(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
             # The index -1 selects the rank of null.
-            joined_ranks[number] = ranks.places(pa.concat_arrays([values, null]))
+            joined_ranks[number] = ranks.rank_values(pa.concat_arrays([values, null]))
         each = Clustering(curve, attributes, ranks_by_attribute, joined_ranks)
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.compute_points(sample)))
 
@@ -394,7 +394,7 @@ class Clustering:
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
             if not name:
-                points[:, number] = self.own_ranks[number].places(combine_to_array(rows[column]))
+                points[:, number] = self.own_ranks[number].rank_values(combine_to_array(rows[column]))
                 continue
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.find_rows(name, rows)
@@ -516,14 +516,14 @@ def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tu
         keys: The keys in ascending order.
     """
     width = keys.dtype.itemsize
-    bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
-    changed_bits = np.unpackbits(bytes_of[1:] ^ bytes_of[:-1], axis=1)
+    key_bytes = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
+    changed_bits = np.unpackbits(key_bytes[1:] ^ key_bytes[:-1], axis=1)
     highest = np.where(changed_bits.any(axis=1), changed_bits.argmax(axis=1), 8 * width)
     bit = int(highest.min())
     if bit == 8 * width:
         return None
     places = np.flatnonzero(highest == bit)
     place = int(places[np.abs(places - target_position).argmin()])
-    cell = np.unpackbits(bytes_of[place + 1])
+    cell = np.unpackbits(key_bytes[place + 1])
     cell[bit + 1 :] = 0
     return place, np.packbits(cell).tobytes()

@@ -106,7 +106,7 @@ class CompactionPolicy:
     small: float = SMALL_FILE_MAX_FRACTION
 
     @staticmethod
-    def of(metadata: TableMetadata, inherited_properties: Mapping[str, str]) -> CompactionPolicy:
+    def from_metadata(metadata: TableMetadata, inherited_properties: Mapping[str, str]) -> CompactionPolicy:
         """Return the policy in the table's properties.
 
         Args:
@@ -148,7 +148,7 @@ def compact(
     """
     source_table = open_rewritable(client, table, branch, history=settled)
     if policy is None:
-        policy = CompactionPolicy.of(source_table.metadata, read_effective_properties(client, table))
+        policy = CompactionPolicy.from_metadata(source_table.metadata, read_effective_properties(client, table))
     began_ms = now_ms()
     tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema), sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
@@ -276,7 +276,7 @@ def rewrite_batch(source_table: OpenTable, batch: Sequence[ScanTask]) -> Rewritt
     """
     target = create_target(source_table.metadata, source_table.storage, source_table.name)
     # In a table with a sort order, the rows of several files are sorted together.
-    policy = CopyPolicy.of(target.properties) if target.ordering is None else None
+    policy = CopyPolicy.from_properties(target.properties) if target.ordering is None else None
     return rewrite_rows(source_table, target, batch, policy)
 
 
@@ -306,7 +306,7 @@ def rewrite_rows(
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
     to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(source_table.name)
     if policy is None and keys is not None and target.ordering is not None:
-        policy = replace(CopyPolicy.of(target.properties), sorts=True)
+        policy = replace(CopyPolicy.from_properties(target.properties), sorts=True)
     with discard_on_error(parts, target.storage):
         if policy is not None:
             copied_files, counts, to_encode = _Copies(source_table, target, policy, keys, firsts).write(batch, origins)

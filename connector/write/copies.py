@@ -109,7 +109,7 @@ class CopyPolicy:
     sorts: bool = False
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> CopyPolicy:
+    def from_properties(properties: Mapping[str, str]) -> CopyPolicy:
         target_bytes = max(1, parse_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = min(target_bytes, max(1, parse_int(properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT)))
         return CopyPolicy(max(1, row_group // SMALL_ROW_GROUP_DIVISOR), target_bytes, row_group)
@@ -289,7 +289,7 @@ class CopyWriter:
     def _find_layout(self, required: frozenset[int]) -> _Layout:
         layout = self._layouts.get(required)
         if layout is None:
-            layout = self._layouts[required] = _Layout.of(self._target, required)
+            layout = self._layouts[required] = _Layout.from_target(self._target, required)
         return layout
 
     def _write_file(self, task: ScanTask, origin: int) -> None:
@@ -535,7 +535,7 @@ class _Layout:
     leaves: Sequence[Leaf]
 
     @staticmethod
-    def of(target: WriteTarget, required: frozenset[int]) -> _Layout:
+    def from_target(target: WriteTarget, required: frozenset[int]) -> _Layout:
         """Return the layout for a target.
 
         Args:

@@ -370,8 +370,8 @@ def write_equality_deletes(
                 writer.abort()
                 raise
             ids = {"equality-ids": [field.id for field in schema.fields], "sort-order-id": 0}
-            partition_of = {"spec-id": spec.spec_id, "partition": values}
-            parts.append(WrittenDeletes(({"content": "equality-deletes", **file, **partition_of, **ids},)))
+            partition_fields = {"spec-id": spec.spec_id, "partition": values}
+            parts.append(WrittenDeletes(({"content": "equality-deletes", **file, **partition_fields, **ids},)))
     return WrittenDeletes.join(parts)
 
 

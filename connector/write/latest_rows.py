@@ -79,7 +79,7 @@ def find_latest_rows(
     key_columns = [read_column(table, field) for field in fields]
     check_no_nulls(fields, key_columns)
     precombine_field = None if precombine is None else by_name[precombine]
-    rank = Rank.of(
+    rank = Rank.from_column(
         None if precombine_field is None else read_column(table, precombine_field), precombine_field, table.num_rows
     )
     latest_rows = pa.array(select_latest(hash_key_columns(fields, key_columns), rank))
@@ -145,7 +145,7 @@ class Rank:
     number: npt.NDArray[np.uint64]
 
     @staticmethod
-    def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
+    def from_column(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
         """Return the ranks of the values of a column from `read_column`.
 
         Without a column, all rows have equal ranks.

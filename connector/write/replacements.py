@@ -212,9 +212,8 @@ class RewrittenFiles:
         rows = [deleted_rows_by_path[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(source_table.storage, source_table.metadata))
         written_files = self.written
-        if len(new_files) < len(
-            written_files.files
-        ):  # The index files cover all data files of the rewrite, so they do not fit.
+        # The index files cover all data files of the rewrite, so they do not fit.
+        if len(new_files) < len(written_files.files):
             written_files = WrittenFiles(tuple(new_files), (), written_files.skipped)
         return FileReplacement(source_table, written_files, old_tasks, other_tasks, deletes, bytes_left)
 
@@ -224,7 +223,7 @@ class RewrittenFiles:
         Each group consists of the indexes of the tasks of the old files, and the new files.
         """
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
-        group_of = np.arange(len(self.tasks))
+        group_numbers = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
             origins = self.origins.create_origins(file["file-path"])
@@ -234,14 +233,14 @@ class RewrittenFiles:
             numbers = np.flatnonzero(np.cumsum(open_counts))
             sources.append(numbers)
             if len(numbers):
-                group_of[np.isin(group_of, group_of[numbers])] = group_of[numbers[0]]
-        for group in np.unique(group_of).tolist():
+                group_numbers[np.isin(group_numbers, group_numbers[numbers])] = group_numbers[numbers[0]]
+        for group in np.unique(group_numbers).tolist():
             files = [
                 file
                 for file, numbers in zip(self.written.files, sources, strict=True)
-                if len(numbers) and group_of[numbers[0]] == group
+                if len(numbers) and group_numbers[numbers[0]] == group
             ]
-            yield np.flatnonzero(group_of == group).tolist(), files
+            yield np.flatnonzero(group_numbers == group).tolist(), files
 
     def _find_deleted_rows(self, source_table: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
         """Return the rows of the new files that were deleted in the old files during the rewrite.

@@ -146,7 +146,10 @@ class BatchKeys:
 
     @cached_property
     def _extents(self) -> list[_Extent]:
-        return [_Extent.of(str(field.type), column) for field, column in zip(self.fields, self.columns, strict=True)]
+        return [
+            _Extent.from_column(str(field.type), column)
+            for field, column in zip(self.fields, self.columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class _Extent:
     """
 
     @staticmethod
-    def of(kind: str, column: pa.Array) -> _Extent:
+    def from_column(kind: str, column: pa.Array) -> _Extent:
         distinct = pc.unique(column)
         values = _sort_values(kind, to_literals(distinct, kind))
         if values is None:

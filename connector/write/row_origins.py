@@ -28,7 +28,7 @@ class RowOrigins:
     lengths: Longs
 
     @staticmethod
-    def of(origins: Longs, first_position: int = 0) -> RowOrigins:
+    def from_positions(origins: Longs, first_position: int = 0) -> RowOrigins:
         """Return the origins of consecutive rows.
 
         Args:
@@ -41,7 +41,7 @@ class RowOrigins:
 
     @staticmethod
     def join(parts: Iterable[RowOrigins]) -> RowOrigins:
-        runs = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
+        runs = [RowOrigins.from_positions(np.zeros(0, dtype=np.int64)), *parts]
         return RowOrigins(
             np.concatenate([part.positions for part in runs]),
             np.concatenate([part.starts for part in runs]),
@@ -77,7 +77,7 @@ class OriginLog:
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
         """Record the origins, int64[rows], of consecutive rows of a file. The first of them is row `first_position`."""
-        self._add(location, RowOrigins.of(origins, first_position))
+        self._add(location, RowOrigins.from_positions(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
         """Record `length` consecutive origins, beginning with `start`, of rows of a file from `first_position` on."""

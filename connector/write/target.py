@@ -58,7 +58,7 @@ class WriteTarget:
     indexes: tuple[IndexTask, ...] = ()
 
     @staticmethod
-    def of(engine_table: EngineTable, name: Name | None = None) -> WriteTarget:
+    def from_engine_table(engine_table: EngineTable, name: Name | None = None) -> WriteTarget:
         """Return the target for the table's current schema, spec, sort order and enabled indexes.
 
         Args:

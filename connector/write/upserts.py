@@ -364,7 +364,7 @@ def compute_upsert(
     is_applied, read_paths, new = np.ones(len(stored_keys), dtype=np.bool_), located_keys.read, batch.rows
     other_rows, has_numbers = [], False
     if names and located_keys.files:
-        stored_rows = _Stored.of(source_table, located_keys.files, names, batch.precombine)
+        stored_rows = _Stored.read(source_table, located_keys.files, names, batch.precombine)
         read_paths |= {rows.task.path for rows in located_keys.files}
         is_applied = ~stored_rows.find_later_rows(batch)
         if has_numbers := has_row_ids and bool(is_applied[stored_rows.keys].any()):
@@ -399,7 +399,7 @@ class _Stored:
     """The precombine column, which decides which of several rows with the same key is the latest, or None."""
 
     @staticmethod
-    def of(
+    def read(
         source_table: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], precombine_field: Field | None
     ) -> _Stored:
         read_plan = plan_read(source_table, names, TRUE)
@@ -419,7 +419,7 @@ class _Stored:
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
-            rank = Rank.of(values, self.by, len(values))
+            rank = Rank.from_column(values, self.by, len(values))
             given_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
             later[self.keys[given_rank.is_before(stored_rank)]] = True
         return later
@@ -451,7 +451,9 @@ class _Stored:
     @cached_property
     def _latest(self) -> Longs:
         """The position of the latest row of each key, as int64[stored keys]."""
-        rank = Rank.of(None if self.by is None else read_column(self.rows, self.by), self.by, self.rows.num_rows)
+        rank = Rank.from_column(
+            None if self.by is None else read_column(self.rows, self.by), self.by, self.rows.num_rows
+        )
         return select_latest((self.keys,), rank)
 
 

@@ -87,7 +87,7 @@ class FilesTable:
     location: str
 
     @staticmethod
-    def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
+    def from_columns(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
         """Create a table of some data files.
 
         Raises:
@@ -146,7 +146,7 @@ class FilesTable:
         """
         rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
         no_ends = np.empty(0, dtype="<u8")
-        return FilesTable.of(
+        return FilesTable.from_columns(
             np.concatenate([no_ends.reshape(0, 2), *(table.ids[rows] for table, rows in rows_of_tables)]),
             np.concatenate([no_ends, *(table.records[rows] for table, rows in rows_of_tables)]),
             np.concatenate([no_ends, *(table.sizes[rows] for table, rows in rows_of_tables)]),

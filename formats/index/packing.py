@@ -220,9 +220,8 @@ class PackedColumn:
             return True
         if packed_values.width == 0:
             return False
-        heads = self._memory[
-            packed_values.codes : packed_values.codes + packed_values.width * self.rows
-        ]  # The bytes of each number are reversed.
+        # The bytes of each number are reversed.
+        heads = self._memory[packed_values.codes : packed_values.codes + packed_values.width * self.rows]
         if b".." in heads.tobytes() or bool((heads[:: packed_values.width] == ord(".")).any()):
             return True
         if packed_values.ends == NONE or not self.rows:

@@ -63,6 +63,13 @@ The server deletes the objects.
 """
 CUBE_PLAN = "plan"
 """The key of the plan in the metadata of the groups that a cube plan returns."""
+CUBE_COST_MAX_FRACTION = 0.7
+"""The maximum cost of an answer from a cube, as a fraction of the rows that are read without the cube.
+
+The cost includes the rows of files without groups. A query for which a cube costs more reads all rows.
+"""
+CUBE_UNCHECKED_ROWS_MAX = 200_000
+"""The maximum number of rows of a plan for which a cube is used without a comparison of costs, which are small."""
 PLAN_MARK = "~plan~"
 """The text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"

@@ -196,9 +196,8 @@ class Connection(RequestHandler):
         if self._is_leaving:
             return
         previous_count, previous_body = self._request_count, self._last_body
-        in_header = bool(data) and (
-            previous_body is None or previous_body.is_eof()
-        )  # The base class also calls this without data, for each request.
+        # The base class also calls this without data, for each request.
+        in_header = bool(data) and (previous_body is None or previous_body.is_eof())
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header

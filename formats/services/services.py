@@ -27,7 +27,7 @@ def _fits_layout(name: str) -> Requirement:
 
     def require(properties: Mapping[str, str]) -> None:
         clustering.parse_joins(properties)
-        clustering.ClusteringLayout.of({clustering.COLUMNS: "c", name: properties[name]})
+        clustering.ClusteringLayout.from_properties({clustering.COLUMNS: "c", name: properties[name]})
 
     return require
 
@@ -36,7 +36,7 @@ def _fits_statistics(name: str) -> Requirement:
     """Return the requirement of a property of the statistics. The other property may be missing."""
 
     def require(properties: Mapping[str, str]) -> None:
-        statistics.StatisticsPolicy.of({name: properties[name]})
+        statistics.StatisticsPolicy.from_properties({name: properties[name]})
 
     return require
 
@@ -103,7 +103,7 @@ COLUMN_TTL = TableService(
     setting_help="Whether the server removes expired columns from old partitions of tables that have the property "
     "seamark.column-ttl.columns, but not seamark.column-ttl.enabled.",
     properties=(
-        ServiceProperty(column_ttl.COLUMNS, "", require_parsed_by(column_ttl.TtlPolicy.of), "none"),
+        ServiceProperty(column_ttl.COLUMNS, "", require_parsed_by(column_ttl.TtlPolicy.from_properties), "none"),
         ServiceProperty(column_ttl.TIME_COLUMN, "", _find_column_name, "none"),
     ),
     rewrites_files=True,

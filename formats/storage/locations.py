@@ -19,9 +19,8 @@ LOCATION_CHARS_MAX = 4096
 """The maximum number of characters of a location. It is the limit of a Linux path, and four times that of an S3 key."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
-)  # A loop over the characters took 10 µs, and each request parses three locations.
+# A loop over the characters took 10 µs, and each request parses three locations.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _DECODE_ROUNDS_MAX = 8
 
 

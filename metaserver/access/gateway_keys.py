@@ -127,7 +127,7 @@ class GatewayKeys:
                 raise ValueError
             raw = decode_base64url(token.removeprefix(self._prefix))
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying_key(_PURPOSE, payload[:ID_BYTES])
+            key = self._keyring.find_verification_key(_PURPOSE, payload[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, self._compute_mac(key, b"token", payload)):
                 raise ValueError
             grant = convert_msgpack(payload[ID_BYTES:], ObjectGrant)

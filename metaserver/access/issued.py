@@ -105,7 +105,7 @@ class Issuer:
         if parsed_token.header.get("alg") != _ALGORITHM:
             raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, which its key requires")
         try:
-            key = self._keyring.verifying_key(PURPOSE, bytes.fromhex(str(parsed_token.header.get("kid"))))
+            key = self._keyring.find_verification_key(PURPOSE, bytes.fromhex(str(parsed_token.header.get("kid"))))
         except ValueError:
             key = None
         if key is None:

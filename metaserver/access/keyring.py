@@ -67,7 +67,7 @@ class Keyring:
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
-    def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
+    def find_verification_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
         derived_key = self._derived_keys.get((purpose, key_id))
         if derived_key is not None:

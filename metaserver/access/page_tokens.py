@@ -43,7 +43,7 @@ class PageTokens:
             return None
         try:
             raw = decode_base64url(token)
-            key = self._keyring.verifying_key(_PURPOSE, raw[:ID_BYTES])
+            key = self._keyring.find_verification_key(_PURPOSE, raw[:ID_BYTES])
             if key is None:
                 raise ValueError
             nonce, ciphertext = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]

@@ -31,7 +31,7 @@ class StandingRights:
         )
         self._authorizer = authorizer or GrantAuthorizer(store)
 
-    async def why_lost(self, principal_name: str, operation: str, securable: Securable) -> str | None:
+    async def explain_loss(self, principal_name: str, operation: str, securable: Securable) -> str | None:
         """Return the reason why the principal may no longer do the operation, or None if it still may.
 
         The roles and groups of an OIDC subject or a client certificate are known only during its requests. If the right

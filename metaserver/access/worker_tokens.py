@@ -111,7 +111,7 @@ class _SignedTokens:
         try:
             raw = decode_base64url(token.removeprefix(self.prefix))
             signed_bytes, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying_key(self._purpose, signed_bytes[:ID_BYTES])
+            key = self._keyring.find_verification_key(self._purpose, signed_bytes[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _compute_mac(key, signed_bytes)):
                 raise ValueError
             claims = convert_msgpack(signed_bytes[ID_BYTES:], kind)

@@ -111,14 +111,14 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
     return lambda schema: schema if isinstance(schema, dict) else by_type[id(schema)], components
 
 
-def _describe_operation(description: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def _describe_operation(description: Description, make_schema: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Return the OpenAPI object of an operation."""
     operation: dict[str, Any] = {
         "operationId": description.operation,
         "summary": description.summary,
         "tags": list(description.tags),
         "responses": {
-            str(answer.status): _describe_response(answer, schema_of, description.waits)
+            str(answer.status): _describe_response(answer, make_schema, description.waits)
             for answer in description.answers
         },
     }
@@ -129,7 +129,7 @@ def _describe_operation(description: Description, schema_of: Callable[[Any], dic
     if description.all_parameters:
         operation["parameters"] = [_describe_parameter(parameter) for parameter in description.all_parameters]
     if description.body is not None:
-        content = {"application/json": {"schema": schema_of(description.body)}}
+        content = {"application/json": {"schema": make_schema(description.body)}}
         operation["requestBody"] = {"required": not description.is_body_optional, "content": content}
     if description.public:
         operation["security"] = []
@@ -148,12 +148,12 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _describe_response(
-    answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool
+    answer: ResponseSpec, make_schema: Callable[[Any], dict[str, Any]], streams: bool
 ) -> dict[str, Any]:
     """Return the OpenAPI object of a response."""
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
-        response["content"] = {"application/json": {"schema": schema_of(answer.schema)}}
+        response["content"] = {"application/json": {"schema": make_schema(answer.schema)}}
         if streams:
             response["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
     elif answer.status >= 400:

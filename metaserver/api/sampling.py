@@ -54,7 +54,7 @@ async def sample_gauges(components: ServerComponents) -> None:
         metrics.requests.sample()
         if components.peers is not None:
             replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided, components.peers.counts())
+            metrics.peers.sample(replicas, avoided, components.peers.read_counts())
         planner = components.planner.read_stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(

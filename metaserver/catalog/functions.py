@@ -36,7 +36,7 @@ class _Document(msgspec.Struct, rename="kebab"):
 
     function_uuid: Annotated[
         str,
-        # In Python, `$` also matches before a line break at the end.
+        # In Python, `$` also matches before a line break at the end, so the length is limited, too.
         msgspec.Meta(
             pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$", max_length=36
         ),

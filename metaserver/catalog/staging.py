@@ -71,7 +71,7 @@ class StagingPasses:
         Raises:
             ValueError: The key is unknown.
         """
-        key = self._keyring.verifying_key(_PURPOSE, bytes.fromhex(str(signed_token.headers().get("kid"))))
+        key = self._keyring.find_verification_key(_PURPOSE, bytes.fromhex(str(signed_token.headers().get("kid"))))
         if key is None:
             raise ValueError("unknown key")
         return jwk.OctKey.import_key(key)

@@ -217,7 +217,7 @@ class Publisher:
         lock = self._locks.get((namespace, name))
         return lock is not None and lock.locked()
 
-    def races(self) -> Races:
+    def count_races(self) -> Races:
         """Return a counter of the races that a commit loses against other processes."""
         return Races(self._context, self._holder)
 

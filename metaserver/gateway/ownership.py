@@ -102,7 +102,7 @@ class GrantChecker:
         operation = "updateTable" if grant.writable else "signRequest"
         reason = None
         for securable in tables or [Securable(grant.namespace)]:
-            reason = await self._rights.why_lost(grant.principal_name, operation, securable)
+            reason = await self._rights.explain_loss(grant.principal_name, operation, securable)
             if reason is None:
                 return
         raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
@@ -129,7 +129,7 @@ class GrantChecker:
 
         If a table has an instant that is not a commit, its cached results are removed.
         """
-        head = await timeline.head()
+        head = await timeline.load_head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)

@@ -82,7 +82,7 @@ class Preloading:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until the task is cancelled, and queue each changed table that has a policy."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
-        await watch.follow(self._queue_table, await timeline.head())
+        await watch.follow(self._queue_table, await timeline.load_head())
 
     def _queue_table(self, entry: Entry, metadata: TableMetadata) -> float:
         kind = metadata.properties.get(POLICY, "").lower()
@@ -118,9 +118,8 @@ class Preloading:
         holder = f"table {entry.uuid}"
         end_of_time = 1 << 60
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, end_of_time, True))
-        scan = await self._planner.bind_and_plan(
-            metadata, ScanRequest(filter=_parse_filter(text))
-        )  # Do not count the plan as a use of indexes.
+        # Do not count the plan as a use of indexes.
+        scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(text)))
         located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
         old_policy, known_sizes = self._read.pop(entry.uuid, (policy, {}))

@@ -77,7 +77,7 @@ class Peers:
         self.cache = cache
         self.client = client
 
-    def counts(self) -> dict[str, int]:
+    def read_counts(self) -> dict[str, int]:
         """Return the numbers of reads since the start, by source."""
         damaged_count = self.client.damaged + self.cache.damaged
         return {**self.objects.counts.as_dict(), "damaged": damaged_count}

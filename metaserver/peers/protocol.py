@@ -120,7 +120,7 @@ class PeerTickets:
                 raise ValueError
             raw = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
             key_id, expires_ms, nonce, mac = _TICKET.unpack(raw)
-            key = self._keyring.verifying_key(_PURPOSE, key_id)
+            key = self._keyring.find_verification_key(_PURPOSE, key_id)
             decoded_location = unquote(location, errors="strict")
             if key is None or not hmac.compare_digest(
                 mac, _request_mac(key, expires_ms, nonce, address, decoded_location)
@@ -160,7 +160,7 @@ class PeerTickets:
             raise BadAnswer(f"the outcome {outcome} of the answer is unknown") from None
 
     def _answer_mac(self, request: bytes, head_bytes: bytes) -> bytes:
-        key = self._keyring.verifying_key(_PURPOSE, request[:ID_BYTES])
+        key = self._keyring.find_verification_key(_PURPOSE, request[:ID_BYTES])
         if key is None:
             raise BadAnswer("the key of the request was retired before the answer")
         return hmac.digest(key, b"answer\x00" + head_bytes + request, hashlib.sha256)

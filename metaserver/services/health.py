@@ -73,7 +73,9 @@ def measure_health(
     totals = {} if snapshot is None else snapshot.build_summary_map()
     expired_snapshots, expiration_problem = 0, ""
     try:
-        expired_snapshots = len(find_expired(metadata, ExpirationPolicy.of(metadata, now_ms), now_ms).snapshot_ids)
+        expired_snapshots = len(
+            find_expired(metadata, ExpirationPolicy.from_metadata(metadata, now_ms), now_ms).snapshot_ids
+        )
     except BadRequest as error:
         expiration_problem = error.message
     health = TableHealth(
@@ -142,19 +144,19 @@ def find_service_problems(
 def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
     """Count the files of a table, its small files, and the files that would remain after compaction."""
     files = find_files_by_prefix(view)
-    records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
+    records, sizes = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
     files_by_partition = group_by_partition(files)
-    is_small = bytes_of < small_bytes_max
+    is_small = sizes < small_bytes_max
     small_bytes = np.zeros(len(files_by_partition.partitions), dtype=np.int64)
-    np.add.at(small_bytes, files_by_partition.numbers[is_small], bytes_of[is_small])
+    np.add.at(small_bytes, files_by_partition.numbers[is_small], sizes[is_small])
     small_files = int(is_small.sum())
     merged_files = int((-(-small_bytes // target_bytes)).sum())
     return _Sizes(
-        len(bytes_of),
+        len(sizes),
         int(records.sum()),
-        int(bytes_of.sum()),
+        int(sizes.sum()),
         small_files,
-        len(bytes_of) - small_files + merged_files,
+        len(sizes) - small_files + merged_files,
     )
 
 

@@ -117,9 +117,8 @@ class Compaction(RewriteProposer):
             target_bytes = parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = parse_count(totals, "total-files-size", 0)
             min_files = parse_count(properties, MIN_FILES, MIN_FILES_DEFAULT)
-            is_large = (
-                size_bytes >= get_small_file_fraction(metadata) * target_bytes * files
-            )  # Compare the average size of the files.
+            # Compare the average size of the files.
+            is_large = size_bytes >= get_small_file_fraction(metadata) * target_bytes * files
             if files < min_files or is_large:
                 return None
         size_bytes, launcher = sum_bytes_since(metadata, COMPACTED_BY), read_launcher(properties)
@@ -177,7 +176,7 @@ class TableClustering(RewriteProposer):
     def _report_unclustered_files(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if many files are not clustered, or if the clustering property is invalid."""
         try:
-            layout = ClusteringLayout.of(state.metadata.properties)
+            layout = ClusteringLayout.from_properties(state.metadata.properties)
         except BadRequest as error:
             yield Problem("invalid property", error.message, "no files are clustered")
             return
@@ -237,7 +236,7 @@ class ColumnTtl(RewriteProposer):
         if metadata.current_snapshot is None or not self.is_on(metadata):
             return None
         try:
-            policy = TtlPolicy.of(metadata.properties)
+            policy = TtlPolicy.from_properties(metadata.properties)
             if policy is None or not policy.list_rules(metadata, self._clock.now_ms()):
                 return None
         except BadRequest:  # A property is invalid; `seamark run column-ttl` reports it.
@@ -249,7 +248,7 @@ class ColumnTtl(RewriteProposer):
         if not self.is_on(metadata):
             return NEVER
         try:
-            policy = TtlPolicy.of(metadata.properties)
+            policy = TtlPolicy.from_properties(metadata.properties)
         except BadRequest:
             return NEVER
         return NEVER if policy is None else _compute_ttl_pause_s(policy)
@@ -258,7 +257,7 @@ class ColumnTtl(RewriteProposer):
         """Yield a problem if files of old partitions contain values of expired columns."""
         metadata = state.metadata
         try:
-            policy = TtlPolicy.of(metadata.properties)
+            policy = TtlPolicy.from_properties(metadata.properties)
             rules = [] if policy is None else policy.list_rules(metadata, state.now_ms)
             expired_by_rule = [_find_expired_files(state.view, metadata, rule) for rule in rules]
         except BadRequest as error:
@@ -341,7 +340,7 @@ class SnapshotExpiration(JobProposer):
             return None
         try:
             now_ms = self._clock.now_ms()
-            policy = ExpirationPolicy.of(metadata, now_ms)
+            policy = ExpirationPolicy.from_metadata(metadata, now_ms)
         except BadRequest:  # A property is invalid; a manual expiration reports it.
             return None
         has_refs = any(
@@ -404,7 +403,7 @@ class TableStatistics(JobProposer):
         if snapshot is None or not self.is_on(metadata):
             return None
         try:
-            policy = StatisticsPolicy.of(metadata.properties)
+            policy = StatisticsPolicy.from_properties(metadata.properties)
         except BadRequest:  # A property is invalid; `seamark run statistics` reports it.
             return None
         if not find_known_statistics(metadata, snapshot).is_stale(metadata, policy):
@@ -418,7 +417,7 @@ class TableStatistics(JobProposer):
         """
         metadata, snapshot = state.metadata, state.metadata.current_snapshot
         try:
-            policy = StatisticsPolicy.of(metadata.properties)
+            policy = StatisticsPolicy.from_properties(metadata.properties)
         except BadRequest as error:
             yield Problem("invalid property", error.message, "no statistics are computed")
             return

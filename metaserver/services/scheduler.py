@@ -196,7 +196,7 @@ class Scheduler:
         refused_count = 0
         dependents = DependentJobs()
 
-        def look(entry: Entry, metadata: TableMetadata) -> float:
+        def examine_table(entry: Entry, metadata: TableMetadata) -> float:
             nonlocal refused_count
             recheck_after_s = NEVER
             for proposer in self._proposers:
@@ -221,7 +221,7 @@ class Scheduler:
             while True:
                 refused_count = 0
                 dependents.begin_sweep()
-                tables = await self._watch.examine_all(look, see=dependents.see)
+                tables = await self._watch.examine_all(examine_table, see=dependents.see)
                 dependents.end_sweep()
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
                 if refused_count:
@@ -229,10 +229,10 @@ class Scheduler:
                 await asyncio.sleep(_REFUSED_S if refused_count else SWEEP_S)
 
         # Read the position before the first sweep, so that no change during the sweep is missed.
-        since = await self._timeline.head()
+        since = await self._timeline.load_head()
         work: list[Callable[[], Any]] = [
             lambda: self._renew_lease(queue),
-            lambda: self._watch.follow(look, since),
+            lambda: self._watch.follow(examine_table, since),
             sweep,
         ]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
@@ -319,7 +319,7 @@ class Scheduler:
         for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
-            if (reason := await self._rights.why_lost(setter, "putTablePolicy", target)) is not None:
+            if (reason := await self._rights.explain_loss(setter, "putTablePolicy", target)) is not None:
                 return (
                     f"{setter} set {name} and may not write the table now: {reason}; "
                     "remove the property and set it again"

@@ -87,7 +87,7 @@ class Timeline:
         """Return at most `limit` instants in the order of position. To continue, use the last position as `since`."""
         return await self._store.list_instants(where, limit)
 
-    async def head(self) -> str | None:
+    async def load_head(self) -> str | None:
         """Return the position of the newest instant, or None if there are no instants."""
         newest = await self._store.list_instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
@@ -189,7 +189,7 @@ class Timeline:
             self._news.clear()
             try:
                 if not started:
-                    self._head = await self.head()
+                    self._head = await self.load_head()
                     started = True
                 else:
                     await self._read_new_instants()

@@ -211,7 +211,9 @@ async def test_rights_end_when_the_issuer_is_removed(
     async def find_lost_reason(*tables: str) -> str | None:
         fleet.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
         settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
-        return await StandingRights(store, clock, settings).why_lost("corp:ann", "updateTable", Securable(("shop",)))
+        return await StandingRights(store, clock, settings).explain_loss(
+            "corp:ann", "updateTable", Securable(("shop",))
+        )
 
     assert await find_lost_reason() == "the server no longer accepts this kind of login"
     assert await find_lost_reason(build_issuer_table("https://corp.example")) == "the rights were withdrawn"

@@ -80,8 +80,8 @@ async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     homes = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
         key_id, signing_key = keyring.find_signing_key("access-token")
-        assert second_keyring.verifying_key("access-token", key_id) == signing_key
-        assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signing_key)
+        assert second_keyring.find_verification_key("access-token", key_id) == signing_key
+        assert second_keyring.find_verification_key("scan-planning", key_id) not in (None, signing_key)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
@@ -99,15 +99,15 @@ async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its
         clock.advance(int(PUBLISHED_S * 1000))
         second_key_id, key = keyring.find_signing_key("x")
         assert second_key_id != first_key_id
-        assert second_keyring.verifying_key("x", second_key_id) == key
-        assert keyring.verifying_key("x", first_key_id) is not None
+        assert second_keyring.find_verification_key("x", second_key_id) == key
+        assert keyring.find_verification_key("x", first_key_id) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first_key_id) is not None
+        assert keyring.find_verification_key("x", first_key_id) is not None
         clock.advance(60_000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first_key_id) is None
-        assert keyring.verifying_key("x", second_key_id) == key
+        assert keyring.find_verification_key("x", first_key_id) is None
+        assert keyring.find_verification_key("x", second_key_id) == key
 
 
 async def test_access_token_outlives_the_rotation_of_its_key(
@@ -134,7 +134,7 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
         (tmp_path / KEY_FILE_NAME).unlink()
         await renew_keys(settings, store, clock)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first_key) is None
+        assert keyring.find_verification_key("x", first_key) is None
         assert keyring.find_signing_key("x")[0] != first_key
 
 

@@ -117,9 +117,8 @@ def shorten_message(message: str, warehouse: str) -> str:
     message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
     message = re.sub(r"\b1[789]\d{11}\b", "<time>", message)
-    message = re.sub(
-        r"has 5\d{3} characters", "has 5… characters", message
-    )  # The count includes the path of the warehouse.
+    # The count includes the path of the warehouse.
+    message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)
     message = message.encode("unicode_escape").decode() if any(ch < " " for ch in message) else message
     return message if len(message) <= 240 else message[:237] + "…"
 

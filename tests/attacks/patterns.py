@@ -305,10 +305,11 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
     """
     first_size, *_ = sizes = sorted(texts)
     size = first_size if measure_cpu_s(lambda: work(texts[first_size])) > LINEAR_S else sizes[2]
+    # The second pass confirms the growth, because other processes may have disturbed the first measurement.
     for rounds in (
         1,
         3,
-    ):  # The second pass confirms the growth, because other processes may have disturbed the first measurement.
+    ):
         short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
             return None

@@ -61,11 +61,11 @@ def test_types_with_blanks_are_parsed() -> None:
 @pytest.mark.parametrize("text", [f"a{BLANKS}", f"a{BLANKS}b,", f'"a{BLANKS}', '"' * 999_999, "a:1," * 250_000])
 def test_long_column_ttls_are_parsed_in_linear_time(text: str) -> None:
     with pytest.raises(BadRequest):
-        TtlPolicy.of({COLUMNS: text})
+        TtlPolicy.from_properties({COLUMNS: text})
 
 
 def test_column_ttls_with_blanks_are_parsed() -> None:
-    policy = TtlPolicy.of({COLUMNS: f' a b {BLANKS}: 2d,{BLANKS}"c""d"{BLANKS}={BLANKS}1 w '})
+    policy = TtlPolicy.from_properties({COLUMNS: f' a b {BLANKS}: 2d,{BLANKS}"c""d"{BLANKS}={BLANKS}1 w '})
     assert policy is not None
     assert policy.ages_h == {"a b": 48, 'c"d': 168}
 

@@ -102,9 +102,8 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
                 (real_answer.status, _remove_identifiers(real_answer.raw)),
                 (fake_answer.status, _remove_identifiers(fake_answer.raw)),
             ]
-            is_created = (
-                real_answer.status < 300 and fake_answer.status < 300
-            )  # The requests created two objects of the attacker, which have different ids.
+            # The requests created two objects of the attacker, which have different ids.
+            is_created = real_answer.status < 300 and fake_answer.status < 300
             if pair[0] != pair[1] and not is_created:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"
                 results.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")

@@ -154,9 +154,8 @@ class AttackWorld:
             unused_indexes = [{**index, "used": None} for index in answer["indexes"]]
             results[f"indexes of {table}"] = _compute_digest(json.dumps(unused_indexes).encode())
         grants = (await self.ask_successfully("root", "GET", "/api/v1/grants"))["grants"]
-        grants = [
-            grant for grant in grants if grant["namespace"][:1] != [EVIL]
-        ]  # The admin of the attacker's namespace can change grants on it.
+        # The admin of the attacker's namespace can change grants on it.
+        grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]
         results["grants"] = _compute_digest(json.dumps(grants).encode())
         return results
 

@@ -52,9 +52,8 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED_SETTERS})
         policies = await load_policies(rig.store, ("db",))
         assert policies[SWITCH].principal_name == "wendy"
-        assert (
-            find_effective_setters(loaded_table.metadata, policies)[SWITCH] == "otto"
-        )  # The policy of the table takes precedence.
+        # The policy of the table takes precedence.
+        assert find_effective_setters(loaded_table.metadata, policies)[SWITCH] == "otto"
 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:

@@ -126,9 +126,8 @@ class ConcurrentChanges:
             snapshot_id = await _delete_random_rows(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            nearby_parts = (
-                tuple(change.part for change in changes) * 3
-            )  # There are few ids, so that the changes usually overlap.
+            # There are few ids, so that the changes usually overlap.
+            nearby_parts = tuple(change.part for change in changes) * 3
             change = draw_change(rng, version, number, (*PARTS, *nearby_parts))
             while not _changes_rows(change, base):
                 change = draw_change(rng, version, number, (*PARTS, *nearby_parts))

@@ -237,7 +237,7 @@ async def test_encoded_bytes_that_wait_for_the_disk_are_limited(monkeypatch: pyt
             await asyncio.sleep(0.001)
             waiting_bytes -= len(data)
 
-    manifests_cache = manifests.Manifests.of(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
+    manifests_cache = manifests.Manifests.from_settings(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
     writer = snapshot_writer.SnapshotWriter(
         SlowDisk(), SimulatedClock(1), manifests_cache, "file:///w", 1, is_deferred=True
     )

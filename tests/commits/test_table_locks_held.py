@@ -19,9 +19,8 @@ async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
         await lake.commit(remove)
-        async with server.components.engine_commits.publisher.lock(
-            ("db",), "t"
-        ):  # All changes that arrive in this time form one group.
+        # All changes that arrive in this time form one group.
+        async with server.components.engine_commits.publisher.lock(("db",), "t"):
             first_task = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]

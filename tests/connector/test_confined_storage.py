@@ -47,9 +47,8 @@ def test_links_and_files_outside_the_folder_are_refused(warehouse: Path, place: 
     with pytest.raises(PermissionError, match="outside the warehouse"):
         Storage().read(f"file://{warehouse}/{place}")
     if place == "t/link":
-        Storage().delete(
-            f"file://{warehouse}/{place}"
-        )  # This deletes the link itself, which is in the table's own folder, and not its target.
+        # This deletes the link itself, which is in the table's own folder, and not its target.
+        Storage().delete(f"file://{warehouse}/{place}")
         assert not os.path.lexists(warehouse / place)
     else:
         with pytest.raises(PermissionError, match="outside the warehouse"):

@@ -41,12 +41,12 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
     count = 20_000
     for join_fields in (fields, fields[::-1]):
         columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
-        distribution = upserting.RowDistribution.of(opened_table, join_fields, 16 * upserting.TASK_ROWS, 4, None)
+        distribution = upserting.RowDistribution.choose(opened_table, join_fields, 16 * upserting.TASK_ROWS, 4, None)
         assert distribution.tasks == 16
         sizes = Counter(distribution.assign_tasks([columns[field.name] for field in join_fields]).tolist())
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
         assert not distribution.owns(spec)
-    single_distribution = upserting.RowDistribution.of(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+    single_distribution = upserting.RowDistribution.choose(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
     assert (single_distribution.tasks, single_distribution.owns(spec)) == (16, True)
 
 
@@ -64,5 +64,7 @@ def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
         (200_000, 4, 4),
         (9_000_000, 4, 9),
     ):
-        distribution = upserting.RowDistribution.of(opened_table, [Field(1, "id", True, "long")], count, cores, None)
+        distribution = upserting.RowDistribution.choose(
+            opened_table, [Field(1, "id", True, "long")], count, cores, None
+        )
         assert distribution.tasks == tasks, (count, cores)

@@ -181,9 +181,8 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await wait_for_text(recorded_page, "rita may not applyAdvice in db")
             await send_request(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await recorded_page.page.get_by_role("link", name="Indexes").click()
-            await recorded_page.page.get_by_label(
-                "Token"
-            ).wait_for()  # The page asks for a token, because the token is revoked.
+            # The page asks for a token, because the token is revoked.
+            await recorded_page.page.get_by_label("Token").wait_for()
             assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in recorded_page.errors)
             await sign_in(recorded_page, admin)
             await recorded_page.page.get_by_role("button", name="Sign out").wait_for()  # Here the page is loaded again.
@@ -322,9 +321,8 @@ async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
             raise AssertionError("the keyboard reaches no table")
         await recorded_page.page.keyboard.press("Enter")
         await recorded_page.page.get_by_role("heading", name="first").wait_for()
-        assert (
-            await recorded_page.run("document.activeElement.id") == "main"
-        )  # A screen reader continues at this element.
+        # A screen reader continues at this element.
+        assert await recorded_page.run("document.activeElement.id") == "main"
 
 
 @pytest.mark.slow

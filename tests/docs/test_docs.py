@@ -138,18 +138,20 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_TOKEN",
         "SEAMARK_URL",
     }
+    # Variables of seamark sql.
     known_environment_names |= {
         "SEAMARK_SQL_TRINO",
         "SEAMARK_SQL_SPARK",
         "SEAMARK_TRINO_PASSWORD",
-    }  # Variables of seamark sql.
+    }
+    # Variables of seamark trino-proxy and of deploy/trino/run.sh.
     known_environment_names |= {
         "SEAMARK_CLIENT_CERT",  # Variables of Seamark's clients.
         "SEAMARK_CLIENT_KEY",
         "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
         "SEAMARK_PLANS",
         "SEAMARK_URI",
-    }  # Variables of seamark trino-proxy and of deploy/trino/run.sh.
+    }
     names = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
     assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 

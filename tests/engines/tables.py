@@ -45,7 +45,7 @@ class SparkTables:
 
     def list_files(self, table: str) -> set[str]:
         """Return the data, delete and index files on storage, whether or not a table names them."""
-        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
+        target = WriteTarget.from_engine_table(self.client.load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
         data = {str(path) for path in (location / "data").rglob("*") if path.suffix in (".parquet", ".puffin")}
         return data | {str(path) for path in (location / INDEX_FOLDER).rglob("*") if path.is_file()}

@@ -154,7 +154,7 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
 @pytest.mark.slow
 def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringTables) -> None:
     rig.run_sql("CREATE TABLE {db}.shrunk (id bigint) USING iceberg")
-    loaded_table = WriteTarget.of(rig.client.load_table("db.shrunk"))
+    loaded_table = WriteTarget.from_engine_table(rig.client.load_table("db.shrunk"))
     path = Path(urlsplit(loaded_table.location).path) / "data" / "a.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     field = pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})

@@ -200,7 +200,7 @@ def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> Writ
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
-    target, reader = WriteTarget.of(loaded_table), Deletes(table.storage, table.metadata)
+    target, reader = WriteTarget.from_engine_table(loaded_table), Deletes(table.storage, table.metadata)
     removed_deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
@@ -257,7 +257,7 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: WrittenFilesLake) -
     ids = list(range(50))
     append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if id_ % 5 else "de" for id_ in ids]}))
     table = open_table(lake.client, "db.keyed", CURRENT)
-    target = WriteTarget.of(lake.client.load_table("db.keyed"))
+    target = WriteTarget.from_engine_table(lake.client.load_table("db.keyed"))
     keys = pa.table({"id": [3, 4, 5, 999], "land": [None, "de", "de", None]})
     written_files = write_equality_deletes(target, keys, ["id", "land"])
     CommitClient(lake.client).commit(

@@ -118,9 +118,8 @@ def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(tmp_path: Path
     else:
         flags = ["--home", str(tmp_path / "home"), "--database", f"sqlite:///{disk.root / 'seamark.db'}"]
     disk.fill()
-    for _ in range(
-        2 if place.startswith("home") else 1
-    ):  # If the disk has only the database, its log may have free pages.
+    # If the disk has only the database, its log may have free pages.
+    for _ in range(2 if place.startswith("home") else 1):
         serve_result = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
         assert serve_result.returncode == 2, serve_result.stderr
         assert "Traceback" not in serve_result.stderr

@@ -218,9 +218,8 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
         delimiter, start_after = str(rng.choice(["", "/"])), str(rng.choice(["", *texts]))
-        start_after = (
-            start_after if start_after.startswith(prefix) and not delimiter else ""
-        )  # Stores treat this combination differently.
+        # Stores treat this combination differently.
+        start_after = start_after if start_after.startswith(prefix) and not delimiter else ""
         results: list[str] = []
         token: dict[str, str] = {}
         while True:

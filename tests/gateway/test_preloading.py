@@ -102,9 +102,8 @@ def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Gatew
     (path,) = [task.file.file_path for task in other_table.scan().plan_files()]
     preloaded_before = count_events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(
-        s3.build_client_properties()
-    )  # PyIceberg reads the files with its own credentials, without the gateway.
+    # PyIceberg reads the files with its own credentials, without the gateway.
+    table.io = load_file_io(s3.build_client_properties())
     table.add_files([path])
     log: Path = counting_rig.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))

@@ -55,7 +55,7 @@ def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
     records = [keys.rows for keys in columns]
     paths = [f"file:///t/{number}" for number in range(len(columns))]
     ids = np.arange(2 * len(columns), dtype=np.uint64).reshape(-1, 2)
-    files = FilesTable.of(ids, np.array(records, np.uint64), np.ones(len(columns), np.uint64), paths)
+    files = FilesTable.from_columns(ids, np.array(records, np.uint64), np.ones(len(columns), np.uint64), paths)
     parts = assemble_index_file(
         "d", kind, files, map(memoryview, OPENED[kind].encode(blobs)), table_uuid="u", field_ids=(1,)
     )

@@ -38,7 +38,7 @@ def build_files_table(files: int, seed: int = 1) -> FilesTable:
     paths = [f"s3://bücket/db/t/data/day={draw.randrange(9)}/{number:05d}-é.parquet" for number in range(files)]
     sizes = np.array([draw.randrange(1 << 40) for _ in paths], np.uint64)
     records = np.array([draw.randrange(1 << 33) for _ in paths], np.uint64)
-    return FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)
+    return FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)
 
 
 def write_index_file(files: FilesTable) -> bytes:
@@ -122,7 +122,7 @@ def test_merged_file_tables_have_the_kept_files_in_order() -> None:
 
 def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"1 ids, 1 record counts, 1 sizes and 2 paths"):
-        FilesTable.of(*(np.zeros(shape, np.uint64) for shape in ((1, 2), 1, 1)), ["a", "b"])  # type: ignore[call-arg]
+        FilesTable.from_columns(*(np.zeros(shape, np.uint64) for shape in ((1, 2), 1, 1)), ["a", "b"])  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("files", [0, 3])

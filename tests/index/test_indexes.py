@@ -176,7 +176,7 @@ def write_cube(table_uuid: str, files: int) -> bytes:
     )
     counts = np.full(files, 3, np.uint64)
     paths = [f"file:///{number}.parquet" for number in range(files)]
-    table = FilesTable.of(compute_file_ids(paths, counts, counts), counts, counts, paths)
+    table = FilesTable.from_columns(compute_file_ids(paths, counts, counts), counts, counts, paths)
     blob = CUBE.encode([groups] * files)
     parts = assemble_index_file(definition.id, "cube", table, blob, table_uuid=table_uuid, field_ids=[1], level=0)
     return b"".join(map(bytes, parts))

@@ -79,10 +79,11 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
 async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
+    # At the start, the log checks the bytes of a segment only if it has unreleased rows.
     for released_offset in (
         0,
         12,
-    ):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
+    ):
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
@@ -227,9 +228,8 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[
-        next(iter(disk.files))
-    ].unsynced_changes.clear()  # After the failed sync, the kernel has dropped these pages.
+    # After the failed sync, the kernel has dropped these pages.
+    disk.files[next(iter(disk.files))].unsynced_changes.clear()
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]

@@ -154,17 +154,19 @@ def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() 
         return list(state.state.producers)
 
     state.apply(build_group(FenceRequest(first_producer), FenceRequest(other_producer), time_ms=0))
+    # The topics are idle, and no later topic has replaced them.
     assert list_producers(hour=100) == [
         first_producer,
         other_producer,
-    ]  # The topics are idle, and no later topic has replaced them.
+    ]
     state.apply(build_group(FenceRequest(first_producer), time_ms=101 * HOUR_MS))
     state.apply(build_group(FenceRequest(second_producer), time_ms=102 * HOUR_MS))
+    # A paused server may still read the first topic.
     assert list_producers(hour=200) == [
         first_producer,
         other_producer,
         second_producer,
-    ]  # A paused server may still read the first topic.
+    ]
     state.apply(build_group(FenceRequest(second_producer), time_ms=201 * HOUR_MS))
     assert list_producers(hour=202) == [other_producer, second_producer]
     assert list_producers(hour=900) == [other_producer, second_producer]

@@ -329,9 +329,8 @@ async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
         with pytest.raises(StreamRemoved):
             await log.append({A: build_batch("x")})
         clock.advance(5000)
-        for _ in range(
-            3
-        ):  # Each append begins a new segment. The log deletes the old segment, and forgets its producer.
+        # Each append begins a new segment. The log deletes the old segment, and forgets its producer.
+        for _ in range(3):
             await log.append({OTHER: build_batch("x" * 1000)})
             clock.advance(10)
             await log.release({OTHER: 99})

@@ -82,13 +82,14 @@ async def test_hadoops_checksums_are_deleted_only_with_their_file(
 ) -> None:
     """If the checksums stayed, Spark would refuse to read a later file with the same name."""
     folder = tmp_path / "warehouse" / "corner"
+    # For the longest name, the name of the checksum file `.….crc` is too long.
     names = (
         "a.parquet",
         "b.parquet",
         "c.parquet",
         "d.parquet",
         "x" * 251,
-    )  # For the longest name, the name of the checksum file `.….crc` is too long.
+    )
     for name in names:
         await store.create(f"{base}/{name}", b"x")
     (folder / ".a.parquet.crc").write_bytes(b"crc\0" + bytes(12))
@@ -132,9 +133,8 @@ async def test_file_that_need_not_be_durable_is_complete_but_not_synced(
 async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    await store.create(
-        f"{base}/warm", b""
-    )  # The folders exist already, so the sync of the bytes is the one that fails.
+    # The folders exist already, so the sync of the bytes is the one that fails.
+    await store.create(f"{base}/warm", b"")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
@@ -321,9 +321,8 @@ async def test_warehouse_that_cannot_be_created_is_named_with_the_reason() -> No
 
 
 async def test_unwritable_folder_is_named_in_the_error(small_disk: Path) -> None:
-    subprocess.run(
-        ["mount", "-o", "remount,ro", str(small_disk)], check=True
-    )  # A read-only mount also prevents writes of the superuser.
+    # A read-only mount also prevents writes of the superuser.
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
         check_warehouse_root(settings)

@@ -169,9 +169,8 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
                 first_node.peers.objects._breakers.clear()
                 assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
-            assert first_node.peers.counts()["damaged"] == 2 * (
-                HEAD_BYTES + len(content)
-            )  # Each file is requested twice.
+            # Each file is requested twice.
+            assert first_node.peers.read_counts()["damaged"] == 2 * (HEAD_BYTES + len(content))
 
 
 def decode_chunks(body: bytes) -> bytes:
@@ -226,8 +225,8 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
         for location, content in files.items():
             assert await first_node.read(location) == content
             assert await second_node.read(location) == content
-        assert second_node.peers.counts()["damaged"] == len(files)
-        assert first_node.peers.counts()["damaged"] == len(files)
+        assert second_node.peers.read_counts()["damaged"] == len(files)
+        assert first_node.peers.read_counts()["damaged"] == len(files)
         assert first_node.peers.objects.counts.failed == 0  # The owner reads the file from the storage and answers.
 
 

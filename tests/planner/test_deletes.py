@@ -368,9 +368,8 @@ def decode_bound(kind: str, data: bytes | None) -> Any:
     if kind in ("string", "binary", "boolean"):
         return data
     number = int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
-    return max(
-        number, LONG_MIN + 1
-    )  # In blocks, the least long represents an absent bound, so the drawn bounds are greater.
+    # In blocks, the least long represents an absent bound, so the drawn bounds are greater.
+    return max(number, LONG_MIN + 1)
 
 
 def check_situation(seed: int) -> int:

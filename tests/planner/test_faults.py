@@ -277,9 +277,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         content = path.read_bytes()
         for broken_content in (None, b"", content[:50]):
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
-            async with run_server(
-                tmp_path, plan_disk_bytes=0
-            ) as other_planner:  # The first planner still has the manifest list in memory.
+            # The first planner still has the manifest list in memory.
+            async with run_server(tmp_path, plan_disk_bytes=0) as other_planner:
                 _check_corrupt_metadata_error(await Api(other_planner)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
@@ -393,9 +392,8 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
                 else:
                     damage_file(path, rng.choice(DAMAGES), rng)
         if rng.random() < 0.5:
-            shutil.rmtree(
-                tmp_path / "home" / "cache", ignore_errors=True
-            )  # Files may still be written after the answers.
+            # Files may still be written after the answers.
+            shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)
         assert await plan_file_numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
         assert planner.read_stats().decoded > len(manifests)
 
@@ -431,9 +429,8 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             assert await plan_file_numbers(planner, table.metadata) == list(range(40))
         decoded_count = len(manifests)
         async with asyncio.timeout(60):
-            while (
-                decoded_count
-            ):  # On a busy machine, a plan does not wait for the lock of the folder, and stores nothing.
+            # On a busy machine, a plan does not wait for the lock of the folder, and stores nothing.
+            while decoded_count:
                 async with open_test_planner(tmp_path, **options) as planner:
                     assert await plan_file_numbers(planner, table.metadata) == list(range(40))
                     decoded_count = planner.read_stats().decoded

@@ -134,9 +134,8 @@ def _check_reused_names(seed: int) -> None:
     metadata = build_table(schemas, last_id)
     context = f"seed {seed}: {schemas}"
     for _ in range(10):
-        used_schema = rng.choice(
-            [schemas[0], schemas[-1]]
-        )  # Time travel uses the snapshot's schema, other reads the current one.
+        # Time travel uses the snapshot's schema, other reads the current one.
+        used_schema = rng.choice([schemas[0], schemas[-1]])
         where = filter_by(rng, used_schema)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:

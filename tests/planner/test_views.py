@@ -158,7 +158,7 @@ async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, re
         waiting_tasks[0].cancel()
         waiting_tasks[3].cancel()
         await asyncio.sleep(0.01)
-        storage.let_go()
+        storage.resume()
         results = await asyncio.gather(*waiting_tasks, return_exceptions=True)
         assert [isinstance(result, asyncio.CancelledError) for result in results] == [n in (0, 3) for n in range(6)]
         assert [result for n, result in enumerate(results) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
@@ -175,7 +175,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
         await until(lambda: capture.wrapper.is_holding)
         for item in waiting_tasks:
             item.cancel()
-        capture.wrapper.let_go()
+        capture.wrapper.resume()
         assert await plan_file_numbers(planner, table.metadata) == list(range(80))
         assert all(
             isinstance(result, asyncio.CancelledError)
@@ -381,9 +381,8 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
     mapping_counts = [await run_planner_cycle() for _ in range(50)]
     assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
     resources_after = count_resources()
-    assert (
-        resources_after[0] < resources_before[0] + 25
-    )  # A leak grows in each cycle, but memory of other tests may be released meanwhile.
+    # A leak grows in each cycle, but memory of other tests may be released meanwhile.
+    assert resources_after[0] < resources_before[0] + 25
     assert resources_after[1] <= resources_before[1]
     assert resources_after[2] == resources_before[2]
 

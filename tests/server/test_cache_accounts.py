@@ -362,9 +362,8 @@ async def open_partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
 async def test_cache_accounts_the_memory_of_its_entries(
     cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:
-    for attempt in range(
-        ATTEMPTS
-    ):  # A measurement is repeated, because it includes allocations of other threads of the process.
+    # A measurement is repeated, because it includes allocations of other threads of the process.
+    for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         charged_bytes, held_bytes = await _measure_charged_and_held(cache, make(folder))

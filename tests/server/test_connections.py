@@ -170,10 +170,11 @@ async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> No
         connection.address = "127.0.0.2"
         assert guard.admit(connection)
         guard.record_header(connection)
+        # The connection has been idle since this time.
         connection._waiter, connection._next_keepalive_close_time = (
             loop.create_future(),
             float(number),
-        )  # The connection has been idle since this time.
+        )
         return connection
 
     connections = [connect(number) for number in range(5_000)]
@@ -197,9 +198,8 @@ async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> No
     )
     assert all(is_open[602:])
     guard.check_invariants()
-    for (
-        open_connection
-    ) in connections:  # The connections are closed, because other tests count the existing connections.
+    # The connections are closed, because other tests count the existing connections.
+    for open_connection in connections:
         guard.release(open_connection)
     await runner.cleanup()
 

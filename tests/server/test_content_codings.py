@@ -98,9 +98,8 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
         damaged_bytes = bytearray(packed_data)
         damaged_bytes[offset] ^= 0x55
         try:
-            assert (
-                inflate_pieces(coding, bytes(damaged_bytes)) == data
-            )  # For example, the time in gzip's header does not affect the data.
+            # For example, the time in gzip's header does not affect the data.
+            assert inflate_pieces(coding, bytes(damaged_bytes)) == data
         except BadRequest:
             refused_count += 1
     assert refused_count > 0.9 * len(data)

@@ -72,9 +72,8 @@ class ForkedProcess:
         if self.returncode is None and select.select([self._end_pipe], [], [], timeout_s)[0]:
             exit_message = os.read(self._end_pipe, 16)
             os.close(self._end_pipe)
-            self.returncode = (
-                int(exit_message) if exit_message else -signal.SIGKILL
-            )  # Without data, the fork server itself has ended.
+            # Without data, the fork server itself has ended.
+            self.returncode = int(exit_message) if exit_message else -signal.SIGKILL
         return self.returncode
 
 

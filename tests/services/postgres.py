@@ -169,8 +169,7 @@ def postgres_server() -> Iterator[Postgres]:
             process.start(lambda: subprocess.run(probe).returncode == 0, timeout_s=60)
             yield server
         finally:
-            process.stop(
-                first=signal.SIGINT
-            )  # SIGINT is a fast shutdown. SIGTERM would wait until every client disconnects.
+            # SIGINT is a fast shutdown. SIGTERM would wait until every client disconnects.
+            process.stop(first=signal.SIGINT)
     finally:
         shutil.rmtree(root, ignore_errors=True)

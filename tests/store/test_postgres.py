@@ -279,9 +279,8 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
             await cut_store.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
         async with asyncio.timeout(60):
-            while (
-                arrived and await store.load_instant("i") is None
-            ):  # PostgreSQL has received the message and is executing it.
+            # PostgreSQL has received the message and is executing it.
+            while arrived and await store.load_instant("i") is None:
                 await asyncio.sleep(0.02)
         assert (await store.load_instant("i") is not None) is arrived
         assert (await store.load_entry(TABLE, NS, "t") is not None) is arrived
@@ -451,9 +450,8 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
         try:
             guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
             async with _connect(f"{postgres_url.rpartition('/')[0]}/{name}") as own_database:
-                await own_database.execute(
-                    "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
-                )  # PostgreSQL 15 and later revoke this right by default.
+                # PostgreSQL 15 and later revoke this right by default.
+                await own_database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
                 async with open_postgres(guest, clock=CLOCK):
                     pass

@@ -162,9 +162,8 @@ async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet:
     async with second_server.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
         assert answer.status == 200, await answer.text()
     async with second_server.server.http.post(f"{second_server.server.url}/api/v1/tables/db/t/stream/drain") as answer:
-        assert answer.status == 200, (
-            await answer.text()
-        )  # The flush succeeds although the other server may flush the first row at the same time.
+        # The flush succeeds although the other server may flush the first row at the same time.
+        assert answer.status == 200, await answer.text()
     status, message = await first_server.send_refused(b'[{"id": 2}]')
     assert (status, "is paused and takes no rows" in message) == (503, True)
     async with first_server.server.http.post(f"{first_server.server.url}/api/v1/tables/db/t/stream/resume") as answer:

@@ -53,9 +53,8 @@ async def test_plans_use_the_indexes_of_a_flush_at_once(stream: StreamServer) ->
     def count_files(where: str) -> int:
         return len(list(stream.catalog.load_table("db.t").scan(row_filter=where).plan_files()))
 
-    assert (
-        await asyncio.to_thread(count_files, "id = 4") == 0
-    )  # The value is within the bounds of all files, so only the index excludes them.
+    # The value is within the bounds of all files, so only the index excludes them.
+    assert await asyncio.to_thread(count_files, "id = 4") == 0
     assert await asyncio.to_thread(count_files, "name = 'n10'") == 1
     lookup = await asyncio.to_thread(lambda: SeamarkClient(stream.server.url).lookup("db.t", {"id": [0, 3, 4]}))
     assert (lookup.complete, lookup.missing) == (True, 1)

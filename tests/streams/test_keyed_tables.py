@@ -431,9 +431,8 @@ async def test_flush_needs_no_second_thread_of_the_event_loop(
 ) -> None:
     await stream.post({"id": 1, "name": "a"})
     await stream.flush()
-    monkeypatch.setattr(
-        planner, "_is_quick", lambda *args: False
-    )  # With this patch, plans are made in threads, as for large tables.
+    # With this patch, plans are made in threads, as for large tables.
+    monkeypatch.setattr(planner, "_is_quick", lambda *args: False)
     await stream.post({"id": 1, "name": "b"})
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))

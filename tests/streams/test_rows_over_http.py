@@ -418,9 +418,8 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     tasks = [asyncio.create_task(stream.send(body)) for _ in range(3)]
     tasks += [asyncio.create_task(stream.send(iterate(body))) for _ in range(2)]
     await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (3, 2))
-    assert (await stream.send_refused(b'[{"id": 2}]'))[
-        0
-    ] == 429  # A small body is refused, because the client can easily send it again.
+    # A small body is refused, because the client can easily send it again.
+    assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 429
     table.appending_bytes = 0
     assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 5
     assert (table.arriving_bytes, table.reserved_bytes, streams.body_room.waiter_count) == (0, 0, 0)
@@ -524,9 +523,8 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         refused_sends = [asyncio.create_task(stream.send_refused(iterate(body))) for _ in range(3)]
         refused_sends.append(asyncio.create_task(stream.send_refused(body)))
         await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (1, 3))
-        status, message = await stream.send_refused(
-            iterate(body)
-        )  # The bodies would take more than a quarter of 4 MiB.
+        # The bodies would take more than a quarter of 4 MiB.
+        status, message = await stream.send_refused(iterate(body))
         assert (status, "(stream_memory_bytes)" in message) == (429, True), message
         async with stream.server.http.post(
             f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}

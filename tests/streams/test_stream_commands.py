@@ -61,9 +61,8 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         url = stream.server.url
-        await append_batch(
-            stream, 0
-        )  # The server flushes a table without a snapshot at once, so the append creates one.
+        # The server flushes a table without a snapshot at once, so the append creates one.
+        await append_batch(stream, 0)
         await stream.post({"id": 1})
         assert await run_stream_command(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
         status, message = await stream.send_refused(b'[{"id": 2}]')
@@ -228,9 +227,8 @@ async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_file
     headers: dict[str, dict[str, str]] = {}
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
-        await append_batch(
-            stream, 1
-        )  # The server flushes a table without a snapshot at once, so the append creates one.
+        # The server flushes a table without a snapshot at once, so the append creates one.
+        await append_batch(stream, 1)
         for name, role in (("ann", "reader"), ("bob", "browse"), ("eve", "writer")):
             token = await create_token(stream.server.components.store, clock, name, None, [Grant(name, role, ("db",))])
             headers[name] = {"Authorization": f"Bearer {token}"}
@@ -260,9 +258,8 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = StreamServer(server, catalog)
         await create_stream_table(stream)
-        await append_batch(
-            stream, 1
-        )  # The server flushes a table without a snapshot at once, so the append creates one.
+        # The server flushes a table without a snapshot at once, so the append creates one.
+        await append_batch(stream, 1)
         await stream.post({"id": 2})
 
         async def list_problems() -> set[str]:

@@ -198,10 +198,11 @@ async def test_lag_is_the_delay_of_the_most_overdue_job_and_failing_tables_are_c
     assert queue.measure_lags() == {"indexing": 17.0, "compaction": 2.0}
     queue.finish(await queue.take(), failed=True)
     assert queue.count_failing() == {"indexing": 1}
+    # The failed job is not due yet, so it does not count.
     assert queue.measure_lags() == {
         "indexing": 7.0,
         "compaction": 2.0,
-    }  # The failed job is not due yet, so it does not count.
+    }
 
 
 async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_with_itself() -> None:

@@ -190,9 +190,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         assert await list_entries("jobs") == []
         recorder = ScriptedLauncher(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
-            await until(
-                lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress
-            )  # The renewal of the lease has published the progress.
+            # The renewal of the lease has published the progress.
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)
             assert len(await list_entries("jobs")) == 1
             (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
@@ -211,9 +210,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             await create_tables(server, "a", "t2")
             assert await list_entries("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
-                while not (
-                    waiting_entries := await list_entries("tables/a/t2/jobs", "waiting")
-                ):  # The next renewal has published this state.
+                # The next renewal has published this state.
+                while not (waiting_entries := await list_entries("tables/a/t2/jobs", "waiting")):
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting_entries] == [
                 ("every-table", "t2", 0)

@@ -348,9 +348,8 @@ def test_services_never_change_rows_or_stop_a_writer(
     properties = {"format-version": str(version), "seamark.index.by_text": "bloom(text)", REBASE: "append"}
     properties["seamark.clustering.columns"] = "text,id"
     bucket = PartitionField(1, 1000, BucketTransform(2), "id_bucket")
-    spec = PartitionSpec(
-        *[bucket] if version > 2 else []
-    )  # Version 2 has no buckets, because PyIceberg cannot append to them.
+    # Version 2 has no buckets, because PyIceberg cannot append to them.
+    spec = PartitionSpec(*[bucket] if version > 2 else [])
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=properties)
     storm = Storm(server.base_url, seed, seconds)
     first_writer, second_writer, appender, stock = storm.writers
@@ -408,9 +407,8 @@ def test_services_never_change_rows_or_stop_a_writer(
     expire(client, "db.t", older_than_ms=1 << 60)
     table = catalog.load_table("db.t")
     for path in (tmp_path / "home" / "warehouse").rglob("*"):
-        if path.is_file() and path != to_path(
-            table.metadata_location
-        ):  # The newest file keeps its age, which shows the age of the others.
+        # The newest file keeps its age, which shows the age of the others.
+        if path.is_file() and path != to_path(table.metadata_location):
             os.utime(path, (time.time() - 30 * 86_400,) * 2)
     remove_orphan_files(client, "db.t")
     statistics = {to_path(file.statistics_path) for file in table.metadata.statistics}

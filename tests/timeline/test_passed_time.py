@@ -52,9 +52,8 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
             elif action < 0.85:  # The machine was off, or another machine starts. Its clock may be wrong.
                 span_ms = rng.choice([90_000, HOUR_MS // 2, 3 * DAY_MS])
                 clock.advance(span_ms)
-                clock.jump(
-                    rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS])
-                )  # A jump of more than a minute is recorded.
+                # A jump of more than a minute is recorded.
+                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))
                 clock.machine = f"machine {number}"
                 real_ms += span_ms
                 allowance_ms += HOUR_MS

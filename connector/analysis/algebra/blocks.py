@@ -349,10 +349,10 @@ class QueryBlock:
         implied_condition = self._extend_by_equalities(
             all_of([condition, *(join.on.condition for join in joins)]), equalities
         )
-        side_of = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
+        side_by_source = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
         for part in split_parts(implied_condition):
-            for number in {side_of[source] for source, _ in list_references(part) if source in side_of}:
+            for number in {side_by_source[source] for source, _ in list_references(part) if source in side_by_source}:
                 parts_by_side[number].append(part)
         for side, parts in zip(sides, parts_by_side, strict=True):
             self._push_to(side, all_of(parts))

@@ -46,7 +46,7 @@ class Limit(NamedTuple):
     column: str
 
 
-KindOf: TypeAlias = Callable[[ColumnReference], str | None]
+GetKind: TypeAlias = Callable[[ColumnReference], str | None]
 _WHOLE = frozenset(("int", "long"))
 _FLOATS = frozenset(("float", "double"))
 _SHORT_DIGITS_MAX = 18
@@ -203,14 +203,14 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
 
 
 def copy_to_equal_columns(
-    condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf
+    condition: Condition | None, equalities: Iterable[Equality], get_kind: GetKind
 ) -> Condition | None:
     """Return the condition, extended by a copy of each single-column part for each equal column."""
     classes = compute_equivalence_classes(
         (left, right)
         for left, right in equalities
         # If the types differ, the comparison may convert one of the values.
-        if kind_of(left) is not None and kind_of(left) == kind_of(right)
+        if get_kind(left) is not None and get_kind(left) == get_kind(right)
     )
     if condition is None or not classes:
         return condition

@@ -129,8 +129,15 @@ def cluster(
     rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, tasks)
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).make_suffix(generate_layer_name())
-    work = ClusterTask.of(
-        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _count_cores(spark), suffix
+    work = ClusterTask.from_plan(
+        Clustering.from_sample(attributes, sample, curve),
+        sample,
+        read_plan,
+        target,
+        rows,
+        count,
+        _count_cores(spark),
+        suffix,
     )
     written_files = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
@@ -266,7 +273,7 @@ class ClusterTask:
     """The suffix of the file names."""
 
     @staticmethod
-    def of(
+    def from_plan(
         clustering: Clustering,
         sample: pa.Table,
         read_plan: ReadPlan,

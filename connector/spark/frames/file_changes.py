@@ -43,7 +43,7 @@ class PackedRows(msgspec.Struct, frozen=True):
     positions: bytes
 
     @staticmethod
-    def of(rows: MatchedRows) -> PackedRows:
+    def pack(rows: MatchedRows) -> PackedRows:
         positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
         return PackedRows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
 
@@ -113,5 +113,5 @@ def _run_tasks(
     If a task fails after Spark's retries, the job fails, and files of the other tasks remain as orphan files.
     """
     context = spark.sparkContext
-    packed_groups = [[PackedRows.of(file) for file in group] for group in groups]
+    packed_groups = [[PackedRows.pack(file) for file in group] for group in groups]
     return list(context.parallelize(packed_groups, len(packed_groups)).map(task).collect())

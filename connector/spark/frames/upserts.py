@@ -293,7 +293,7 @@ class RowDistribution:
     width: int = 0
 
     @staticmethod
-    def of(
+    def choose(
         source_table: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None
     ) -> RowDistribution:
         """Choose the number of tasks for rows with a key.
@@ -457,7 +457,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
         own_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if is_owned]
         shared_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, source_table, work.distribution.tasks)
-    scope_json, rows = encode_expression(scope), [PackedRows.of(file) for file in shared_files]
+    scope_json, rows = encode_expression(scope), [PackedRows.pack(file) for file in shared_files]
     written_files = (
         rewrite_files(source_table, target, own_files, matches.iter_rows()) if own_files else matches.write(target)
     )
@@ -485,7 +485,7 @@ def _prepare(
     """Run the tasks, merge their results, and change the files that several tasks have located."""
     fields = find_key_fields(source_table.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
-    distribution = RowDistribution.of(source_table, fields, rows, cores, request.strategy)
+    distribution = RowDistribution.choose(source_table, fields, rows, cores, request.strategy)
     work = UpsertTask(client, source_table, target, request, _choose_mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
     results = [convert_msgpack(packed_result, _Result) for packed_result in collect_results(run_tasks(df, work))]

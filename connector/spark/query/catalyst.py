@@ -132,10 +132,11 @@ class Catalyst:
         number = self._ids.get(attribute._target_id)
         if number is None:
             text = None
+            # The text form of these nodes ends in the id.
             if self.find_kind(attribute) in (
                 "AttributeReference",
                 "Alias",
-            ):  # The text form of these nodes ends in the id.
+            ):
                 text = _ATTRIBUTE.fullmatch(str(attribute.toString()))
             number = int(attribute.exprId().id()) if text is None else int(text[2])
             self._ids[attribute._target_id] = number

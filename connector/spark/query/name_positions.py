@@ -154,9 +154,8 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
         rf"\.{_BLANKS_AND_COMMENTS}(?:{alternatives}){_BLANKS_AND_COMMENTS}\.", text_without_tables, re.IGNORECASE
     ):
         return True
-    return bool(
-        _NESTED_COMMENT.search(text_without_tables) and _COMMENT_AT_DOT.search(text_without_tables)
-    )  # A regular expression cannot match nested comments.
+    # A regular expression cannot match nested comments.
+    return bool(_NESTED_COMMENT.search(text_without_tables) and _COMMENT_AT_DOT.search(text_without_tables))
 
 
 def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:

@@ -175,17 +175,17 @@ class PlanReader:
 
     Args:
         catalyst: Access to the plan.
-        table_of: A function that returns the table of a leaf, or None.
+        find_table: A function that returns the table of a leaf, or None.
 
     Attributes:
         tables: The tables of the plan, with their markers. After `read`, each table has the condition on its needed
             rows.
     """
 
-    def __init__(self, catalyst: Catalyst, table_of: Callable[[Node], MarkedTable | None]) -> None:
+    def __init__(self, catalyst: Catalyst, find_table: Callable[[Node], MarkedTable | None]) -> None:
         self.tables: dict[Table, int] = {}
         self._catalyst = catalyst
-        self._find_table = table_of
+        self._find_table = find_table
         self._conditions = Conditions(catalyst)
         self._nodes_left = PLAN_NODES_MAX
         self._has_subqueries = True
@@ -431,39 +431,46 @@ class PlanReader:
 
     def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
         """Return the rows of a join, without the attributes that both sides have."""
-        source_of = _map_sources_by_id([left, right])
-        references = {str(number): (source, str(number)) for number, source in source_of.items()}
+        sources_by_id = _map_sources_by_id([left, right])
+        references = {str(number): (source, str(number)) for number, source in sources_by_id.items()}
         block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
         columns = {
-            number: column for rows in (left, right) for number, column in rows.columns.items() if number in source_of
+            number: column
+            for rows in (left, right)
+            for number, column in rows.columns.items()
+            if number in sources_by_id
         }
-        sources = frozenset(number for number in left.sources | right.sources if number in source_of)
+        sources = frozenset(number for number in left.sources | right.sources if number in sources_by_id)
         return _Rows(block, columns, sources)
 
     # Predicates
 
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
         """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources."""
-        source_of = _map_sources_by_id(sources)
-        columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
+        sources_by_id = _map_sources_by_id(sources)
+        columns = {
+            number: column for rows in sources for number, column in rows.columns.items() if number in sources_by_id
+        }
         parts = self._catalyst.list_operands(condition, "And")
-        conditions: list[Condition | None] = [_move_to_sources(self._read_condition(parts, columns), source_of)]
+        conditions: list[Condition | None] = [_move_to_sources(self._read_condition(parts, columns), sources_by_id)]
         equalities: list[Equality] = []
         for part in parts:
             if self._catalyst.find_kind(part) != "EqualTo":
                 continue
             left, right = part.left(), part.right()
-            keys = self._read_key(left, source_of), self._read_key(right, source_of)
+            keys = self._read_key(left, sources_by_id), self._read_key(right, sources_by_id)
             if keys[0] is not None and keys[1] is not None and is_comparable(keys[0].kind, keys[1].kind):
                 equalities.append((keys[0].reference, keys[1].reference))
             for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
                 conditions += self._list_subquery_values(key, other)
-                conditions += self._list_period_values(side, other, source_of, sources)
-        conditions += self._list_inequality_values(parts, source_of, sources)
-        return Predicate(all_of(conditions), tuple(equalities), partial(self._read_exactly, parts, columns, source_of))
+                conditions += self._list_period_values(side, other, sources_by_id, sources)
+        conditions += self._list_inequality_values(parts, sources_by_id, sources)
+        return Predicate(
+            all_of(conditions), tuple(equalities), partial(self._read_exactly, parts, columns, sources_by_id)
+        )
 
     def _read_exactly(
-        self, parts: Sequence[Node], columns: Mapping[int, SparkColumn], source_of: Mapping[int, int]
+        self, parts: Sequence[Node], columns: Mapping[int, SparkColumn], sources_by_id: Mapping[int, int]
     ) -> Condition | None:
         """Return a condition that is true for exactly the rows for which all parts are true.
 
@@ -474,10 +481,10 @@ class PlanReader:
         comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
         if any(comparison is None for comparison in comparisons):
             return None
-        return _move_to_sources(all_of(comparisons), source_of)
+        return _move_to_sources(all_of(comparisons), sources_by_id)
 
     def _list_inequality_values(
-        self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
+        self, parts: Sequence[Node], sources_by_id: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
         """Yield semi-joins for columns that an inequality compares with a subquery or a column of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
@@ -487,11 +494,11 @@ class PlanReader:
                 continue
             nodes = (part.left(), part.right())
             for (side, other), each_op in ((nodes, op), (nodes[::-1], FLIPPED[op])):
-                key = self._read_key(side, source_of)
+                key = self._read_key(side, sources_by_id)
                 if key is None:
                     continue
                 yield from self._list_subquery_limits(key, each_op, other)
-                partner = self._read_key(other, source_of)
+                partner = self._read_key(other, sources_by_id)
                 if partner is None or partner.reference[0] == key.reference[0]:
                     continue
                 source, column = partner.reference
@@ -538,29 +545,29 @@ class PlanReader:
         return conditions
 
     def _list_period_values(
-        self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]
+        self, side: Node, other: Node, sources_by_id: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
         """Yield semi-joins for a column whose day, month or year equals a value of another column."""
         partner = self._find_attribute(other)
-        period = None if partner is None or partner not in source_of else find_period(self._catalyst, side)
+        period = None if partner is None or partner not in sources_by_id else find_period(self._catalyst, side)
         if period is None or partner is None or self._catalyst.read_type(other) not in period.partners:
             return
         number = self._catalyst.read_id(period.column)
-        if number in source_of:
-            rows = sources[source_of[partner]]
+        if number in sources_by_id:
+            rows = sources[sources_by_id[partner]]
             yield from iter_period_semi_joins(
-                (source_of[number], str(number)), period.transform, rows.relation, str(partner)
+                (sources_by_id[number], str(number)), period.transform, rows.relation, str(partner)
             )
 
-    def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
+    def _read_key(self, node: Node, sources_by_id: Mapping[int, int]) -> _Key | None:
         """Return the attribute in a node as a key, without casts to wider types, or None if there is no attribute."""
         node = self._remove_widening(node)
         if self._catalyst.find_kind(node) != "AttributeReference":
             return None
         number = self._catalyst.read_id(node)
-        if number not in source_of:
+        if number not in sources_by_id:
             return None
-        return _Key((source_of[number], str(number)), find_iceberg_kind(self._catalyst.read_type(node)))
+        return _Key((sources_by_id[number], str(number)), find_iceberg_kind(self._catalyst.read_type(node)))
 
     def _remove_widening(self, node: Node) -> Node:
         """Return the operand of a cast to a type that has all values of the operand. Return other nodes unchanged."""
@@ -598,9 +605,9 @@ def _map_sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
     return {number: position for number, position in positions.items() if number not in repeated_ids}
 
 
-def _move_to_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:
+def _move_to_sources(condition: Condition | None, sources_by_id: Mapping[int, int]) -> Condition | None:
     """Translate a condition on attributes into a condition on columns of the sources."""
-    return move(condition, lambda reference: (source_of[int(reference[1].partition(".")[0])], reference[1]))
+    return move(condition, lambda reference: (sources_by_id[int(reference[1].partition(".")[0])], reference[1]))
 
 
 def _rename(column: SparkColumn, name: str) -> SparkColumn:

@@ -75,7 +75,7 @@ class LogSinkOptions:
     table_uuid: str
 
     @staticmethod
-    def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> LogSinkOptions:
+    def parse(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> LogSinkOptions:
         """Parse the options of a writer.
 
         Raises:

@@ -96,7 +96,7 @@ class Options:
     """The start of a stream of rows (`row_stream.py`)."""
 
     @staticmethod
-    def of(raw_options: Mapping[str, str]) -> Options:
+    def parse(raw_options: Mapping[str, str]) -> Options:
         """Parse the options of a reader. The default of `uri` is the environment variable SEAMARK_URL.
 
         Raises:

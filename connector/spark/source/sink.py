@@ -62,7 +62,7 @@ class SinkOptions:
     into: Destination
 
     @staticmethod
-    def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
+    def parse(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
         """Parse the options of a writer.
 
         Raises:

@@ -49,28 +49,28 @@ class SeamarkSource(DataSource):
 
     def schema(self) -> spark_types.StructType:
         """Return the schema with the columns of the option `columns`, or with all columns of the snapshot."""
-        options = Options.of(self.options)
+        options = Options.parse(self.options)
         return select_schema(options.open(), options)
 
     def reader(self, schema: spark_types.StructType) -> DataSourceReader:
-        options = Options.of(self.options).with_fresh_rows()
+        options = Options.parse(self.options).with_fresh_rows()
         source_table = options.open()
         reader_class = FilteringReader if options.push_filters else BatchReader
         return reader_class(options, source_table, check_schema(schema, source_table))
 
     def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = Options.of(self.options)
+        options = Options.parse(self.options)
         source_table = options.open()
         stream_reader = RowStreamReader if reads_rows(options, source_table.metadata) else StreamReader
         return stream_reader(options, source_table, check_schema(schema, source_table))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
-        return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))
+        return sink.BatchWriter(sink.SinkOptions.parse(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         if log_sink.writes_log(self.options):
-            return log_sink.LogWriter(log_sink.LogSinkOptions.of(self.options, schema, overwrite=overwrite))
-        return sink.StreamWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=True))
+            return log_sink.LogWriter(log_sink.LogSinkOptions.parse(self.options, schema, overwrite=overwrite))
+        return sink.StreamWriter(sink.SinkOptions.parse(self.options, schema, overwrite=overwrite, streaming=True))
 
 
 def register(spark: SparkSession) -> None:

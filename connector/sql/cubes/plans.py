@@ -27,9 +27,8 @@ from seamark.formats.index.keys.group_conditions import rename_condition, to_gro
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.protocol.wire import CUBE_COST_MAX_FRACTION, CUBE_UNCHECKED_ROWS_MAX
 
-_FEW_ROWS = 200_000
-"""If a query reads at most this number of rows, it uses groups without a comparison of costs, which are small."""
 _SMALL_TABLE_MAX_FRACTION = 0.05
 """If a query reads at most this fraction of the rows of its plan, it uses groups without a comparison of costs.
 
@@ -37,8 +36,6 @@ The comparison needs the rows that joins leave out. Planning the joins takes lon
 """
 _ROWS_PER_GROUP_COST = 4
 """The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read."""
-_PAYING_MAX_FRACTION = 0.7
-"""The maximum cost of groups and rows, as a fraction of the rows that are read without a cube."""
 
 
 class _ExpensiveCube(NotFromCube):
@@ -233,10 +230,10 @@ def _read_groups(
         deleted_rows = _count_removed_rows(deleted_tasks)
         rows = sum(task.records for task in row_tasks) + _ROWS_PER_GROUP_COST * groups.num_rows + deleted_rows
         planned_rows = sum(task.records for task in facts.tasks)
-        if planned_rows > _FEW_ROWS and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
+        if planned_rows > CUBE_UNCHECKED_ROWS_MAX and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
             joined_reads = planner.plan() if len(reads) > 1 else reads
             rows_without_cube = sum(task.records for task in joined_reads[cube_query.facts].tasks)
-            if rows >= _PAYING_MAX_FRACTION * rows_without_cube:
+            if rows >= CUBE_COST_MAX_FRACTION * rows_without_cube:
                 raise _ExpensiveCube(
                     f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
                     f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "

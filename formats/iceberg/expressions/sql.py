@@ -383,9 +383,8 @@ class _Reader(Comparisons):
         term = self._parse_term(node.this)
         if term is None or term.kind != "boolean":
             return None
-        return term.make_predicate(
-            Op.NOT_EQ, expected
-        )  # Null also matches, because IS NOT TRUE and IS NOT FALSE are true for null.
+        # Null also matches, because IS NOT TRUE and IS NOT FALSE are true for null.
+        return term.make_predicate(Op.NOT_EQ, expected)
 
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         """Return the predicate for the prefix of a LIKE pattern, or None if an expression cannot represent it."""

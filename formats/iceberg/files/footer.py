@@ -161,9 +161,8 @@ def read_footer(data: bytes) -> ParquetFooter:
         ValueError: The bytes are not a valid footer.
     """
     spans, _ = _footer.spans(data, 0)
-    if len({number for number, *_ in spans}) < len(
-        spans
-    ):  # If there are two lists of row groups, pyarrow reads the last list.
+    # If there are two lists of row groups, pyarrow reads the last list.
+    if len({number for number, *_ in spans}) < len(spans):
         raise ValueError("a field of the footer is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:

@@ -154,7 +154,6 @@ def get_column(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
         raise AmbiguousColumn(f"the file has {len(top)} columns named {column_path[0]!r}")
     column = table.column(top[0])
     for name in column_path[1:]:
-        column = pc.struct_field(
-            column, [column.type.get_field_index(name)]
-        )  # The value is null if the struct is null.
+        # The value is null if the struct is null.
+        column = pc.struct_field(column, [column.type.get_field_index(name)])
     return column

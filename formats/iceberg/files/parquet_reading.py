@@ -163,7 +163,7 @@ class BoundedParquet:
             column_paths: The paths of the columns by field id.
             rows: The positions of the rows in the file, int64[n], ascending.
         """
-        chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
+        chunks_by_column: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for start, table, cost in self._read_tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             positions = pa.array(rows[first:end] - start)
@@ -175,10 +175,10 @@ class BoundedParquet:
                     .chunks
                 ):
                     self._budget.take(chunk.nbytes, self._path)
-                    chunks_of[column_id].append(self._decode_dictionary(chunk))
+                    chunks_by_column[column_id].append(self._decode_dictionary(chunk))
             self._budget.give_back(cost)
         return {
-            column_id: self._to_chunked_array(chunks_of[column_id], column_paths[column_id])
+            column_id: self._to_chunked_array(chunks_by_column[column_id], column_paths[column_id])
             for column_id in column_paths
         }
 

@@ -115,9 +115,8 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
 def _compress_blob(blob: Blob) -> bytes:
     if blob.codec != "zstd":
         raise ValueError(f"Blobs can be written without compression or with zstd, but not with {blob.codec!r}")
-    return bytes(
-        pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True)
-    )  # The spec requires one frame, which must contain the size of its content.
+    # The spec requires one frame, which must contain the size of its content.
+    return bytes(pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True))
 
 
 def read_footer_size(tail: Part, location: str) -> int:

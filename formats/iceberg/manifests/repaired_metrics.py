@@ -32,11 +32,11 @@ _OPAQUE = frozenset({"variant", "geometry", "geography"})
 """The types whose bounds are not single values."""
 _UNORDERED = frozenset({"uuid"})
 """The types whose bounds are not compared, because Java's writers order UUIDs as two signed halves."""
-TypeOf = Callable[[int], Type | None]
+FindType = Callable[[int], Type | None]
 """A function that returns the type of a column by its id, or None if no schema of the table has the column."""
 
 
-def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
+def repair_file(file: ContentFile, find_type: FindType) -> ContentFile:
     """Return the file without its unusable metrics.
 
     If all metrics are usable, the result is the same object.
@@ -54,7 +54,7 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
     usable_bounds: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
     for column in {**lower, **upper}:
         for side, data in zip(
-            usable_bounds, _repair_pair(type_of(column), lower.get(column), upper.get(column)), strict=True
+            usable_bounds, _repair_pair(find_type(column), lower.get(column), upper.get(column)), strict=True
         ):
             if data is not None:
                 side[column] = data
@@ -66,7 +66,7 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
-def has_unusable_metrics(manifest: DecodedManifest, type_of: TypeOf) -> bool:
+def has_unusable_metrics(manifest: DecodedManifest, find_type: FindType) -> bool:
     """Return whether `repair_file` would change a file of the manifest.
 
     If the manifest has more than `BOUNDS_MAX` bounds, the result is False.
@@ -74,7 +74,7 @@ def has_unusable_metrics(manifest: DecodedManifest, type_of: TypeOf) -> bool:
     bounds = sum(len(columns[0]) for of_side in manifest.bounds.values() for columns in of_side.values())
     if bounds > BOUNDS_MAX:
         return False
-    return any(_has_wrong_counts(manifest)) or any(_has_wrong_bounds(manifest, type_of))
+    return any(_has_wrong_counts(manifest)) or any(_has_wrong_bounds(manifest, find_type))
 
 
 def _has_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
@@ -90,11 +90,11 @@ def _has_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
                 yield bool((counts[is_present] > total[1].take(places[is_present])).any())
 
 
-def _has_wrong_bounds(manifest: DecodedManifest, type_of: TypeOf) -> Iterator[bool]:
+def _has_wrong_bounds(manifest: DecodedManifest, find_type: FindType) -> Iterator[bool]:
     heap = manifest.heap.tobytes()
     lower, upper = manifest.bounds.get(LOWER, {}), manifest.bounds.get(UPPER, {})
     for column in {**lower, **upper}:
-        kind = type_of(column)
+        kind = find_type(column)
         low, high = _read_bounds_by_row(lower, column, heap), _read_bounds_by_row(upper, column, heap)
         # The files of a manifest often have equal bounds.
         for pair in {(low.get(row), high.get(row)) for row in {**low, **high}}:

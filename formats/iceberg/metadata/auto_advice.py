@@ -30,7 +30,7 @@ class AutoAdvicePolicy:
     measure_hours: int
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> AutoAdvicePolicy:
+    def from_properties(properties: Mapping[str, str]) -> AutoAdvicePolicy:
         """Return the policy in a table's properties. Invalid values are replaced by the defaults."""
         return AutoAdvicePolicy(
             parse_count(properties, BYTES_PER_DAY, BYTES_PER_DAY_DEFAULT),

@@ -193,9 +193,8 @@ class TableBuilder:
         if schema_id == self.current_schema_id:
             return
         self._comparisons.spend(len(self.specs) + self._count_spec_fields())
-        has_rows = any(
-            ref.is_branch for ref in self.refs.values()
-        )  # An engine that replaces a table first removes the branch.
+        # An engine that replaces a table first removes the branch.
+        has_rows = any(ref.is_branch for ref in self.refs.values())
         old = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
             partition.check_names(spec, schema)
@@ -369,9 +368,8 @@ class TableBuilder:
         Unknown ids are ignored, because two services can expire the same snapshot.
         """
         removed_ids: set[int] = set()
-        if (
-            self._undone_lately is None
-        ):  # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
+        # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
+        if self._undone_lately is None:
             self._comparisons.spend(len(self.snapshots))
             self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:

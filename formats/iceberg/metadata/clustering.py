@@ -50,7 +50,7 @@ class ClusteringLayout:
     curve: str = HILBERT
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
+    def from_properties(properties: Mapping[str, str]) -> ClusteringLayout | None:
         """Return the layout in a table's properties, or None if the property `seamark.clustering.columns` is not set.
 
         Raises:

@@ -51,7 +51,7 @@ class TtlPolicy:
     time_column: str | None = None
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> TtlPolicy | None:
+    def from_properties(properties: Mapping[str, str]) -> TtlPolicy | None:
         """Return the policy in a table's properties, or None if the property `seamark.column-ttl.columns` is not set.
 
         Raises:
@@ -115,7 +115,7 @@ class TtlPolicy:
         return times[0]
 
 
-def why_kept(metadata: TableMetadata, field: Field) -> str:
+def explain_retention(metadata: TableMetadata, field: Field) -> str:
     """Return the reason why the values of a column and of its inner columns are never removed from files.
 
     The reason is a predicate that follows the column's name. It is empty if the values can be removed.

@@ -44,7 +44,7 @@ class StatisticsPolicy:
     changed_percent: int = CHANGED_PERCENT_DEFAULT
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> StatisticsPolicy:
+    def from_properties(properties: Mapping[str, str]) -> StatisticsPolicy:
         """Return the policy in a table's properties.
 
         Raises:

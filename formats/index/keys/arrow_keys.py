@@ -172,9 +172,8 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
 def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
     """Return the codes of floats, and bool[rows] of the NaNs, or None if there are no NaNs."""
     numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # This ignores a warning about a signalling NaN, or a double outside the range of floats.
+    # This ignores a warning about a signalling NaN, or a double outside the range of floats.
+    with np.errstate(invalid="ignore", over="ignore"):
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             float32_numbers = numbers.astype(np.float32)
@@ -203,9 +202,8 @@ def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) ->
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
         numbers = _view_numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
-        if (
-            numbers.dtype.kind == "u" and numbers.itemsize >= 4
-        ):  # Java reads unsigned integers as signed, or not at all.
+        # Java reads unsigned integers as signed, or not at all.
+        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:
             _refuse_values(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):

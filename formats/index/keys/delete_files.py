@@ -130,7 +130,7 @@ class DeletedKeys:
     with_equal_zeros: HashSet | None
 
     @staticmethod
-    def of(columns: list[Keys]) -> DeletedKeys:
+    def from_columns(columns: list[Keys]) -> DeletedKeys:
         merged_columns = merge_zeros(columns)
         return DeletedKeys(
             HashSet(*hash_halves(columns)), None if merged_columns is None else HashSet(*hash_halves(merged_columns))
@@ -215,7 +215,7 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
         if absent:
             raise Unreadable(file.path, f"the file has no column with field id {absent[0]}")
         arrays = parquet.read_plain_columns(column_paths)
-        return DeletedKeys.of([convert_to_keys(arrays[column_id], kind) for column_id, kind in columns])
+        return DeletedKeys.from_columns([convert_to_keys(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:

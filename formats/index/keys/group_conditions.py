@@ -89,8 +89,8 @@ def is_at_boundary(predicate: Bound, term: Term) -> bool:
     if not isinstance(value, int):
         return False
     first = value + _BOUNDARIES[predicate.op]
-    unit_of = make_function(term.transform, term.source)
-    return bool(unit_of(first) != unit_of(first - 1))
+    truncate = make_function(term.transform, term.source)
+    return bool(truncate(first) != truncate(first - 1))
 
 
 def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:

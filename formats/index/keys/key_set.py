@@ -118,9 +118,8 @@ class KeySet:
         if self.kind == kind:
             return self
         codes = self.distinct.codes
-        if codes is None and not has_codes(
-            kind
-        ):  # The keys are decimals with more than 18 digits, which all have the same length.
+        # The keys are decimals with more than 18 digits, which all have the same length.
+        if codes is None and not has_codes(kind):
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":

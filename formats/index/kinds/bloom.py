@@ -227,20 +227,20 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
         bits_of_files: The size of each file's filter in bits.
         fill: A function that sets the bits of a group's rows, in pages of zeros.
     """
-    sizes, number_of = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
+    sizes, size_numbers = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
     head = _compute_header_size(len(bits_of_files), len(sizes))
     entries = np.zeros(len(sizes), dtype=_ENTRY)
     pieces: list[Bytes] = []
     offset = head
     for number, size in enumerate(sizes.tolist()):
-        group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
+        group = _Group(size, np.flatnonzero(size_numbers == number).astype(np.int32), offset)
         buffer = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes complete words.
         fill(group, buffer)
         _bloom.seal(group.make_geometry(), buffer)
         entries[number] = (size, len(group.files), offset, group.length)
         pieces.append(buffer[: group.length])
         offset += group.length
-    numbers = number_of.astype(np.uint8).tobytes()
+    numbers = size_numbers.astype(np.uint8).tobytes()
     text = _FIXED.pack(head, k, len(bits_of_files), len(sizes)) + entries.tobytes() + numbers
     text = text.ljust(head - _CHECK.size, b"\0")
     return [np.frombuffer(text + _CHECK.pack(compute_checksum(text)), dtype=np.uint8), *pieces]

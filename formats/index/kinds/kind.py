@@ -91,19 +91,19 @@ class BlobReader(Protocol):
         """Read all ranges concurrently, or return None if there are too many ranges or too many bytes."""
         ...
 
-    async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
+    async def read_head(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Return the start of the blob.
 
         Args:
-            size_of: A function that returns the required size from the first bytes.
+            compute_size: A function that returns the required size from the first bytes.
         """
         ...
 
-    async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
+    async def read_tail(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Return the end of the blob.
 
         Args:
-            size_of: A function that returns the required size from the last bytes.
+            compute_size: A function that returns the required size from the last bytes.
         """
         ...
 

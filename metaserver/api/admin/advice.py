@@ -188,7 +188,7 @@ async def read_advised_table(
     time_corrections = compute_time_corrections(
         await _add_recorded(call.components.history, loaded_table.entry.uuid, applied_proposals[:_APPLIED_MAX])
     )
-    times = await run_simulation(call, lambda: EngineTimes.of(shapes))
+    times = await run_simulation(call, lambda: EngineTimes.from_shapes(shapes))
 
     def build() -> AdvisedTable:
         whole_sample = add_bounds(sample, files)

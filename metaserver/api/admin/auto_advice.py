@@ -339,7 +339,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
     """Return the metadata with the properties that the table inherits, and the policy from these properties."""
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     effective = with_policies(metadata, policies)
-    return effective, AutoAdvicePolicy.of(effective.properties)
+    return effective, AutoAdvicePolicy.from_properties(effective.properties)
 
 
 async def _withdraw_trials(trials: _Trials) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
-from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, find_time_columns, why_kept
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, explain_retention, find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, Longs
@@ -146,7 +146,7 @@ class _Advisor:
         files, schema = find_files_by_prefix(self.view), self.metadata.current_schema
         ends = self._find_partition_ends_ms(files.list_entry_ids())
         for field in schema.fields:
-            if why_kept(self.metadata, field):
+            if explain_retention(self.metadata, field):
                 continue
             sizes = _measure_column(files, schema, field.id)
             related_ids = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}

@@ -145,7 +145,7 @@ async def _answer_instants(call: Call, instant_filter: InstantFilter, securable:
     timeline = call.components.timeline
     instant_filter, limit, wait_s = _read_query(call, instant_filter)
     if instant_filter.since == LATEST:
-        instant_filter = msgspec.structs.replace(instant_filter, since=await timeline.head())
+        instant_filter = msgspec.structs.replace(instant_filter, since=await timeline.load_head())
     if EVENT_STREAM in call.headers.get("Accept", ""):
         return await _stream_instants(call, timeline, instant_filter, securable)
     if wait_s > 0:

@@ -177,12 +177,14 @@ class _FilesPage:
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
         """Return the position of each file's format in a list, and the list of formats."""
-        number_of: dict[str, int] = {}
+        number_by_name: dict[str, int] = {}
         names = [
             (text or b"").decode("utf-8", "replace").lower()
             for text in self._files.read_texts("file_format").list_values()
         ]
-        return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
+        return np.array([number_by_name.setdefault(name, len(number_by_name)) for name in names], dtype=np.int64), list(
+            number_by_name
+        )
 
     def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._files_by_partition is None:

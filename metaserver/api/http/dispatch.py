@@ -339,13 +339,15 @@ class Call:
         return await self.components.authorizer.allows(self.principal, operation or self._route.operation, securable)
 
     async def select(
-        self, items: Sequence[B], securable_of: Callable[[B], Securable], operation: str | None = None
+        self, items: Sequence[B], find_securable: Callable[[B], Securable], operation: str | None = None
     ) -> list[B]:
         """Return the items on whose objects the caller may do an operation, by default that of the route."""
         authorizer, operation = self.components.authorizer, operation or self._route.operation
         if authorizer.is_uniform(self.principal, operation, WAREHOUSE.namespace):
             return list(items)
-        allowed_flags = await authorizer.allows_each(self.principal, operation, [securable_of(item) for item in items])
+        allowed_flags = await authorizer.allows_each(
+            self.principal, operation, [find_securable(item) for item in items]
+        )
         return [item for item, is_allowed in zip(items, allowed_flags, strict=True) if is_allowed]
 
     async def select_names(self, kind: str, names: list[str], operation: str) -> list[str]:

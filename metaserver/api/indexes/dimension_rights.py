@@ -46,7 +46,7 @@ async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterab
     for setter in setters:
         for *namespace, name in dict.fromkeys(tuple(table) for table in tables):
             securable = Securable(tuple(namespace), TABLE, name)
-            if (reason := await rights.why_lost(setter, "readRows", securable)) is not None:
+            if (reason := await rights.explain_loss(setter, "readRows", securable)) is not None:
                 raise Forbidden(f"{setter} defined the index and may not read {securable.name} now: {reason}")
 
 

@@ -160,7 +160,9 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
 async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return whether each file is new and could be indexed, but is not described by these index files, bool[files]."""
     return (
-        ~await find_covered_files(call, new_files.files, live_files) & new_files.files.ids.identified & new_files.fresh
+        ~await find_covered_files(call, new_files.files, live_files)
+        & new_files.files.ids.has_identity
+        & new_files.fresh
     )
 
 

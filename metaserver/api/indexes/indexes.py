@@ -272,9 +272,8 @@ async def load_index(call: Call) -> dict[str, Any]:
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     """Define an index, or change the fields of an index that the body has."""
     name = check_name(call.names[1])
-    body = await call.parse(
-        data, _make_body_type(tuple(list_parameters()))
-    )  # Make the type for each request, because kinds may be added while the server runs.
+    # Make the type for each request, because kinds may be added while the server runs.
+    body = await call.parse(data, _make_body_type(tuple(list_parameters())))
 
     dimension_tables: set[tuple[str, ...]] = set()
 
@@ -466,7 +465,7 @@ async def _describe_index(
     mask = await find_covered_files(call, files, live_files)
     of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
     indexed_files, total = int(mask.sum()), files.ids.count
-    lag = int((~mask & files.ids.identified).sum())
+    lag = int((~mask & files.ids.has_identity).sum())
     quarantined_files = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
@@ -569,9 +568,8 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
     """Return the error for an unknown index, with the most similar name."""
-    similar_names = find_near_names(
-        name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
-    )  # For example, price_bitmap is similar to price.
+    # For example, price_bitmap is similar to price.
+    similar_names = find_near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)
     hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 

@@ -380,15 +380,15 @@ class _Page:
         file_positions = self._scan.view.find_positions(entry_ids).tolist()
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").tolist()
         files = []
-        for entry_id, position, count_of, deletes in zip(
+        for entry_id, position, row_count, deletes in zip(
             entry_ids.tolist(), file_positions, records, self._scan.find_deletes_by_file(entry_ids), strict=True
         ):
-            if count_of < 0:
-                files.append(_CandidateFile(entry_id, count_of, None, False, len(deletes)))
+            if row_count < 0:
+                files.append(_CandidateFile(entry_id, row_count, None, False, len(deletes)))
                 continue
-            bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, count_of)
+            bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, row_count)
             sound = self._predicate.exact or (bits is not None and not bits.any())
-            files.append(_CandidateFile(entry_id, count_of, bits, exact and sound, len(deletes)))
+            files.append(_CandidateFile(entry_id, row_count, bits, exact and sound, len(deletes)))
         return files
 
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:

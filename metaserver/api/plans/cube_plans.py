@@ -20,7 +20,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.group_conditions import to_group_condition
-from seamark.formats.protocol.wire import CUBE_PLAN
+from seamark.formats.protocol.wire import CUBE_COST_MAX_FRACTION, CUBE_PLAN, CUBE_UNCHECKED_ROWS_MAX
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
@@ -48,10 +48,6 @@ from seamark.metaserver.store.model import EntryKind, PlanJoin
 
 GROUPS_MAX = 1_000_000
 """The maximum number of groups of a response."""
-_FEW_ROWS = 200_000
-"""If a plan has at most this number of rows, its cube is used even if it saves few of them."""
-_UNCOVERED_FRACTION_MAX = 0.7
-"""The maximum number of rows that are read beside the groups, as a fraction of the rows of the plan."""
 
 
 class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -218,7 +214,7 @@ def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | No
     """
     rows = find_files_at(scan_plan.view, scan_plan.entry_ids).read_longs("record_count")
     uncovered_rows, all_rows = int(rows[~is_covered].sum()), int(rows.sum())
-    if all_rows <= _FEW_ROWS or uncovered_rows < _UNCOVERED_FRACTION_MAX * all_rows:
+    if all_rows <= CUBE_UNCHECKED_ROWS_MAX or uncovered_rows < CUBE_COST_MAX_FRACTION * all_rows:
         return None
     return f"the cube covers too few rows: {uncovered_rows:,} of {all_rows:,} rows would still be read"
 

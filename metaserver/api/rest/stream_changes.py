@@ -90,7 +90,7 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
             continue
         now_ms = call.components.clock.now_ms()
         effect = await call.run_in_turn(
-            partial(_examine, updates, change.requirements, metadata, now_ms, is_reset=is_reset)
+            partial(_find_effect, updates, change.requirements, metadata, now_ms, is_reset=is_reset)
         )
         if effect is _Effect.REFUSED:
             # The commit is refused after another commit, too, because this process has not prepared the stream for it.
@@ -174,7 +174,7 @@ _WRITING_PROPERTIES = ("write.", "encryption.")
 """The prefixes of properties that state how files are written."""
 
 
-def _examine(
+def _find_effect(
     updates: Sequence[dict[str, Any]],
     requirements: Sequence[dict[str, Any]],
     metadata: TableMetadata,
@@ -182,7 +182,7 @@ def _examine(
     *,
     is_reset: bool,
 ) -> _Effect:
-    """Return the effect of a commit: whether it may change the key of a stream table, or how its files are written."""
+    """Return the effect of a commit on the key of a stream table, and on how the files of the table are written."""
     if _fails_requirement(updates, requirements, metadata):
         return _Effect.REFUSED
     if not is_reset:
@@ -191,8 +191,8 @@ def _examine(
             actions = (*_WRITING_ACTIONS, "upgrade-format-version")
             relevant = [update for update in updates if update.get("action") in actions]
             changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
-        except SeamarkError:  # The commit will probably fail, too.
-            pass
+        except SeamarkError:
+            pass  # The commit will probably fail, too.
         else:
             is_changed = (
                 identify_key(changed) != identify_key(metadata)

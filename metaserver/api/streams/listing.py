@@ -56,9 +56,8 @@ async def list_streams(call: Call) -> StreamList:
     last_uuid = ""
     page: list[ListedStream] = []
     uuids = sorted(uuid for uuid in durable if uuid > after_uuid)
-    size = min(
-        page_limit + 1, FOUND_TABLES_MAX
-    )  # If there is one table more than the page shows, there is a next page.
+    # If there is one table more than the page shows, there is a next page.
+    size = min(page_limit + 1, FOUND_TABLES_MAX)
     for start in range(0, len(uuids), size):
         entries = await store.find_entries(uuids[start : start + size])
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]

@@ -274,7 +274,7 @@ async def _wait_for_rows(
 async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
     """Wake a watcher for each commit of a table from now on."""
     timeline = call.components.timeline
-    async with timeline.watch_instants(InstantFilter(uuid=uuid, since=await timeline.head())) as watcher:
+    async with timeline.watch_instants(InstantFilter(uuid=uuid, since=await timeline.load_head())) as watcher:
         yield watcher
 
 

@@ -304,9 +304,10 @@ async def make_foreign_file_check(
         foreign_locations |= {
             claim.location for claim in await context.store.find_allowed_overlaps(keys, uuid, _OVERLAPS_MAX)
         }
-    key_of = context.warehouse.make_key
+    make_key_text = context.warehouse.make_key
     return lambda location: (
-        bool(foreign_locations) and not foreign_locations.isdisjoint(list_keys_above(key_of(parse_location(location))))
+        bool(foreign_locations)
+        and not foreign_locations.isdisjoint(list_keys_above(make_key_text(parse_location(location))))
     )
 
 

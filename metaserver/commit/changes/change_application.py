@@ -216,13 +216,13 @@ class ChangeApplication:
             return
         live_manifests = drop_dead_manifests(await manifests.read_list(parent))
 
-        def paths() -> set[str]:
+        def list_paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)
             removed = (remove.file_path for remove in self.request.remove)
             return {*removed, *(path for path in referenced if path is not None)}
 
         await manifests.find_listing_manifests(
-            live_manifests, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
+            live_manifests, await run_by_count(len(self.request.remove) + len(change.deletes), list_paths)
         )
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
@@ -349,7 +349,7 @@ class ChangeApplication:
         restored = undo.restored_files
         await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
         stored_manifests: list[StoredManifest] = []
-        for spec_id, content, entries in await run_by_count(len(restored), undo.groups):
+        for spec_id, content, entries in await run_by_count(len(restored), undo.group_by_manifest):
             stored_manifests += await self._writer.write_manifests(entries, metadata, spec_id, content)
         return tuple(stored_manifests)
 

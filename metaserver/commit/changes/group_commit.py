@@ -262,7 +262,7 @@ class Commits:
         If the whole group fails, the method raises one error for all changes.
         """
         retries, attempts = self._context.settings.commit_retries, 0
-        async with self._publisher.races() as races:
+        async with self._publisher.count_races() as races:
             while attempts <= retries:
                 open_changes = [pending for pending in group if not pending.done.done()]
                 try:
@@ -514,7 +514,7 @@ async def open_commits(
     catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitObserver
 ) -> AsyncIterator[Commits]:
     """Open the commits of changes. On exit, wait for running commits."""
-    manifests = Manifests.of(catalog.context.objects, catalog.context.settings)
+    manifests = Manifests.from_settings(catalog.context.objects, catalog.context.settings)
     commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:
         yield commits

@@ -47,7 +47,7 @@ class Undo(NamedTuple):
     def restored_files(self) -> list[ContentFile]:
         return [entry.file for entry in self.removed]
 
-    def groups(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
+    def group_by_manifest(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
         """Return the spec id, the content type and the entries of each manifest of restored files."""
         groups: dict[tuple[int, int], list[ManifestEntry]] = {}
         for entry in self.removed:

@@ -80,7 +80,7 @@ class CommitManifests:
 
     @cached_property
     def _own(self) -> Manifests:
-        return Manifests.of(self.files, self._context.settings, _MEMORY_DIVISOR)
+        return Manifests.from_settings(self.files, self._context.settings, _MEMORY_DIVISOR)
 
     @property
     def unchecked(self) -> ManifestReaders:
@@ -115,4 +115,4 @@ class CommitManifests:
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
     """Return the reader of published manifests that all commits of engines share."""
-    return Manifests.of(context.objects, context.settings, _MEMORY_DIVISOR)
+    return Manifests.from_settings(context.objects, context.settings, _MEMORY_DIVISOR)

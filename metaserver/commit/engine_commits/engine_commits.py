@@ -247,7 +247,7 @@ class EngineCommits:
         caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
             try:
-                async with self.publisher.races() as races:
+                async with self.publisher.count_races() as races:
                     outcome = await self._attempt(commit, races)
             except AlreadyCommitted as repeat:
                 return repeat.outcome

@@ -28,7 +28,7 @@ from msgspec import structs
 
 from seamark.formats.iceberg.manifests.content_file import DATA, DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile
-from seamark.formats.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repair_file
+from seamark.formats.iceberg.manifests.repaired_metrics import FindType, has_unusable_metrics, repair_file
 from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST, DELETE_MANIFEST, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -252,12 +252,12 @@ class _Correction:
             return []
         try:
             manifest_files = await self._own_manifests.read_list(snapshot)
-            type_of = DeclaredTypes(self._metadata)
+            find_type = DeclaredTypes(self._metadata)
             paths_to_correct = await self._find_wrong_metrics(
-                _select_new(manifest_files, snapshot.snapshot_id), type_of
+                _select_new(manifest_files, snapshot.snapshot_id), find_type
             )
             return (
-                await self._write_corrected(snapshot, manifest_files, paths_to_correct, type_of)
+                await self._write_corrected(snapshot, manifest_files, paths_to_correct, find_type)
                 if paths_to_correct
                 else []
             )
@@ -268,13 +268,16 @@ class _Correction:
             # file.
             return []
 
-    async def _find_wrong_metrics(self, new_manifests: Iterable[ManifestFile], type_of: TypeOf) -> set[str]:
-        """Return the paths of the manifests whose metrics need a correction. `type_of` returns the type of a column."""
+    async def _find_wrong_metrics(self, new_manifests: Iterable[ManifestFile], find_type: FindType) -> set[str]:
+        """Return the paths of the manifests whose metrics need a correction.
+
+        `find_type` returns the type of a column.
+        """
         paths_to_correct: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
             manifest_rows = await self._own_manifests.decode(manifest)
-            search = partial(_needs_correction, manifest_rows, manifest, self._metadata, type_of)
+            search = partial(_needs_correction, manifest_rows, manifest, self._metadata, find_type)
             if search() if len(manifest_rows.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
                 paths_to_correct.add(manifest.manifest_path)
 
@@ -282,7 +285,11 @@ class _Correction:
         return paths_to_correct
 
     async def _write_corrected(
-        self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile], paths_to_correct: set[str], type_of: TypeOf
+        self,
+        snapshot: Snapshot,
+        manifest_files: Sequence[ManifestFile],
+        paths_to_correct: set[str],
+        find_type: FindType,
     ) -> Files:
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
@@ -292,7 +299,7 @@ class _Correction:
                 continue
             entries = await self._read_all_entries(self._own_manifests, manifest)
             entries = [
-                _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
+                _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, find_type))) for entry in entries
             ]
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, manifest.content
@@ -347,7 +354,7 @@ class _ImpossibleValue(Exception):
 
 
 def _needs_correction(
-    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
+    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, find_type: FindType
 ) -> bool:
     """Return whether a manifest has wrong metrics and can be rewritten without changing row ids.
 
@@ -356,7 +363,7 @@ def _needs_correction(
     """
     if manifest.content == DATA_MANIFEST:
         _check_truncated(manifest_rows, metadata)
-    if not has_unusable_metrics(manifest_rows, type_of) or not can_be_written(metadata, manifest.partition_spec_id):
+    if not has_unusable_metrics(manifest_rows, find_type) or not can_be_written(metadata, manifest.partition_spec_id):
         return False
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True

@@ -128,7 +128,7 @@ class Expiration:
         self._planner = planner
         self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
         # Do not use the caches of commits: reading all manifests would evict the manifests that writers need.
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
+        self._manifests = Manifests.from_settings(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
@@ -226,7 +226,7 @@ class Expiration:
         passed_time = await read_passed_time(context.store, context.clock)
         now_ms = passed_time.now_ms
         policies = await load_policies(context.store, namespace)
-        policy = ExpirationPolicy.of(
+        policy = ExpirationPolicy.from_metadata(
             with_policies(former_metadata, policies),
             now_ms,
             older_than_ms=request.older_than_ms,

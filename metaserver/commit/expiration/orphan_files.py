@@ -158,7 +158,7 @@ class OrphanRemoval:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_REMOVALS_CONCURRENT_MAX)
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
+        self._manifests = Manifests.from_settings(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
@@ -246,7 +246,7 @@ class OrphanRemoval:
                 and may_delete(info.location)
             )
 
-        def orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
+        def select_orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
             return [info for info in batch if is_orphan(folder, info)]
 
         orphan_files: list[ObjectInfo] = []
@@ -255,7 +255,7 @@ class OrphanRemoval:
             async for batch in _batch_objects(self._context.objects.list(folder)):
                 listed_count += len(batch)
                 newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
-                orphan_files += await asyncio.to_thread(orphans, folder, batch)
+                orphan_files += await asyncio.to_thread(select_orphans, folder, batch)
                 if len(orphan_files) > FILES_MAX:
                     return _Listing(orphan_files[:FILES_MAX], listed_count, newest_ms, is_complete=False)
         return _Listing(orphan_files, listed_count, newest_ms, is_complete=True)

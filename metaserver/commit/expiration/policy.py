@@ -47,7 +47,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
     max_ref_age_ms: int
 
     @staticmethod
-    def of(
+    def from_metadata(
         metadata: TableMetadata,
         now_ms: int,
         *,
@@ -178,9 +178,8 @@ def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int
     """
     snapshot, replaced_ms = metadata.snapshot(head), None
     visited_ids: set[int] = set()
-    while (
-        snapshot is not None and snapshot.snapshot_id not in visited_ids
-    ):  # Writers set the parents, which may therefore form a cycle.
+    # Writers set the parents, which may therefore form a cycle.
+    while snapshot is not None and snapshot.snapshot_id not in visited_ids:
         visited_ids.add(snapshot.snapshot_id)
         yield snapshot.snapshot_id, replaced_ms
         replaced_ms = snapshot.timestamp_ms

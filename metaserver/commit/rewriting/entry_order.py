@@ -79,7 +79,7 @@ def make_clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Ke
     Files without this bound sort first.
     """
     try:
-        layout = ClusteringLayout.of(metadata.properties)
+        layout = ClusteringLayout.from_properties(metadata.properties)
     except BadRequest:
         layout = None
     column = None if layout is None else metadata.current_schema.find_column_by_name(layout.columns[0])

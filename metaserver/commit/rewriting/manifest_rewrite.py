@@ -162,7 +162,7 @@ class ManifestRewrite:
         self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
         # Do not use the caches of commits: reading all manifests would evict the manifests that writers need.
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
+        self._manifests = Manifests.from_settings(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
         """The paths of manifests with correct metrics, which need not be read again."""
 
@@ -215,9 +215,8 @@ class ManifestRewrite:
                 except CommitConflict:  # Another server has committed first.
                     report = _make_report(manifest_files, (), (), conflicts=len(groups))
         except CommitUnknown:
-            needed_paths = frozenset(
-                writer.written
-            )  # Keep all files until the outcome is known, because they may be live.
+            # Keep all files until the outcome is known, because they may be live.
+            needed_paths = frozenset(writer.written)
             raise
         finally:
             self._cleanup.remove([path for path in writer.written if path not in needed_paths])
@@ -270,7 +269,7 @@ class ManifestRewrite:
 
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
         """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read."""
-        type_of = DeclaredTypes(metadata)
+        find_type = DeclaredTypes(metadata)
         groups, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
             if manifest.manifest_path in self._sound or manifest.key_metadata is not None:
@@ -279,7 +278,7 @@ class ManifestRewrite:
             if left_bytes < 0:
                 break
             manifest_rows = await self._manifests.decode(manifest)
-            if await asyncio.to_thread(has_unusable_metrics, manifest_rows, type_of):
+            if await asyncio.to_thread(has_unusable_metrics, manifest_rows, find_type):
                 groups.append(manifest)
             else:
                 self._sound.put(manifest.manifest_path, True, len(manifest.manifest_path))
@@ -378,10 +377,10 @@ def _divide_entries(
     entry_lists: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
-    type_of = DeclaredTypes(metadata)
+    find_type = DeclaredTypes(metadata)
     former_entries = [entry for manifest_files in entry_lists for entry in manifest_files]
     entries = [
-        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of))
+        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, find_type))
         for entry in former_entries
     ]
     repaired_count = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))

@@ -144,7 +144,7 @@ class Manifests:
         self._memory: ChangeMemory | None = None
 
     @staticmethod
-    def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
+    def from_settings(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
         """Open caches with a part of `commit_memory_bytes`: the setting divided by `share`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
@@ -196,13 +196,13 @@ class Manifests:
         return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keep a manifest, or the manifests of a manifest list, in memory while it is being written, until `let_go`."""
+        """Keep a manifest, or the manifests of a manifest list, in memory until `release`."""
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
             self._unwritten_lists[location] = content
 
-    def let_go(self, location: str) -> None:
+    def release(self, location: str) -> None:
         """Release a file that `hold` keeps. Call this after the file has been written."""
         self._unwritten.pop(location, None)
         self._unwritten_lists.pop(location, None)
@@ -342,9 +342,8 @@ class Manifests:
     async def _read_path_hashes(self, manifest: ManifestFile) -> PathHashes:
         names = self._names.get(manifest.manifest_path)
         if names is None:
-            (block,) = await self._decode_blocks(
-                [manifest], None
-            )  # The block is not counted, because only its hashes stay in memory.
+            # The block is not counted, because only its hashes stay in memory.
+            (block,) = await self._decode_blocks([manifest], None)
             names = _list_names(manifest, block)
             self._names.put(manifest.manifest_path, names, names.size_bytes)
         return names

@@ -189,7 +189,7 @@ class SnapshotWriter:
             await self._objects.create(location, data)
         finally:
             self._waiting_bytes -= len(data)
-            self._manifests.let_go(location)
+            self._manifests.release(location)
 
 
 async def open_writer(

@@ -200,7 +200,7 @@ class Fetches:
         location: str,
         span: str,
         expected_bytes: int,
-        record_of: Callable[[StoreAnswer], ObjectRecord | None],
+        make_record: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
     ) -> ObjectRecord | None:
         """Read a part of an object that has no record yet. The method returns as soon as the store's answer begins.
@@ -209,7 +209,7 @@ class Fetches:
             location: The location of the object.
             span: The value of the Range header.
             expected_bytes: The number of bytes to charge to the budget.
-            record_of: Returns the record for the store's answer, or None if the object cannot be cached.
+            make_record: Returns the record for the store's answer, or None if the object cannot be cached.
             owner: The owner of the cached blocks.
 
         Returns:
@@ -222,7 +222,7 @@ class Fetches:
         if not self._take(expected_bytes, owner):
             return None
         open_file: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, open_file))
+        _start_task(self._reads, self._open(location, span, expected_bytes, make_record, owner, open_file))
         return await asyncio.shield(open_file)
 
     async def _open(
@@ -230,7 +230,7 @@ class Fetches:
         location: str,
         span: str,
         expected_bytes: int,
-        record_of: Callable[[StoreAnswer], ObjectRecord | None],
+        make_record: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
         record_future: asyncio.Future[ObjectRecord],
     ) -> None:
@@ -238,7 +238,7 @@ class Fetches:
         try:
             bucket, key = split_bucket_and_key(location)
             async with self._store.request("GET", bucket, key, {"range": span}) as answer:
-                part, record = parse_content_range(answer), record_of(answer)
+                part, record = parse_content_range(answer), make_record(answer)
                 if answer.status != 206 or part is None or record is None:
                     raise RefusedRead
                 start, end, size = part

@@ -46,8 +46,8 @@ class Cleaner:
     Args:
         load: A function that reads a metadata file.
         list_claimed: A function that returns those of the given folders that the table has claimed in the database.
-        folders: The names of the folders of index files. They are in the folder that `folder_of` returns.
-        folder_of: A function that returns the folder of Seamark's files of a table.
+        folders: The names of the folders of index files. They are in the folder that `find_folder` returns.
+        find_folder: A function that returns the folder of Seamark's files of a table.
         retention_s: The time for which superseded and quarantined files are kept, in seconds.
     """
 
@@ -61,7 +61,7 @@ class Cleaner:
         list_claimed: Callable[[str, Sequence[str]], Awaitable[Sequence[str]]],
         *,
         folders: Sequence[str],
-        folder_of: Callable[[TableMetadata], str],
+        find_folder: Callable[[TableMetadata], str],
         retention_s: int,
     ) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class Cleaner:
         self._load = load
         self._list_claimed = list_claimed
         self._folders = folders
-        self._folder_of = folder_of
+        self._find_folder = find_folder
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
         """The UUID of the table after which the next round continues."""
@@ -145,7 +145,7 @@ class Cleaner:
         registered_locations = {file.location for file in (await self._registry.load_files(entry)).files}
         deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
-        index_folders = {f"{self._folder_of(table)}/{name}" for table in tables for name in self._folders}
+        index_folders = {f"{self._find_folder(table)}/{name}" for table in tables for name in self._folders}
         for folder in await self._list_claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue

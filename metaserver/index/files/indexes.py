@@ -275,9 +275,8 @@ class Indexes:
         try:
             await self.registry.quarantine_file(file.uuid, file.location, reason)
             self.quarantined += 1
-        except (
-            SeamarkError
-        ) as error:  # The file is not in the registry, or the store is unavailable. The next failure tries again.
+        except SeamarkError as error:
+            # The file is not in the registry, or the store is unavailable. The next failure tries again.
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
     def _defer_reading(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:

@@ -68,17 +68,17 @@ class _Blob:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
 
-    async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
+    async def read_head(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Read the head like `BlobReader`, with one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
-        needed_bytes = size_of(start)
+        needed_bytes = compute_size(start)
         return start if needed_bytes <= len(start) else start + await self.read(len(start), needed_bytes - len(start))
 
-    async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
+    async def read_tail(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Read the tail like `BlobReader`, with one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
-        needed_bytes = size_of(tail)
+        needed_bytes = compute_size(tail)
         return (
             tail
             if needed_bytes <= len(tail)

@@ -72,7 +72,7 @@ class EngineTimes:
     ratios: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(shapes: Iterable[QueryShapeSums]) -> EngineTimes:
+    def from_shapes(shapes: Iterable[QueryShapeSums]) -> EngineTimes:
         """Compute the times of the shapes of a table."""
         engines: dict[str, str] = {}
         timed_shapes: defaultdict[str, list[_TimedShape]] = defaultdict(list)

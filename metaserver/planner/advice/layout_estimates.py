@@ -130,7 +130,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never_expires)
     files = find_files_at(scan.view, selection.list_entry_ids())
     policy = _read_policy_columns(properties)
-    shares_of: dict[str, Shares] = {}
+    shares_by_name: dict[str, Shares] = {}
     unknown: dict[str, str] = {}
     for name, (parts, intervals) in columns.items():
         if name in policy:
@@ -139,8 +139,8 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         if isinstance(shares, str):
             unknown[name] = shares
         elif shares is not None:
-            shares_of[name] = shares
-    if not shares_of:
+            shares_by_name[name] = shares
+    if not shares_by_name:
         return LayoutEstimates([], unknown)
     partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
@@ -155,17 +155,18 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         ]
         column_shares = [
             *(shares for shares in policy_shares if shares and not isinstance(shares, str)),
-            *shares_of.values(),
+            *shares_by_name.values(),
         ]
-        column_shares += [_ALL_ROWS] * (len(policy) + len(shares_of) - len(column_shares))
-        layout = LayoutEstimate((*policy, *shares_of), files_in, _count_kept_files(column_shares, partitions))
+        column_shares += [_ALL_ROWS] * (len(policy) + len(shares_by_name) - len(column_shares))
+        layout = LayoutEstimate((*policy, *shares_by_name), files_in, _count_kept_files(column_shares, partitions))
         fits = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= limit
         return LayoutEstimates([layout] if fits else [], unknown)
     singles = [
-        LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions)) for name, each in shares_of.items()
+        LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions))
+        for name, each in shares_by_name.items()
     ]
     singles.sort(key=lambda estimate: estimate.files)
-    best_clustering = _choose_clustering(singles, shares_of, partitions)
+    best_clustering = _choose_clustering(singles, shares_by_name, partitions)
     return LayoutEstimates(
         [
             layout_estimate
@@ -179,7 +180,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
 def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns by which the policy clusters the table, or `()` if the table has no valid policy."""
     try:
-        layout = ClusteringLayout.of(properties)
+        layout = ClusteringLayout.from_properties(properties)
     except BadRequest:
         return ()
     return () if layout is None else layout.columns

@@ -289,7 +289,7 @@ class _Advisor:
             if not set(self._get_column_name(column_id)) & set(",.")
         ]
         try:
-            current_layout = ClusteringLayout.of(self._state.metadata.properties)
+            current_layout = ClusteringLayout.from_properties(self._state.metadata.properties)
         except BadRequest:
             current_layout = None
         for count in range(1, CLUSTERED_MAX + 1):

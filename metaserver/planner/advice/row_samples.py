@@ -68,10 +68,10 @@ class SampledColumn:
         """Return a copy of the column with further values that occur in no sampled row."""
         values: Values = np.unique(np.concatenate([self.values, added_values]))
         places = np.searchsorted(values, self.values) + 1
-        code_of = np.concatenate([[0], places]).astype(np.int32)
+        new_codes = np.concatenate([[0], places]).astype(np.int32)
         counts = np.zeros(len(values) + 1, dtype=np.int64)
-        counts[code_of] = self.file_counts
-        return SampledColumn(self.column_id, self.kind, values, code_of[self.codes], counts)
+        counts[new_codes] = self.file_counts
+        return SampledColumn(self.column_id, self.kind, values, new_codes[self.codes], counts)
 
     @property
     def is_numeric(self) -> bool:
@@ -228,11 +228,11 @@ def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.N
     dictionary_array = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
     values = _convert_values(dictionary_array.dictionary, kind)
     order = np.argsort(values, kind="stable")
-    code_of = np.empty(len(values) + 1, dtype=np.int32)
-    code_of[order] = np.arange(1, len(values) + 1)
-    code_of[len(values)] = 0
+    new_codes = np.empty(len(values) + 1, dtype=np.int32)
+    new_codes[order] = np.arange(1, len(values) + 1)
+    new_codes[len(values)] = 0
     indices = pc.fill_null(dictionary_array.indices, len(values)).to_numpy(zero_copy_only=False)
-    return values[order], code_of[indices]
+    return values[order], new_codes[indices]
 
 
 def _convert_values(values: pa.Array, kind: str) -> Values:

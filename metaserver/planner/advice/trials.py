@@ -149,13 +149,13 @@ def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     if statements < STATEMENTS_MIN:
         text = f"{statements} statements since the change; {STATEMENTS_MIN} are needed"
         return Verdict(None, 0.0, None, text)
-    before_of = {reads.fingerprint: reads.fraction for reads in trial.shapes}
+    fractions_before = {reads.fingerprint: reads.fraction for reads in trial.shapes}
     before_bytes = after_bytes = files = 0.0
     for shape_sums in shapes:
         sums = shape_sums.sums
         table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
         fraction_after = _compute_read_fraction(sums)
-        fraction_before = before_of.get(shape_sums.fingerprint)
+        fraction_before = fractions_before.get(shape_sums.fingerprint)
         if fraction_before is None:
             fraction_before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else fraction_after
         before_bytes += fraction_before * table_bytes

@@ -183,8 +183,8 @@ class ScanTaskWriter:
         if not self._deletes:
             return
         comma = b""
-        layout_of = map(self._scan.view.locate_delete, self._deletes)
-        for _, of_block in groupby(layout_of, key=lambda block_and_rows: id(block_and_rows[0])):
+        blocks_and_rows = map(self._scan.view.locate_delete, self._deletes)
+        for _, of_block in groupby(blocks_and_rows, key=lambda block_and_rows: id(block_and_rows[0])):
             rows_of_block = list(of_block)
             files = _Files(rows_of_block[0][0], self._partitions, self._texts)
             local = np.array([row for _, row in rows_of_block], dtype=np.int64)

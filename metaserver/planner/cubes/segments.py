@@ -123,17 +123,17 @@ class _Places:
         self.files = files
         self._ids = ids
         self._order = np.lexsort((ids[:, 1], ids[:, 0]))
-        self.file_of: Longs = np.full(len(ids), -1, dtype=np.int64)
-        self.entry_of: Longs = np.full(len(ids), -1, dtype=np.int64)
+        self.file_numbers: Longs = np.full(len(ids), -1, dtype=np.int64)
+        self.entry_numbers: Longs = np.full(len(ids), -1, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
-        return self.file_of.nbytes + self.entry_of.nbytes + self._order.nbytes + self._ids.nbytes
+        return self.file_numbers.nbytes + self.entry_numbers.nbytes + self._order.nbytes + self._ids.nbytes
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
         """bool[files]: whether each file has an entry."""
-        is_covered: npt.NDArray[np.bool_] = self.file_of >= 0
+        is_covered: npt.NDArray[np.bool_] = self.file_numbers >= 0
         return is_covered
 
     @property
@@ -150,18 +150,18 @@ class _Places:
         for number, index_file in enumerate(index_files, first):
             if index_file is None:
                 continue
-            unplaced_files = self._order[self.file_of[self._order] < 0]
+            unplaced_files = self._order[self.file_numbers[self._order] < 0]
             places = find_ids(self._ids[unplaced_files], index_file.files.ids)
             entries = np.flatnonzero(places >= 0)
             # Use only one entry of each data file, even if the index file has two.
             entries = entries[np.unique(places[entries], return_index=True)[1]]
             files = unplaced_files[places[entries]]
-            self.file_of[files], self.entry_of[files] = number, entries
+            self.file_numbers[files], self.entry_numbers[files] = number, entries
 
     def make_tree(self) -> FileTree:
         """Return the tree of the covered files."""
         digests = b"".join(blake2b(file.location.encode(), digest_size=8).digest() for file in self.files)
-        sources = np.frombuffer(digests, dtype="<u8").astype(np.uint64)[self.file_of[self.covered]]
+        sources = np.frombuffer(digests, dtype="<u8").astype(np.uint64)[self.file_numbers[self.covered]]
         return FileTree(self._ids[self.covered], sources)
 
 
@@ -415,7 +415,10 @@ class _Merger:
         self._segments = segments
         self._prefix = prefix
         self._files = places.files
-        self._file_numbers, self._entry_numbers = places.file_of[places.covered], places.entry_of[places.covered]
+        self._file_numbers, self._entry_numbers = (
+            places.file_numbers[places.covered],
+            places.entry_numbers[places.covered],
+        )
         self.tree = places.make_tree()
         self.stores_all = stores_all
         self._schema = build_entry_schema(definition.terms, definition.measures)
@@ -484,14 +487,16 @@ class _Merger:
             SegmentTooLarge: See `_Merging`.
             _DamagedIndexFile: An entry cannot be read.
         """
-        file_of, entry_of = (values[group.first : group.end] for values in (self._file_numbers, self._entry_numbers))
+        file_numbers, entry_numbers = (
+            values[group.first : group.end] for values in (self._file_numbers, self._entry_numbers)
+        )
         merger = _Merging(self._schema, self._functions)
-        for number in np.unique(file_of).tolist():
+        for number in np.unique(file_numbers).tolist():
             file = self._files[number]
             (open_file,) = await self._segments.open([file])
             if open_file is None:
                 raise _DamagedIndexFile(file)
-            entries = np.sort(entry_of[file_of == number]).tolist()
+            entries = np.sort(entry_numbers[file_numbers == number]).tolist()
             self._segments.stats.entries_read += len(entries)
             try:
                 await asyncio.to_thread(_add_entries, merger, open_file, entries)

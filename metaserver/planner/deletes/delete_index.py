@@ -213,13 +213,13 @@ class DeleteIndex:
         """
         if not len(rows):
             return rows
-        scope_of = self._partitions.setdefault(block.spec_id, {})
+        scope_by_partition = self._partitions.setdefault(block.spec_id, {})
         ids = []
         for partition in self._read_partitions(block, rows):
-            scope = scope_of.get(partition)
+            scope = scope_by_partition.get(partition)
             if scope is None:
                 self._partition_count += 1
-                scope = scope_of[partition] = self._partition_count
+                scope = scope_by_partition[partition] = self._partition_count
             ids.append(scope)
         return np.array(ids, dtype=np.int64)
 
@@ -344,7 +344,7 @@ class DeleteIndex:
         partitions: Longs,
     ) -> None:
         """Add the equality deletes of each data file to `deletes_by_file`. Files with equal results share one tuple."""
-        deletes_of: dict[int, list[int]] = {}
+        deletes_by_position: dict[int, list[int]] = {}
         blocks = [
             (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
         ]
@@ -354,9 +354,9 @@ class DeleteIndex:
             sorted_positions, sorted_deletes = positions[order], deletes[order].tolist()
             starts = [0, *(np.flatnonzero(np.diff(sorted_positions)) + 1).tolist()]
             for start, end in pairwise((*starts, len(sorted_deletes))):
-                deletes_of.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
+                deletes_by_position.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for position, equality_deletes in deletes_of.items():
+        for position, equality_deletes in deletes_by_position.items():
             merged_deletes = tuple(sorted((*deletes_by_file[position], *equality_deletes)))
             deletes_by_file[position] = shared.setdefault(merged_deletes, merged_deletes)
 

@@ -54,7 +54,7 @@ class FileIds:
         return self._ids
 
     @property
-    def identified(self) -> Mask:
+    def has_identity(self) -> Mask:
         """bool[count]: whether each file has an identity."""
         mask = np.zeros(self.count, dtype=np.bool_)
         mask[self._order] = True
@@ -164,13 +164,13 @@ class Coverage:
         Both are int64[files of the view]; -1 for files that are not covered.
         """
         if self._by_position is None:
-            part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
-            file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
+            part_numbers = np.full(len(self.uncovered), -1, dtype=np.int64)
+            file_numbers = np.full(len(self.uncovered), -1, dtype=np.int64)
             for number, part in enumerate(self.parts):
                 files = np.flatnonzero(part.positions >= 0)
-                part_of[part.positions[files]] = number
-                file_of[part.positions[files]] = files
-            self._by_position = part_of, file_of
+                part_numbers[part.positions[files]] = number
+                file_numbers[part.positions[files]] = files
+            self._by_position = part_numbers, file_numbers
         return self._by_position
 
     def find_index_file(self, position: int) -> tuple[str, int] | None:
@@ -179,8 +179,12 @@ class Coverage:
         Returns:
             None if the file is not covered.
         """
-        part_of, file_of = self.by_position
-        return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
+        part_numbers, file_numbers = self.by_position
+        return (
+            None
+            if part_numbers[position] < 0
+            else (self.parts[part_numbers[position]].location, int(file_numbers[position]))
+        )
 
 
 async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
@@ -191,7 +195,7 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
     cached_value = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
     stale_keys = [key for key in index_files if key not in cached_value or cached_value[key][0] != locations[key]]
-    coverage_of = {key: cached_value[key][1] for key in index_files if key not in stale_keys}
+    coverage_by_key = {key: cached_value[key][1] for key in index_files if key not in stale_keys}
     if stale_keys:
 
         def cover() -> dict[str, Coverage]:
@@ -200,8 +204,8 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
         new_coverages = await asyncio.to_thread(cover)
         cached_value.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
-        coverage_of |= new_coverages
-    return coverage_of
+        coverage_by_key |= new_coverages
+    return coverage_by_key
 
 
 class _Coverages:

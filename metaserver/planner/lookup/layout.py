@@ -168,8 +168,8 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
     """Return the axis of all keys, and for each item of `sides`, the ranks of its keys."""
     if any(isinstance(side, list) for side in sides):
         texts: list[Key] = sorted({key for side in sides for key in side})
-        number_of = {key: number for number, key in enumerate(texts)}
-        ranks = [np.array([number_of[key] for key in side], dtype=np.int64) for side in sides]
+        rank_by_key = {key: number for number, key in enumerate(texts)}
+        ranks = [np.array([rank_by_key[key] for key in side], dtype=np.int64) for side in sides]
         return Axis(texts, _place_evenly(len(texts)), False), ranks
     keys = np.unique(np.concatenate(list(sides)))
     ranks = [np.searchsorted(keys, side).astype(np.int64) for side in sides]

@@ -437,10 +437,10 @@ class _Layouts:
         return cached_value
 
     def _read(
-        self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
+        self, view: TableView, key: tuple[str, int], get_packed: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
         """Compute the layouts of a column, and cache them."""
-        sides = compute_bound_columns(view, make_object_array([packed_of(block) for block in view.blocks]), None)
+        sides = compute_bound_columns(view, make_object_array([get_packed(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
         self._sides[key] = sides

@@ -57,20 +57,20 @@ class FilesByPartition(NamedTuple):
 
 def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
     """Group files by partition. Partitions are in the order of their first files."""
-    number_of: dict[tuple[object, ...], int] = {}
+    number_by_partition: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
     for segment in data_files.segments:
-        examples, group_of = _group_rows(segment)
+        examples, group_numbers = _group_rows(segment)
         numbers = []
         for row in examples.tolist():
             partition = _read_partition(segment, row)
             key = (partition.spec_id, *((field.field_id, make_value_key(field.value)) for field in partition.fields))
-            number = number_of.setdefault(key, len(partitions))
+            number = number_by_partition.setdefault(key, len(partitions))
             if number == len(partitions):
                 partitions.append(partition)
             numbers.append(number)
-        parts.append(np.array(numbers, dtype=np.int64)[group_of])
+        parts.append(np.array(numbers, dtype=np.int64)[group_numbers])
     return FilesByPartition(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64), tuple(partitions))
 
 
@@ -89,7 +89,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
     The numbers are int64[files], and count the examples. Partitions are in the order of their first files.
     """
     files = segment.files
-    group_of = np.zeros(files, dtype=np.int64)
+    group_numbers = np.zeros(files, dtype=np.int64)
     rows = segment.compute_local_rows()
     for column in segment.block.partition_columns:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
@@ -97,12 +97,14 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
         _, of_column = np.unique(_read_ordinals(column, rows), return_inverse=True)
         # Numbers are assigned again after each column, so that the product stays below the square of the number of
         # files.
-        _, group_of = np.unique(group_of * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
-    _, first, group_of = np.unique(group_of, return_index=True, return_inverse=True)
+        _, group_numbers = np.unique(
+            group_numbers * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True
+        )
+    _, first, group_numbers = np.unique(group_numbers, return_index=True, return_inverse=True)
     order = np.argsort(first)
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = np.arange(len(order))
-    return rows[first[order]], ranks[group_of]
+    return rows[first[order]], ranks[group_numbers]
 
 
 def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:

@@ -205,11 +205,11 @@ def _read_entries(
         assigned_counts = np.where(stored_ids == MISSING, counts, 0)
         row_ids = np.where(stored_ids == MISSING, first + np.cumsum(assigned_counts) - assigned_counts, stored_ids)
         manifest = replace(manifest, longs={**manifest.longs, "first_row_id": row_ids})
-    type_of = DeclaredTypes(metadata)
+    find_type = DeclaredTypes(metadata)
     entries = []
     for entry in read_live_entries(select_rows(manifest, part.rows), part.manifest, metadata):
-        file = repair_file(entry.file, type_of)
-        file = drop_nan_bounds(file, type_of) if hidden else file
+        file = repair_file(entry.file, find_type)
+        file = drop_nan_bounds(file, find_type) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
     return entries
 

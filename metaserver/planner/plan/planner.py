@@ -495,9 +495,8 @@ class Planner:
         """Run work on a view in a thread, unless the view is small or has no deletes."""
         if _is_small(view) or not view.delete_file_count:
             return work()
-        return await asyncio.to_thread(
-            work
-        )  # Do not use the decoders' pool: loading one table must not delay planning on another table.
+        # Do not use the decoders' pool: loading one table must not delay planning on another table.
+        return await asyncio.to_thread(work)
 
     def _make_deadline(self) -> Callable[[], bool]:
         """Return a function that says whether the time budget of a plan, which begins now, is exhausted."""

@@ -74,7 +74,7 @@ class Preparation:
         while True:
             await self._planned_tables.noted.wait()
             self._planned_tables.noted.clear()
-            since = InstantFilter(since=await self._timeline.head())
+            since = InstantFilter(since=await self._timeline.load_head())
             async with self._timeline.watch_instants(since, counted=False) as watcher:
                 while not self._planned_tables.is_empty:
                     with contextlib.suppress(TimeoutError):

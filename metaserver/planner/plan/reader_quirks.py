@@ -54,14 +54,16 @@ def may_have_nan(block: Block) -> bool:
     )
 
 
-def drop_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) -> ContentFile:
+def drop_nan_bounds(file: ContentFile, find_type: Callable[[int], Type | None]) -> ContentFile:
     """Return the content file without bounds of columns that may have NaN."""
     changes = {}
     for name in ("lower_bounds", "upper_bounds"):
         bounds: dict[int, bytes] = getattr(file, name) or {}
         counts = file.nan_value_counts or {}
         usable_bounds = {
-            column: data for column, data in bounds.items() if counts.get(column) == 0 or type_of(column) not in FLOATS
+            column: data
+            for column, data in bounds.items()
+            if counts.get(column) == 0 or find_type(column) not in FLOATS
         }
         if len(usable_bounds) < len(bounds):
             changes[name] = usable_bounds

@@ -270,13 +270,13 @@ class _Search:
     def _search_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         """Search a batch of keys in one index file. Return the rows of the data files that it covers."""
         part = self._coverage.parts[number]
-        part_of, file_of = self._coverage.by_position
+        part_numbers, file_numbers = self._coverage.by_position
         query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         is_in_part = data_file >= 0
         # If two index files cover a data file, only the rows from one of them are used.
-        is_in_part[is_in_part] = (part_of[data_file[is_in_part]] == number) & (
-            file_of[data_file[is_in_part]] == file[is_in_part]
+        is_in_part[is_in_part] = (part_numbers[data_file[is_in_part]] == number) & (
+            file_numbers[data_file[is_in_part]] == file[is_in_part]
         )
         return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 

@@ -90,7 +90,7 @@ class Tokens:
             return None
         signed_headers = 1 + ID_BYTES
         mac, body = raw[signed_headers : signed_headers + _MAC_BYTES], raw[signed_headers + _MAC_BYTES :]
-        key = self._keyring.verifying_key(_PURPOSE, raw[1:signed_headers])
+        key = self._keyring.find_verification_key(_PURPOSE, raw[1:signed_headers])
         if raw[:1] != bytes((VERSION,)) or key is None:
             return None
         return body if hmac.compare_digest(mac, _compute_mac(key, purpose, table_uuid, body)) else None

@@ -578,10 +578,11 @@ async def test_clients_log_in_with_certificates(
         monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
         client = SeamarkClient(server.url, retries=0)
         assert await asyncio.to_thread(lambda: list(client.namespaces())) == [("db",)]
+        # They would override the property with the authorities.
         for variable in (
             "REQUESTS_CA_BUNDLE",
             "CURL_CA_BUNDLE",
-        ):  # They would override the property with the authorities.
+        ):
             monkeypatch.delenv(variable, raising=False)
         tls = {"cabundle": str(authority.file), "client": {"cert": str(files.certificate), "key": str(files.key)}}
         assert await asyncio.to_thread(use_pyiceberg, server.url, tls) == f"[('db',)] cert:{SPIFFE}"
@@ -597,18 +598,18 @@ async def test_standing_rights_of_a_certificate_depend_on_its_grants_and_on_acce
     clock, table = SystemClock(), Securable(("db",), "table", "t")
     rights = StandingRights(store, clock, settings)
     name = f"cert:{SPIFFE}"
-    assert await rights.why_lost(name, "loadTable", table) == "the rights were withdrawn"
+    assert await rights.explain_loss(name, "loadTable", table) == "the rights were withdrawn"
     await store.transact([SaveGrant(Grant(name, "reader"))])
-    assert await rights.why_lost(name, "loadTable", table) is None
+    assert await rights.explain_loss(name, "loadTable", table) is None
     rights_without_certificate = StandingRights(store, clock, Settings(auth="token"))
     assert (
-        await rights_without_certificate.why_lost(name, "loadTable", table)
+        await rights_without_certificate.explain_loss(name, "loadTable", table)
         == "the server no longer accepts this kind of login"
     )
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\ngroups = ["g"]\n')
     rights_with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
-    assert await rights_with_groups.why_lost("cert:other", "loadTable", table) is None
+    assert await rights_with_groups.explain_loss("cert:other", "loadTable", table) is None
 
 
 @pytest.mark.parametrize("name", ["cert:ann", "cert-group:etl", f"cert:{SPIFFE}"])

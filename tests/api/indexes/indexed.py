@@ -21,7 +21,7 @@ def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: 
     """Return an index file of these data files that matches the build. `other` replaces fields."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
-    table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    table = FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     arguments = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
     definition, kind = arguments.pop("definition"), arguments.pop("kind")
     return b"".join(assemble_index_file(definition, kind, table, [b"any"], field_ids=[1], **arguments))

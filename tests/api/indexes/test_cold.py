@@ -32,7 +32,7 @@ from tests.server.rig import RunningServer, run_server
 
 
 class SlowWholeFiles(RecordingObjects):
-    """An object store in which reads of whole index files wait until `let_go` is called."""
+    """An object store in which reads of whole index files wait until `resume` is called."""
 
     whole_file_event = asyncio.Event()
 
@@ -41,7 +41,7 @@ class SlowWholeFiles(RecordingObjects):
             await self.whole_file_event.wait()
         return await super().read(location, limit_bytes=limit_bytes)
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.whole_file_event.set()
 
 
@@ -54,7 +54,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
-    """Make reads of whole index files wait until `let_go` is called."""
+    """Make reads of whole index files wait until `resume` is called."""
     storage = SlowWholeFiles(server.components.objects)
     storage.whole_file_event = asyncio.Event()
     server.components.indexes._objects = storage
@@ -87,7 +87,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     lookup_task = asyncio.create_task(look_up(api, list(map(to_json_key, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not lookup_task.done()
-    storage.let_go()
+    storage.resume()
     assert decode_found_rows(await lookup_task) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
@@ -100,7 +100,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     by_range = [await read_pages(api, body) for body in bodies]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
-    storage.let_go()
+    storage.resume()
     for body, expected_rows in zip(bodies, by_range, strict=True):
         assert await read_pages(api, body) == expected_rows
     assert sum(row["exact"] for expected_rows in by_range for row in expected_rows) > 20
@@ -129,7 +129,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
 
     lookup_task = asyncio.create_task(read_answers())
     while not any(name.endswith(".puffin") for name in storage.reads):
-        storage.let_go()  # After damage found by range, the server examines the whole file.
+        storage.resume()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)
     actual = await lookup_task
     assert actual == (None, False) if kind == "bitmap" else not all(actual)

@@ -134,7 +134,7 @@ def test_plan_states_why_the_cube_is_not_used(server: ServerThread, definition_i
 def test_cube_that_saves_few_rows_is_not_used(
     server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cube_plans, "_FEW_ROWS", 0)
+    monkeypatch.setattr(cube_plans, "CUBE_UNCHECKED_ROWS_MAX", 0)
     body = {"definition-id": definition_id, "columns": ["m0"]}
     assert plan_cube(server, body)[0]["row-files"] == 1
     assert plan_cube(server, {**body, "predicate": "id BETWEEN 300 AND 409"})[0]["row-files"] == 1

@@ -32,7 +32,7 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
     return secrets
 
 
-async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+async def test_reading_groups_requires_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
     secrets = await create_users(tmp_path, {"root": [("admin", ())], "rita": [("reader", ("db",))]})
     async with run_server(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
@@ -54,7 +54,7 @@ async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Pa
         }
 
 
-async def test_definition_and_build_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+async def test_defining_or_building_an_index_requires_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
     roles = {
         "root": [("admin", ())],
         "wendy": [("writer", ("db",))],
@@ -152,44 +152,44 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
     secrets = await create_users(tmp_path, roles)
     attribute = "lookup[db.secret.names@{}:1:2:string](id)"
     async with run_server(tmp_path, auth="token") as server:
-        parts = server.components
+        components = server.components
         root, rex = (UserApi(server, secrets[name]) for name in roles)
-        service = UserApi(server, ServiceTokens(parts.keyring, parts.clock).issue(("db",), 60))
+        service = UserApi(server, ServiceTokens(components.keyring, components.clock).issue(("db",), 60))
         assert (await root("POST", "/v1/namespaces", {"namespace": ["db", "secret"]})).status == 200
         for path, name in (("db", "t"), ("db%1Fsecret", "names")):
             answer = await root("POST", f"/v1/namespaces/{path}/tables", {"name": name, "schema": SCHEMA})
             assert answer.status == 200, answer.raw
         body: dict[str, Any] = {"kind": "bitmap", "columns": [attribute.format(5)]}
-        first = await rex("PUT", "/api/v1/tables/db/t/indexes/i", body)
-        assert first.status == 200, first.raw
-        change = {"columns": [attribute.format(6)], "replaces": first.json["definition-id"]}
+        definition = await rex("PUT", "/api/v1/tables/db/t/indexes/i", body)
+        assert definition.status == 200, definition.raw
+        change = {"columns": [attribute.format(6)], "replaces": definition.json["definition-id"]}
         assert (await service("PUT", "/api/v1/tables/db/t/indexes/i", change)).status == 200
-        refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", change)
-        assert refused.error[0] == 409, "the index has another definition now"
-        await parts.store.transact([RemoveGrant(Grant("rex", "reader", ("db", "secret")))])
+        refusal = await service("PUT", "/api/v1/tables/db/t/indexes/i", change)
+        assert refusal.error[0] == 409, "the index has another definition"
+        await components.store.transact([RemoveGrant(Grant("rex", "reader", ("db", "secret")))])
         # A writer of `db` also reads its inner namespaces, so this right is removed too.
-        await parts.store.transact([RemoveGrant(Grant("rex", "writer", ("db",)))])
+        await components.store.transact([RemoveGrant(Grant("rex", "writer", ("db",)))])
         definition_id = (await root("GET", "/api/v1/tables/db/t/indexes/i")).json["definition-id"]
         indexer_change = {"columns": [attribute.format(7)], "replaces": definition_id}
-        refused = await root("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)
-        assert refused.error[0] == 403, "an indexer with another token defines it again for rex too"
-        refused = await service("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
-        assert refused.error[0] == 403
-        assert "rex defined the index and may not read names now" in refused.error[2]
+        refusal = await root("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)
+        assert refusal.error[0] == 403, "an indexer with another token also acts for rex"
+        refusal = await service("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
+        assert refusal.error[0] == 403
+        assert "rex defined the index and may not read names now" in refusal.error[2]
         # A principal that defines the index without `replaces` becomes its author, and an indexer does not.
-        taken = await root("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
-        indexer_change = {"columns": [attribute.format(8)], "replaces": taken.json["definition-id"]}
+        redefinition = await root("PUT", "/api/v1/tables/db/t/indexes/i", {"columns": [attribute.format(7)]})
+        indexer_change = {"columns": [attribute.format(8)], "replaces": redefinition.json["definition-id"]}
         assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).error[0] == 403
-        await parts.store.transact([SaveGrant(Grant("rex", "writer", ("db",)))])
+        await components.store.transact([SaveGrant(Grant("rex", "writer", ("db",)))])
         assert (await rex("PUT", "/api/v1/tables/db/t/indexes/i", indexer_change)).status == 200
         table = await root("GET", "/v1/namespaces/db/tables/t")
         assert parse_setters(table.json["metadata"]["properties"]) == {"seamark.index.i": "root"}
         # Only a writer of the warehouse may register files.
-        await parts.store.transact([SaveGrant(Grant("rex", "writer", ()))])
-        await check_authors_in_files(rex, root, table.json)
+        await components.store.transact([SaveGrant(Grant("rex", "writer", ()))])
+        await check_registration_of_other_authors(rex, root, table.json)
 
 
-async def check_authors_in_files(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:
+async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:
     """Check that only an admin registers files that state another author of an index on an attribute, or none."""
     former_path = Path(table["metadata-location"].removeprefix("file://"))
     statuses = {}

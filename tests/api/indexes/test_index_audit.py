@@ -55,7 +55,7 @@ async def create_index(api: Api) -> Api:
 def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return a valid bloom index file of these data files. `other` replaces fields."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
-    listed_table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    listed_table = FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build_filter(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
     fields = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
     blob = map(memoryview, bloom.encode_filters(entries))
@@ -245,9 +245,8 @@ async def test_redundant_index_file_is_registered_only_if_the_registered_file_is
     assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
     path = Path(first_file.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with run_server(
-        api_with_table.server.components.settings.home
-    ) as restarted_server:  # A new server has not read the file yet.
+    # A new server has not read the file yet.
+    async with run_server(api_with_table.server.components.settings.home) as restarted_server:
         rebuild_report = (await Api(restarted_server)("POST", REBUILD)).json
     assert rebuild_report["registered"][0]["files"] == 3
 

@@ -95,10 +95,11 @@ async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
     ):
         answer = await create_table_with_rows(lake, "x", *updates)
         assert answer.status == 400, answer.raw
+        # The server parses a body before it checks rights.
         for expected in (
             [],
             [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
-        ):  # The server parses a body before it checks rights.
+        ):
             body = {"requirements": expected, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
             assert answer.status == 400, answer.raw

@@ -294,7 +294,7 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
             await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})
         ).json
         assert (answer["files"], answer["complete"]) == (20, False)
-        storage.let_go()
+        storage.resume()
         for _ in range(1000):
             answer = (
                 await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})

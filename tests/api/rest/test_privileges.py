@@ -90,9 +90,8 @@ async def list_names(house: House, principal: str, kind: str = "tables") -> list
 
 async def test_each_operation_needs_its_privilege(house: House) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
-        principals = sorted(
-            ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name]
-        )  # Sorts principals that may use the operation last, because a drop succeeds only once.
+        # Sorts principals that may use the operation last, because a drop succeeds only once.
+        principals = sorted(ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name])
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
@@ -194,11 +193,12 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for is_staged in (False, True):
+            # A grant denies the name t to barred.
             new_body = {
                 **body,
                 "name": f"new_{name}",
                 "stage-create": is_staged,
-            }  # A grant denies the name t to barred.
+            }
             answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
@@ -258,10 +258,11 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
     token = {"name": "other", "grants": [{"role": "admin"}]}
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+    # A denial on the catalog also applies to its admin on the server.
     for grant in (
         admin,
         {**catalog_grant, "deny": True},
-    ):  # A denial on the catalog also applies to its admin on the server.
+    ):
         assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 

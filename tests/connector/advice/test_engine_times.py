@@ -32,7 +32,7 @@ def test_estimates_of_other_sizes_are_within_a_factor_of_2(fixed_s: float, bytes
 
     sizes = [(int(files), int(files) * 30_000_000) for files in rng.integers(1, 100, 12)]
     shapes = [make_timed_shape(number, compute_seconds(*size), *size) for number, size in enumerate(sizes)]
-    times = EngineTimes.of(shapes)
+    times = EngineTimes.from_shapes(shapes)
     for shape, size in zip(shapes, sizes, strict=True):
         assert times.estimate(shape.fingerprint, *size) == pytest.approx(shape.sums.run_us / 1e6 / RUNS, rel=1e-6)
         smaller_size = max(1, size[0] // 10), max(1, size[0] // 10) * 30_000_000
@@ -41,7 +41,7 @@ def test_estimates_of_other_sizes_are_within_a_factor_of_2(fixed_s: float, bytes
 
 def test_time_that_does_not_depend_on_the_bytes_is_not_saved_by_fewer_bytes() -> None:
     shapes = [make_timed_shape(number, 3.0, 10 * number, 10**8 * number) for number in range(1, 9)]
-    times = EngineTimes.of(shapes)
+    times = EngineTimes.from_shapes(shapes)
     assert times.estimate(shapes[7].fingerprint, 1, 10**7) == pytest.approx(3.0, rel=0.1)
 
 
@@ -51,7 +51,7 @@ def test_shape_without_a_time_is_estimated_from_the_costs_of_its_engine() -> Non
     untimed_shapes = [
         QueryShapeSums(engine, QueryShape(engine).text, "", no_sums, 0, 0) for engine in ("trino", "duckdb")
     ]
-    times = EngineTimes.of([*slow_shapes, *untimed_shapes])
+    times = EngineTimes.from_shapes([*slow_shapes, *untimed_shapes])
     assert times.estimate("trino", 0, 2 * 10**9) == pytest.approx(20, rel=0.2)
     assert times.estimate("duckdb", 4, SCAN_BYTES_PER_S) == pytest.approx(1 + 4 * OPEN_S)
     assert times.estimate("unknown", 0, SCAN_BYTES_PER_S) == pytest.approx(1)

@@ -40,4 +40,4 @@ CASES = {
 
 @pytest.mark.parametrize("statement", CASES)
 def test_scan_has_the_columns_groupings_aggregates_and_joins_of_its_select(statement: str) -> None:
-    assert [scan.use for scan in find_scans(statement, columns_of=lambda _: COLUMNS)] == CASES[statement]
+    assert [scan.use for scan in find_scans(statement, find_columns=lambda _: COLUMNS)] == CASES[statement]

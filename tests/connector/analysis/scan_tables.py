@@ -26,15 +26,15 @@ def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **op
 
     Also check that the statement's tree is unchanged after its scans are read twice, as the proxy reads them.
     """
-    scans = find_scans(statement, columns_of=get_columns, parameters=parameters, **options)
+    scans = find_scans(statement, find_columns=get_columns, parameters=parameters, **options)
     try:
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
         assert scans == ()
         return scans
     collect_scans(query, **options)
-    collect_scans(query, columns_of=get_columns, **options)
-    assert collect_scans(query, columns_of=get_columns, **options) == scans
+    collect_scans(query, find_columns=get_columns, **options)
+    assert collect_scans(query, find_columns=get_columns, **options) == scans
     return scans
 
 

@@ -79,9 +79,8 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
         go.set()
         for task in (*rewrites, other_task):
             assert (await task).statement is not None
-    assert (
-        build_statement(9) in order[:3]
-    )  # The new client's statement runs after the current statement and at most one waiting statement.
+    # The new client's statement runs after the current statement and at most one waiting statement.
+    assert build_statement(9) in order[:3]
 
 
 async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,14 +37,14 @@ def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monke
     monkeypatch.setattr(conditions, "weaken", count_calls)
     queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
     names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
-    scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", columns_of=lambda _: COLUMNS)
+    scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", find_columns=lambda _: COLUMNS)
     assert [scan.table for scan in scans] == ["t"]
     assert 0 < calls["weaken"] < 50_000  # Without a limit, a chain of 14 names needs more calls.
 
 
 def test_condition_reaches_a_name_that_is_used_twice() -> None:
     text = "WITH c AS (SELECT * FROM s.t) SELECT 1 FROM c WHERE x = 1 UNION ALL SELECT 1 FROM c WHERE x = 2"
-    (scan,) = find_scans(text, columns_of=lambda _: COLUMNS)
+    (scan,) = find_scans(text, find_columns=lambda _: COLUMNS)
     assert scan.predicate == '("x" = 1 OR "x" = 2)'
 
 
@@ -61,7 +61,7 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
 
     monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
-    scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
+    scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", find_columns=lambda _: COLUMNS)
     assert len(scans) == 200
     assert scans[0].predicate == '"x" = 1'
     assert moved_columns["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a limit, the number is 89,000.
@@ -88,8 +88,8 @@ def test_statement_with_too_many_tables_is_not_analysed() -> None:
     def build_text(tables: int) -> str:
         return "SELECT 1 FROM " + ", ".join(f"s.t t{number}" for number in range(tables))
 
-    assert len(find_scans(build_text(RELATIONS_MAX // 4), columns_of=lambda _: COLUMNS)) == RELATIONS_MAX // 4
-    assert find_scans(build_text(RELATIONS_MAX), columns_of=lambda _: COLUMNS) == ()
+    assert len(find_scans(build_text(RELATIONS_MAX // 4), find_columns=lambda _: COLUMNS)) == RELATIONS_MAX // 4
+    assert find_scans(build_text(RELATIONS_MAX), find_columns=lambda _: COLUMNS) == ()
     with pytest.raises(UnsupportedStatement, match="more than"):
         DuckDBStatement(build_text(RELATIONS_MAX))
 

@@ -42,7 +42,7 @@ def find_joins(statement: str) -> dict[str, list[str]]:
 
     If a table has several scans, its list contains the joins of all of them.
     """
-    scans = find_scans(statement, columns_of=get_columns)
+    scans = find_scans(statement, find_columns=get_columns)
     joins_by_table: dict[str, list[str]] = {}
     for scan in scans:
         join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
@@ -306,7 +306,7 @@ def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
 
 
 def test_scan_names_the_columns_of_its_predicate() -> None:
-    scans = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=get_columns)
+    scans = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", find_columns=get_columns)
     assert scans[0].columns == {"i_key", "color", "i_brand"}
 
 
@@ -326,7 +326,7 @@ def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
 
 def find_limits(statement: str, table: str = "f") -> list[str]:
     """Return the joins of the first scan of a table."""
-    scans = find_scans(statement, columns_of=get_columns)
+    scans = find_scans(statement, find_columns=get_columns)
     scan = next(scan for scan in scans if scan.table == table)
     return sorted(" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
 

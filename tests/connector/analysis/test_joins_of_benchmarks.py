@@ -50,7 +50,7 @@ def plan_joins(
         (None, None, name): KnownTable("1", {part: _KINDS.get(part, "long") for part in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
     }
-    scans = find_scans(sql, columns_of=lambda names: columns_by_table[names].columns)
+    scans = find_scans(sql, find_columns=lambda names: columns_by_table[names].columns)
     places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
     chosen_dimensions = find_dimensions(places, columns_by_table)
     reasons = [

@@ -63,7 +63,7 @@ DATES = [
 def find_predicate(text: str, column: str = "x") -> str | None:
     (scan,) = find_scans(
         f"SELECT * FROM t WHERE {column} = {text}",
-        columns_of=lambda _: {"x": "long", "day": "date", "at": "timestamptz"},
+        find_columns=lambda _: {"x": "long", "day": "date", "at": "timestamptz"},
         utc=True,
     )
     return scan.predicate

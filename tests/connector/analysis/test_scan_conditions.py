@@ -302,7 +302,7 @@ def test_operands_of_a_predicate_are_compared_in_their_common_type(condition: st
         "day": "date",
         "txt": "string",
     }
-    (scan,) = find_scans(f"SELECT * FROM mixed WHERE {condition}", columns_of=lambda _: kinds)
+    (scan,) = find_scans(f"SELECT * FROM mixed WHERE {condition}", find_columns=lambda _: kinds)
     assert scan.predicate == predicate
 
 
@@ -429,18 +429,18 @@ STRUCTS = {
     ],
 )
 def test_field_of_a_struct_is_used_only_if_its_name_is_unambiguous(statement: str, predicate: str | None) -> None:
-    scans = find_scans(statement, columns_of=lambda names: STRUCTS.get(names[2]))
+    scans = find_scans(statement, find_columns=lambda names: STRUCTS.get(names[2]))
     assert [scan.predicate for scan in scans if scan.table == "sales"][:1] == [predicate]
 
 
 def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     """The columns of the scan include the struct, but not its field."""
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
-    shops, sales = find_scans(text, columns_of=lambda names: STRUCTS.get(names[2]))
+    shops, sales = find_scans(text, find_columns=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}
     place = PlannedScan(sales, "sea", ("db", "sales"))
     assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
     alternatives = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
     assert [
-        scan.joins[0].any_of for scan in find_scans(alternatives, columns_of=lambda names: STRUCTS.get(names[2]))
+        scan.joins[0].any_of for scan in find_scans(alternatives, find_columns=lambda names: STRUCTS.get(names[2]))
     ] == [None] * 2

@@ -157,4 +157,4 @@ def test_analysis_of_a_random_text_raises_no_error() -> None:
     pieces += ["1", "EXPLAIN", "?", "USING", "UNION", "--", "/*", "*/", "NOT", "IN"]
     pieces += ["EXECUTE IMMEDIATE", "LIKE", ".", "é", "'", "EXECUTE", "LEFT", "VALUES", "TABLE", "UNNEST", "INTERVAL"]
     for _ in range(3000):
-        find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=get_columns)
+        find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), find_columns=get_columns)

@@ -39,9 +39,8 @@ def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, RandomSta
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         statements = RandomStatements(rng)
-        with duckdb.connect(
-            config={"threads": 1}
-        ) as connection:  # With one thread, rows with equal keys keep their order.
+        # With one thread, rows with equal keys keep their order.
+        with duckdb.connect(config={"threads": 1}) as connection:
             connection.execute(f"SET TimeZone = '{ZONE}'")
             for text in (*MACROS, *statements.make_tables()):
                 connection.execute(text)
@@ -202,7 +201,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
-            scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
+            scans = find_scans(text, find_columns=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
             counts["understood"] += bool(scans)
@@ -285,7 +284,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
                 expected = count_rows(connection, text)
             except duckdb.Error:
                 continue
-            scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
+            scans = find_scans(text, find_columns=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
             joins = [join for scan in scans for join in scan.joins if join.is_extreme]
             counts += Counter("exact" if join.exact else "fewer" for join in joins)
             check_same_rows(rng, connection, text, scans, expected, f"seed {seed}")
@@ -306,8 +305,8 @@ def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement()
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.draw_query(rng.choice([1, 2]))
-            text_scans, inner_statement = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
-            scans = find_scans(inner_statement, columns_of=known_columns)
+            text_scans, inner_statement = find_scans(text, find_columns=known_columns), wrap_in_immediate(text)
+            scans = find_scans(inner_statement, find_columns=known_columns)
             assert [scan.predicate for scan in scans] == [text_scan.predicate for text_scan in text_scans], text
             expected = wrap_in_immediate(
                 splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans])
@@ -320,7 +319,7 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
     columns = {"t": {"k": "long"}, "u": {"k": "long"}}
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
     text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
-    scans = find_scans(text, columns_of=lambda names: columns[names[2]])
+    scans = find_scans(text, find_columns=lambda names: columns[names[2]])
     assert [scan.predicate for scan in scans] == [None, None, None, None, '"k" = 2']
     with duckdb.connect() as connection:
         for name in columns:
@@ -337,7 +336,7 @@ def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
 
     def count_joins(sources: str) -> int:
         text = f"SELECT q.k FROM {sources} WHERE a.k = 2"
-        return len(find_scans(text, columns_of=lambda _: {"k": "long"})[-1].joins)
+        return len(find_scans(text, find_columns=lambda _: {"k": "long"})[-1].joins)
 
     assert count_joins(f"t AS a CROSS JOIN {lateral}") == 1
     assert count_joins(f"t AS a JOIN t AS b ON a.k = b.k LEFT JOIN {lateral} ON TRUE") == 1

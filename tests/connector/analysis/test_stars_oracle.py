@@ -207,7 +207,7 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
                 connection.execute(text)
             for _ in range(queries):
                 text = statements.draw_query()
-                scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
+                scans = find_scans(text, find_columns=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same_rows(
                     rng, connection, text, scans, count_rows(connection, text), name
                 )

@@ -45,7 +45,7 @@ class ViewColumns:
         for name, view in views.items():
             columns = {column.lower(): kind for column, kind in view.columns.items()}
             try:
-                types = find_result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
+                types = find_result_types(parse_query(texts[name]), tuple(columns), find_columns=self)
             except UnsupportedStatement:
                 types = {}
             self._views[name] = {
@@ -119,7 +119,7 @@ class PlanViews:
         self.remaining_views -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         view_query = plan_view_query(text, scan.table, predicate)
-        inner = find_scans(view_query, columns_of=self.view_columns)
+        inner = find_scans(view_query, find_columns=self.view_columns)
         assert all(
             len(BEFORE) <= replacement.start < replacement.end <= len(BEFORE) + len(text) for replacement in inner
         )
@@ -171,7 +171,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
                 continue
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
-            scans = find_scans(text, columns_of=views_with_columns)
+            scans = find_scans(text, find_columns=views_with_columns)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             views_without_columns.remaining_views = VIEWS_MAX
             replacements, names = views_without_columns.replace_views(scans)

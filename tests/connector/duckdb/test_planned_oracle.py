@@ -314,9 +314,8 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
         planned_query = seamark.duckdb.rewrite_query(con, last_query).statement
         assert planned_query is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
-        assert (
-            con.sql(planned_query).fetchall() == [(7, date(2026, 1, 8))] * 3
-        )  # Both tables are read at the snapshot of the plan.
+        # Both tables are read at the snapshot of the plan.
+        assert con.sql(planned_query).fetchall() == [(7, date(2026, 1, 8))] * 3
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
         check_planned_rows(con, last_query, counts, "after a delete")
         assert seamark.duckdb.sql(con, last_query).fetchall() == [(6, date(2026, 1, 7))] * 3

@@ -97,7 +97,7 @@ def find_statement_scans(
     marks = {mark_name(number): number for number in stored_relations}
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
-    scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+    scans = find_scans(text, find_columns=lambda names: columns.get(marks.get(names[2], -1)), today=today)
     tables_by_mark = {mark: stored_relations[number] for mark, number in marks.items()}
     return tables_by_mark, scans
 
@@ -202,7 +202,7 @@ def check_campaign_counts(counts: Counter[str]) -> None:
 def test_parameter_is_replaced_by_the_value_at_its_position(text: str, parameters: Any) -> None:
     columns = {"a": "long", "b": "string"}
     marked_text = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
-    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
+    (scan,) = find_scans(marked_text, find_columns=lambda _: columns)
     assert scan.predicate is not None
     assert set(scan.predicate.strip("()").split(" AND ")) == {"\"b\" = 'x'", '"a" = 2'}
 
@@ -232,7 +232,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     columns = {"a": "long", "b": "string"}
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
     marked_text = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
-    scan = find_scans(marked_text, columns_of=lambda _: columns)[0]
+    scan = find_scans(marked_text, find_columns=lambda _: columns)[0]
     assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
 
 
@@ -276,7 +276,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
 def test_conditions_in_duckdb_spelling_become_predicates(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
     marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
-    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
+    (scan,) = find_scans(marked_text, find_columns=lambda _: columns)
     assert scan.predicate == predicate
 
 
@@ -308,7 +308,7 @@ def test_star_of_a_set_operation_has_the_columns_of_its_queries(statement: str, 
     marked_text = duckdb_statement.to_marked_text(
         dict.fromkeys(range(len(duckdb_statement.references)), columns), utc=True
     )
-    assert {scan.predicate for scan in find_scans(marked_text, columns_of=lambda _: columns)} == {predicate}
+    assert {scan.predicate for scan in find_scans(marked_text, find_columns=lambda _: columns)} == {predicate}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_field_of_a_struct_can_be_qualified_by_its_relation(statement: str, pred
             DuckDBStatement(statement)
         return
     marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
-    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
+    (scan,) = find_scans(marked_text, find_columns=lambda _: columns)
     assert scan.predicate == predicate
 
 
@@ -339,7 +339,7 @@ def test_decimal_sum_has_the_value_that_duckdb_computes(total: str) -> None:
     marked_text = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").to_marked_text(
         {0: columns}, utc=True
     )
-    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
+    (scan,) = find_scans(marked_text, find_columns=lambda _: columns)
     assert duckdb.sql(f"SELECT {total}").fetchall() == [(Decimal(str(scan.predicate).removeprefix('"a" >= ')),)]
 
 
@@ -354,7 +354,7 @@ def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
     columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
     for name, is_read in (("other", True), ("q", False), ("Q", False)):
         marked_text = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
-        scans = find_scans(marked_text, columns_of=lambda names: columns[int(names[2][-1])])
+        scans = find_scans(marked_text, find_columns=lambda names: columns[int(names[2][-1])])
         assert [len(scan.joins) for scan in scans] == [is_read, is_read], name
 
 
@@ -376,11 +376,11 @@ def test_condition_of_count_if_leaves_no_files_out() -> None:
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]
     for name in ("count_if", "countif"):
         marked_text = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").to_marked_text({0: {"a": "int"}}, utc=True)
-        (scan,) = find_scans(marked_text, columns_of=lambda _: {"a": "int"})
+        (scan,) = find_scans(marked_text, find_columns=lambda _: {"a": "int"})
         assert scan.predicate is None
 
 
 def _is_read(statement: str) -> bool:
     marked_text = DuckDBStatement(statement).to_marked_text({0: {"a": "int"}}, utc=True)
-    (scan,) = find_scans(marked_text, columns_of=lambda _: {"a": "int"})
+    (scan,) = find_scans(marked_text, find_columns=lambda _: {"a": "int"})
     return scan.predicate is not None

@@ -183,9 +183,8 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     for thread in threads:
         thread.join(120)
     assert len(rounds) == 20
-    Indexer(
-        client, open_in_process_workers
-    ).round()  # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
+    # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
+    Indexer(client, open_in_process_workers).round()
     assert (
         sum(round_report.failed for round_report in rounds),
         set(read_health(client, "db.t0", "db.t1", "db.t2").values()),

@@ -281,9 +281,8 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             maximum = max(maximum, len(count_files_by_layer(client)))
         assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
-        assert (
-            written_count < times_max * size_bytes
-        )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
+        # If each run rewrote all files, each row would be rewritten rounds / 2 times.
+        assert written_count < times_max * size_bytes
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ TIME_TYPES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
     ],
 )
 def test_ttl_policy_is_parsed(text: str, ages_h: dict[str, int] | None) -> None:
-    policy = TtlPolicy.of({COLUMNS: text})
+    policy = TtlPolicy.from_properties({COLUMNS: text})
     assert ages_h == (None if policy is None else policy.ages_h)
 
 

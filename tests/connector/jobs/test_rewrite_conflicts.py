@@ -105,9 +105,8 @@ def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: Index
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
         settled_tasks = select_settled(opened_table, tasks, age_ms, 4400)
         assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
-    assert (
-        select_settled(opened_table, tasks, 500, 10_000) == tasks
-    )  # The change is older than the time for which files are left out.
+    # The change is older than the time for which files are left out.
+    assert select_settled(opened_table, tasks, 500, 10_000) == tasks
 
 
 @pytest.mark.parametrize("version", mark_fast([3, 2], 1))

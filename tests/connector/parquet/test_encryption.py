@@ -310,9 +310,8 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     """The pages of the two row groups have the same keys and sizes, but their positions are authenticated."""
     rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _write_encrypted_file(
-        path, rows, checksum=False
-    )  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes, so the modules' sizes would differ.
+    # A checksum of encrypted bytes would be a varint of 3 to 5 bytes, so the modules' sizes would differ.
+    _write_encrypted_file(path, rows, checksum=False)
     with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()

@@ -176,9 +176,8 @@ class RandomAggregates:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
             text += f" ORDER BY {rng.choice([*measures, *keys])}"
-        elif (
-            keys and rng.random() < 0.3 and not _GROUPING_PATTERN.search(text)
-        ):  # Grouping sets can have rows with equal keys.
+        elif keys and rng.random() < 0.3 and not _GROUPING_PATTERN.search(text):
+            # Grouping sets can have rows with equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return self._order_by_field(text, dimensions, outputs)
 
@@ -254,7 +253,7 @@ class CubeWorld:
         self.tags: list[str] = []
 
     @staticmethod
-    def of(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
+    def create(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
         """Return the world of an existing table that has the cube `cube0`."""
         world = CubeWorld(server, client, random.Random(1), name)
         world.cubes.append(([], []))
@@ -413,7 +412,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Cube
     with closing(IndexClient(server.url)) as client:
         client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
         build(client, name, "cube0", InProcessWorkers())
-        yield CubeWorld.of(server, client, name)
+        yield CubeWorld.create(server, client, name)
 
 
 def query_with_summary(
@@ -451,8 +450,8 @@ def test_deleted_rows_are_subtracted_from_groups(
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30)]), "no group is empty"
     summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
     assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
-    monkeypatch.setattr(plans, "_FEW_ROWS", 0)
-    monkeypatch.setattr(plans, "_PAYING_MAX_FRACTION", 0.5)
+    monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0)
+    monkeypatch.setattr(plans, "CUBE_COST_MAX_FRACTION", 0.5)
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("a", 30, 1.0, 30)])
     assert summary.reason is not None

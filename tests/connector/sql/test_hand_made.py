@@ -167,7 +167,7 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     omitted_count = 0
     for number, text in enumerate(STATEMENTS[::step]):
         scans = find_scans(
-            text, columns_of=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
+            text, find_columns=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
         )
         replacements = []
         for scan_number, scan in enumerate(scans):

@@ -305,7 +305,7 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
         # For some seeds, compare the costs of groups and rows, although the tables are small.
-        monkeypatch.setattr(plans, "_FEW_ROWS", 0 if seed % 3 == 0 else 200_000)
+        monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0 if seed % 3 == 0 else 200_000)
         counts += run_case(server, seed, 6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
@@ -546,7 +546,7 @@ def test_cube_that_covers_few_rows_is_not_used(server: ServerThread, monkeypatch
         answer = session.sql(query)
         assert answer.explanation.cube == CubeSummary("by_shop", 1, 1)
         rows = count_rows(answer)
-        monkeypatch.setattr(plans, "_FEW_ROWS", 10)
+        monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 10)
         answer = session.sql(query)
         summary = answer.explanation.cube
         assert count_rows(answer) == rows

@@ -224,9 +224,8 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
-        await until(
-            lambda: arrived_bytes >= MIB
-        )  # The coordinator receives the body before the client has sent all of it.
+        # The coordinator receives the body before the client has sent all of it.
+        await until(lambda: arrived_bytes >= MIB)
         go_event.set()
         _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()

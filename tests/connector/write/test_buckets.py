@@ -91,12 +91,13 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     append(client, "db.t", build_key_rows([valid_key] * 5))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
+    # The row of the unbucketed file is counted in any one bucket.
     assert bucket_size.rows.tolist() == [
         1,
         4,
         0,
         9,
-    ]  # The row of the unbucketed file is counted in any one bucket.
+    ]
     assert bucket_size.shared_files == 2
     sizes = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
     assert bucket_size.shared_bytes == sizes[0] + sizes[1]
@@ -157,10 +158,11 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
         ("land", 2, 2, 1.0),
     ]
     append(client, "db.t", build_rows((1, None)))
+    # Null is in no bucket.
     assert [bucket_size.rows.sum() for bucket_size in compute_bucket_sizes(client, "db.t")] == [
         1,
         0,
-    ]  # Null is in no bucket.
+    ]
     create_upsert_table(client, "plain", spec=[("truncate[4]", 1)])
     assert compute_bucket_sizes(client, "db.plain") == []
 

@@ -108,7 +108,7 @@ def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> Non
     arrow, values = KINDS[kind]
     rng = random.Random(kind)
     rows = [rng.choice([*values, None]) for _ in range(400)]
-    places = Ranks.of(pa.array(rows, arrow)).places(pa.array(rows, arrow)).tolist()
+    places = Ranks.from_sample(pa.array(rows, arrow)).rank_values(pa.array(rows, arrow)).tolist()
     for row, place in zip(rows, places, strict=True):
         smaller_count = sum(value is None if row is not None else 0 for value in rows)
         smaller_count += sum(value is not None and row is not None and value < row for value in rows)
@@ -119,11 +119,11 @@ def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> Non
 
 
 def test_values_rank_between_neighbouring_sampled_values_and_nan_last() -> None:
-    ranks = Ranks.of(pa.array([1.0, 5.0, 5.0, float("nan"), 9.0]))
-    places = ranks.places(pa.array([0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 10.0, float("nan")])).tolist()
+    ranks = Ranks.from_sample(pa.array([1.0, 5.0, 5.0, float("nan"), 9.0]))
+    places = ranks.rank_values(pa.array([0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 10.0, float("nan")])).tolist()
     assert places == sorted(places)
     assert len(set(places)) == len(places) or places[0] == 0
-    assert Ranks.of(pa.array([], pa.string())).places(pa.array(["a", None])).tolist() == [0, 0]
+    assert Ranks.from_sample(pa.array([], pa.string())).rank_values(pa.array(["a", None])).tolist() == [0, 0]
 
 
 @pytest.mark.few_cases(20)
@@ -135,7 +135,7 @@ def test_values_outside_the_sample_rank_as_if_they_were_in_the_sample(kind: str,
     values_with_nulls = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
     sample = [rng.choice(values_with_nulls) for _ in range(50)] if values_with_nulls else []
     rows = [rng.choice([*values, None]) for _ in range(30)]
-    places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
+    places = Ranks.from_sample(pa.array(sample, arrow)).rank_values(pa.array(rows, arrow)).tolist()
     nulls = sum(value is None for value in sample)
     for row, place in zip(rows, places, strict=True):
         smaller_count = nulls + sum(value is not None and row is not None and value < row for value in sample)
@@ -146,7 +146,7 @@ def test_values_outside_the_sample_rank_as_if_they_were_in_the_sample(kind: str,
 
 def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
     values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
-    quarters = Ranks.of(values).places(values) >> np.uint64(RANK_BITS - 2)
+    quarters = Ranks.from_sample(values).rank_values(values) >> np.uint64(RANK_BITS - 2)
     assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
 
 
@@ -205,7 +205,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     )
     attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
     # The rank and the city of a customer would have the same order, and would count as one column.
-    clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
+    clustering = replace(pickle.loads(pickle.dumps(Clustering.from_sample(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     joined_values = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
     columns = [
@@ -213,7 +213,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
         facts["day"].combine_chunks(),
         pa.array([attributes[0] for attributes in joined_values], pa.string()),
     ]
-    points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
+    points = np.stack([Ranks.from_sample(column).rank_values(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
     batches = facts.to_batches(max_chunksize=37)
     assert np.array_equal(np.concatenate([clustering.compute_keys(batch) for batch in batches]), expected)
@@ -281,7 +281,7 @@ def test_files_end_between_cells_of_the_curve(files: int, distinct_count: int) -
 def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: str) -> None:
     rng = np.random.default_rng(first_seed())
     rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
-    clustering = Clustering.of(Attributes(["a", "b"], {}, rows.schema), rows, curve)
+    clustering = Clustering.from_sample(Attributes(["a", "b"], {}, rows.schema), rows, curve)
     keys = to_sortable_keys(clustering.compute_keys(rows))
     order = np.argsort(keys, kind="stable")
     bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
@@ -306,7 +306,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     ship_days = order_days + rng.integers(1, 30, 40_000)
     columns = {"a": order_days, "b": -ship_days, "c": rng.integers(0, 500, 40_000), "d": rng.integers(0, 500, 40_000)}
     table = pa.table(columns)
-    clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
+    clustering = Clustering.from_sample(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
     assert clustering.groups == ((0, 1), (2,), (3,))
 
     def compute_mean_opened_files(clustering: Clustering) -> float:
@@ -335,7 +335,7 @@ def test_key_keeps_several_columns_of_the_same_order() -> None:
         "d": np.random.default_rng(first_seed()).permutation(5000),
     }
     table = pa.table(columns)
-    clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table, "hilbert")
+    clustering = Clustering.from_sample(Attributes(list(columns), {}, table.schema), table, "hilbert")
     assert clustering.groups == ((0, 1, 2), (3,))
     assert len(np.unique(clustering.compute_keys(table), axis=0)) == len(
         np.unique(clustering.compute_points(table), axis=0)

@@ -443,7 +443,10 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before
         assert set(server.home.rglob("*.parquet")) == disk
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_FILE_MAX_FRACTION
+        assert (
+            CompactionPolicy.from_metadata(open_table(client, "db.t", CURRENT).metadata, {}).small
+            == SMALL_FILE_MAX_FRACTION
+        )
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
         apply_updates(
@@ -452,7 +455,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
             {"action": "set-default-sort-order", "sort-order-id": -1},
         )
         assert (
-            CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small
+            CompactionPolicy.from_metadata(open_table(client, "db.t", CURRENT).metadata, {}).small
             == SMALL_SORTED_FILE_MAX_FRACTION
         )
 

@@ -227,9 +227,8 @@ def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_
     report = upsert(client, "db.t", build_rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert (
-        len(server.list_written_files() - files_before - new_keys) == report.files_written
-    )  # The first attempt left no file.
+    # The first attempt left no file.
+    assert len(server.list_written_files() - files_before - new_keys) == report.files_written
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(

@@ -81,9 +81,8 @@ def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read_counter(client, 1)
-    upsert(
-        client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write"
-    )  # This also moves row 1.
+    # This also moves row 1.
+    upsert(client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")
     report = upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (report.updated, report.attempts) == (1, 1)
     assert read_rows(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]

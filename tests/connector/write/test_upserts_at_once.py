@@ -69,9 +69,8 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.attempts, attempts[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
-    assert (
-        len(server.list_written_files() - files_before - set(new_files)) == report.files_written
-    )  # The first attempt left no file.
+    # The first attempt left no file.
+    assert len(server.list_written_files() - files_before - set(new_files)) == report.files_written
 
 
 def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(

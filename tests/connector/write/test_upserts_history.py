@@ -143,9 +143,8 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif (
-            rng.random() < 0.3 and settled_ids[-5:][0] > 1000
-        ):  # A concurrent append does not check whether keys exist.
+        elif rng.random() < 0.3 and settled_ids[-5:][0] > 1000:
+            # A concurrent append does not check whether keys exist.
             ids.append(rng.randrange(1000, settled_ids[-5:][0]))
         settled_ids.append(next_key)
         yield Step(

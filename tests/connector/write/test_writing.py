@@ -305,9 +305,8 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
 
     def list_objects() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
-        keys = [
-            entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
-        ]  # Arrow does not delete the folders, which are objects without content.
+        # Arrow does not delete the folders, which are objects without content.
+        keys = [entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")]
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
     written_files = write_batches(write_target, input_rows.to_batches())

@@ -52,10 +52,9 @@ def read_refusal(write: Any, *arguments: Any) -> str:
 def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: FrameWriterTables) -> None:
     a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
     new_options = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
-    rig.make_writer(a, None, **new_options).partitionBy("day").saveAsTable(
-        f"{rig.db}.t"
-    )  # The default mode creates the table if it does not exist.
-    target = WriteTarget.of(rig.client.load_table("db.t"))
+    # The default mode creates the table if it does not exist.
+    rig.make_writer(a, None, **new_options).partitionBy("day").saveAsTable(f"{rig.db}.t")
+    target = WriteTarget.from_engine_table(rig.client.load_table("db.t"))
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
     assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]

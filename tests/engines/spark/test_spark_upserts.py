@@ -164,10 +164,11 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert (report.updated, report.inserted, report.attempts) == (4, 0, 1)
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
+        # The new rows are written into the copies.
         assert (report.files_removed, rig.count_live_files(table)) == (
             report.files_written,
             16,
-        )  # The new rows are written into the copies.
+        )
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 

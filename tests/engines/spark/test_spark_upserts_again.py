@@ -88,9 +88,8 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    cached_before = set(
-        rig.spark.sparkContext._jsc.getPersistentRDDs()
-    )  # Other tests of this session may have cached frames.
+    # Other tests of this session may have cached frames.
+    cached_before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):

@@ -62,7 +62,7 @@ class WritingTables:
 
     def list_files(self, table: str) -> list[str]:
         """Return the data files on storage, whether or not a table names them."""
-        target = WriteTarget.of(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
+        target = WriteTarget.from_engine_table(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
         return sorted(str(path) for path in (location / "data").rglob("*.parquet"))
 

@@ -104,9 +104,8 @@ def append_until(
             notes.unexplained_answers.append(f"commit: {status} {body}")
             return
         notes.outcomes[outcome] += 1
-        if (
-            outcome != "refused"
-        ):  # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
+        # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
+        if outcome != "refused":
             notes.events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)

@@ -59,7 +59,7 @@ def test_every_sql_interface_rejects_a_text_with_too_many_readings() -> None:
         statement.parse(NESTED)
     with pytest.raises(UnsupportedStatement):
         DuckDBStatement(NESTED)
-    assert find_scans(NESTED, columns_of=lambda _: {"x": "int"}) == ()
+    assert find_scans(NESTED, find_columns=lambda _: {"x": "int"}) == ()
     for dialect in ("trino", "duckdb"):
         with pytest.raises((BadRequest, UnsupportedStatement)):
             read_query(NESTED, dialect)

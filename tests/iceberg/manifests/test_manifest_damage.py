@@ -51,9 +51,8 @@ def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
         assert refusal.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.to_plain_entries(
-            decoded_rows
-        ):  # Every span must be in the heap, and the lengths of every list must add up.
+        # Every span must be in the heap, and the lengths of every list must add up.
+        for row in files.to_plain_entries(decoded_rows):
             assert isinstance(row["file_path"], str)
     return True
 
@@ -366,9 +365,8 @@ def test_decoding_leaks_no_memory() -> None:
             decode_all()
         gc.collect()
         grown_bytes.append(psutil.Process().memory_info().rss - bytes_before)
-    assert min(grown_bytes) < 1 << 20, (
-        grown_bytes
-    )  # A leak grows in each round, but other threads of the process may allocate memory in some rounds.
+    # A leak grows in each round, but other threads of the process may allocate memory in some rounds.
+    assert min(grown_bytes) < 1 << 20, grown_bytes
 
 
 def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:

@@ -169,12 +169,13 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, None)
     assert len(actual_entries) == len(expected)
     for our_row, other_row in zip(actual_entries, expected, strict=True):
+        # The entry has the numbers of its writer, or no numbers.
         omitted_fields = (
             "column_sizes",
             "key_metadata",
             "sort_order_id",
             "first_row_id",
-        )  # The entry has the numbers of its writer, or no numbers.
+        )
         plain_values = dict.fromkeys(
             (*omitted_fields, *(FIELDS_OMITTED_BY_SPARSE_WRITERS if style.sparse and content == 0 else ()))
         )
@@ -297,11 +298,12 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     entries = [build_added_entry(build_data_file(file_path=f"{i}.parquet")) for i in range(450)]
     data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
+    # For other codecs, fastavro would need additional packages; Java reads our files in another test.
     if codec in (
         "gzip",
         "deflate",
         "uncompressed",
-    ):  # For other codecs, fastavro would need additional packages; Java reads our files in another test.
+    ):
         reader = fastavro.reader(io.BytesIO(data))
         assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
     assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)

@@ -377,7 +377,7 @@ async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(r
     )
     assert [list_file_numbers(result) for result in results] == [[1]] * 4
     assert stores[0].reads.count(late_index.name) == 1
-    stores[0].let_go()
+    stores[0].resume()
     (file,) = [file for file in await table.list_files() if file.location == late_index.as_uri()]
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     scan_result = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
@@ -433,7 +433,7 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Index
     assert (list_file_numbers(second), second.complete) == ([3], True)
     assert 1 <= len(storage.ranges) - opening_reads <= 2 * 7
     assert await rig.scan(planning, ODD_ID_FILTER) is first
-    storage.let_go()
+    storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     asked_before = len(storage.ranges)
@@ -454,7 +454,7 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, ki
     assert len(storage.ranges) - opening_reads <= 4
     scan = await rig.scan(planning, build_eq_filter(14))
     assert (list_file_numbers(scan), scan.complete) == ([1], True)
-    storage.let_go()
+    storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     reads_before = len(storage.ranges)
@@ -465,9 +465,8 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, ki
 async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
     rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        cold, "_GUESS_BYTES", 64
-    )  # The guessed size is small, so that the first read does not include the sections.
+    # The guessed size is small, so that the first read does not include the sections.
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -514,7 +513,7 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Ind
     scan = await rig.scan(planning, long_filter)
     assert (list_file_numbers(scan), scan.complete) == (list(FILES), False)
     assert storage.ranges == []
-    storage.let_go()
+    storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     assert len(await rig.plan_files(planning, long_filter)) < 6
@@ -545,7 +544,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(
     scan = await rig.scan(planning, ODD_ID_FILTER)
     assert 1 in list_file_numbers(scan)
     assert not scan.complete
-    storage.let_go()
+    storage.resume()
     await wait_until(lambda: planning.indexes.quarantined == 1)
 
 

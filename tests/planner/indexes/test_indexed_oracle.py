@@ -271,9 +271,8 @@ def _draw_condition(rng: random.Random, lake: Lake, covered_columns: set[str]) -
         return None
     column = Names(lake.schema)[tree["term"]]
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
-    if (
-        str(column.id) not in covered_columns or by_order
-    ):  # Clients order UUIDs in two ways, and indexes support neither.
+    # Clients order UUIDs in two ways, and indexes support neither.
+    if str(column.id) not in covered_columns or by_order:
         return None
     return to_json(expand_zeros_sometimes(rng, tree), rng.choice(FORMS))
 

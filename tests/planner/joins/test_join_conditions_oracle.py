@@ -233,9 +233,8 @@ async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
             for join_request, outcome in zip(requests, answer.json["joins"], strict=True)
             if outcome["used"]
         }
-        has_extremes = any(
-            item.get("transform") in ("min", "max") for item in requests
-        )  # A join with an extreme can have no limit, and is then not used.
+        # A join with an extreme can have no limit, and is then not used.
+        has_extremes = any(item.get("transform") in ("min", "max") for item in requests)
         assert has_extremes or all(join["used"] for join in answer.json["joins"]), (
             seed,
             answer.json["joins"],

@@ -196,7 +196,7 @@ def to_path(manifest: Manifest) -> Path:
 class RecordingObjects(ForwardingObjects):
     """An object store that records the name of each file that is read, completely or by ranges.
 
-    Complete reads of the file `hold` wait until `let_go` is called.
+    Complete reads of the file `hold` wait until `resume` is called.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -207,7 +207,7 @@ class RecordingObjects(ForwardingObjects):
         self.is_holding = False
         self._gate = asyncio.Event()
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self._gate.set()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:

@@ -202,7 +202,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         view_task = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: recorders[0].is_holding)
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
-        recorders[0].let_go()
+        recorders[0].resume()
         await view_task
         for at_snapshot in (2, 1):
             planned_files = await plan_file_numbers(

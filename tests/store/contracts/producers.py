@@ -216,10 +216,11 @@ class StreamsContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
+        # In the second round, another commit happened between the flush and the repeated commit.
         for read_count in (
             1,
             None,
-        ):  # In the second round, another commit happened between the flush and the repeated commit.
+        ):
             await store.transact([RecordRemovalFlush(UUID, 2)])
             assert await other_store.transact([TakeRemovalFlush(UUID, read_count)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]

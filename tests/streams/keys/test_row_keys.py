@@ -356,8 +356,7 @@ def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> No
     accepted_keys = AcceptedKeys()
     assert accepted_keys.accept("t", "first", earlier_metadata)
     assert not accepted_keys.accept("t", "second", later_metadata)
-    accepted_keys.replace(
-        "t", "second", later_metadata
-    )  # The caller has loaded the table, so this metadata is current.
+    # The caller has loaded the table, so this metadata is current.
+    accepted_keys.replace("t", "second", later_metadata)
     assert accepted_keys.accept("t", "second", later_metadata)
     assert not accepted_keys.accept("t", "first", earlier_metadata)

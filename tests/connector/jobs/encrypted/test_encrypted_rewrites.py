@@ -291,7 +291,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     assert all("the column payload is encrypted" in reason for _, reason in refusal.skipped)
     upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.build_keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
-    target = WriteTarget.of(client.load_table("db.t"), "db.t")
+    target = WriteTarget.from_engine_table(client.load_table("db.t"), "db.t")
     del arrow_kms[:]
     keys = target.indexes[0].file_keys
     assert keys() is keys() is target.indexes[1].file_keys() is not None
