@@ -80,7 +80,7 @@ class VisibleColumn:
 
 @dataclass(frozen=True, slots=True)
 class WithQuery:
-    """A query in WITH.
+    """A query in a WITH clause.
 
     Attributes:
         relation: The name of the query in DuckDB's text.

@@ -298,7 +298,7 @@ def _read_certificate_digest(claims: Mapping[str, Any]) -> bytes:
     except (ValueError, TypeError, AttributeError):
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise Unauthenticated("The token's claim x5t#S256 is no digest of a certificate")
+        raise Unauthenticated("The token's claim x5t#S256 is not the digest of a certificate")
     return digest
 
 

@@ -34,7 +34,7 @@ class ServerStorage(ABC):
     variable_prefixes: tuple[str, ...] = ()
     """The prefixes of the environment variables that worker processes need to reach the storage."""
     public_variables: tuple[str, ...] = ()
-    """The environment variables with these prefixes that worker processes need, and that are no login to a cloud."""
+    """The prefixes of environment variables that worker processes need, but that contain no login to a cloud."""
 
     @abstractmethod
     def open(

@@ -233,7 +233,7 @@ def draw_statement(rng: random.Random) -> str:
 @pytest.mark.slow
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # For some time, the proxy does not check again whether a name that was no view has become a view.
+    # For some time, the proxy does not check again whether a name has become a view.
     view_name = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
@@ -253,7 +253,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct_port, port = views.trino.port, views.proxy.port
-    # For some time, the proxy does not check again whether a name that was no view has become a view.
+    # For some time, the proxy does not check again whether a name has become a view.
     view_below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):

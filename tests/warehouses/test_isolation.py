@@ -1,4 +1,4 @@
-"""Tests that nothing of one warehouse is visible in another, and that a right in one is no right in another."""
+"""Tests that nothing of one warehouse is visible in another, and that a right in one gives no right in another."""
 
 from __future__ import annotations
 

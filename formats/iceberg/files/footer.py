@@ -129,7 +129,7 @@ class ParquetFooter:
         chunk = thrift.read_structure(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
         if kind != STRUCT:
-            raise ValueError(f"the metadata of a column chunk are no structure, but have the type {kind}")
+            raise ValueError(f"the metadata of a column chunk must be a structure, but have the type {kind}")
         if (offset_type := metadata.get(_DICTIONARY_PAGE, (I64,))[0]) != I64:
             raise ValueError(f"the dictionary offset is no I64, but has the type {offset_type}")
         return dict(metadata)

@@ -75,7 +75,7 @@ _GRANTS_PER_PAGE = 500
 """The number of grants that a listing reads from the database at a time."""
 _GRANTS_READ_MAX = 5000
 """The maximum number of grants that are checked for one page of a listing. So a page can be short or empty."""
-_FORBIDDEN = ResponseSpec(403, "The caller is no admin of the server or of the whole catalog")
+_FORBIDDEN = ResponseSpec(403, "The caller is not an admin of the server or of the whole catalog")
 _MAY_NOT_GRANT = ResponseSpec(
     403, "The caller does not have the privilege manage-grants on the object, which the role admin includes"
 )

@@ -65,19 +65,19 @@ class AppendRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class FenceRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Begin a session of a producer."""
+    """A request to begin a session of a producer."""
 
     producer: str
 
 
 class RemoveRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Remove a stream."""
+    """A request to remove a stream."""
 
     stream: str
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Allow retention to remove rows.
+    """A request that allows retention to remove rows.
 
     Attributes:
         offsets: Tuples of a stream, the number of a shard, and the offset below which rows may be removed.
@@ -101,7 +101,7 @@ class ShardStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Remove released rows, and forget producers and removed streams.
+    """A request to remove released rows, and to forget producers and removed streams.
 
     Attributes:
         starts: The first remaining rows of the shards from which rows are removed.

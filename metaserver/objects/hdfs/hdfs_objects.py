@@ -228,7 +228,7 @@ def explain_error(error: Exception, location: str) -> SeamarkError:
             "ticket) and the permissions of the folder"
         )
     if any(name in text for name in _WRONG_PATH):
-        return StorageError(f"HDFS refused the path {location!r}: a part of it is a file, or is no valid name")
+        return StorageError(f"HDFS refused the path {location!r}: a part of it is a file, or is not a valid name")
     if "No NameNode hosts found" in text:
         return StorageError(
             f"No configuration file names the NameNodes of {location!r}: set hdfs_config_folder, or write "

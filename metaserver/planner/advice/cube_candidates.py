@@ -2,7 +2,7 @@
 
 A cube answers a query if the grouping keys and the compared columns are dimensions, and the aggregates are measures
 (`connector/cubes`). The candidates are one cube for each shape, and one cube with the dimensions of several shapes. A
-cube that does not shrink the rows of a file by the factor `ROWS_PER_GROUP_MIN` is no candidate, because
+cube that does not shrink the rows of a file by the factor `ROWS_PER_GROUP_MIN` is not a candidate, because
 `seamark index create` refuses it.
 """
 

@@ -152,7 +152,7 @@ class DataRows:
         """Read all rows of the requested columns that the file has.
 
         Raises:
-            Unreadable: See `read`. A missing column is no error here.
+            Unreadable: See `read`. A missing column does not cause an error.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:

@@ -1,7 +1,7 @@
 """Attributes of dimension tables, as columns in the filters of requests.
 
 An index on an attribute (`formats/index/keys/lookups.py`) gives the table a further name for filters: the name of the
-index. A predicate on the name leaves out files by the index, and is no condition on rows that a client could evaluate.
+index. A predicate on the name leaves out files by the index. A client cannot evaluate it on rows.
 So in the filter of the rows it becomes a condition that all rows satisfy. The client reads the dimension table to
 filter the rows. A column of the table with this name has priority. This module is pure.
 """

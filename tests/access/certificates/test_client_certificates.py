@@ -251,7 +251,7 @@ async def test_token_without_the_required_certificate_is_refused(tmp_path: Path,
             assert (await send_request(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job}"))[
                 0
             ] == 200
-        # The name in the certificate is no login here, so any certificate of the authority suffices.
+        # Here, the name in the certificate is not a login, so any certificate of the authority suffices.
         async with connect(authority, authority.issue_client("service", build_uri_name(SPIFFE))) as http:
             assert (await send_request(http, server))[0] == 401
             assert (await send_request(http, server, Authorization=f"Bearer {token}"))[0] == 200

@@ -180,7 +180,7 @@ def list_bad_queries() -> Iterator[BadInput]:
     yield BadInput("Queries", "`snapshots` is neither `all` nor `refs`", "GET", f"{T}/t?snapshots=some")
     yield BadInput("Queries", "a purge flag that is not a boolean", "DELETE", f"{T}/t?purgeRequested=1")
     for description, warehouse in (
-        ("a location that is no warehouse", "s3://other"),
+        ("a location that is not a warehouse", "s3://other"),
         ("unknown warehouse", "prod"),
     ):
         yield BadInput(
