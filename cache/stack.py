@@ -130,10 +130,10 @@ class Stack(Generic[V]):
             return value
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
 
-    async def get_stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
+    async def get_stored_values(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
         """Return the values that are in memory or on the disk, and None for all others. Nothing is fetched.
 
-        One job of a thread opens many files, while `get` starts a job for each key.
+        A thread opens many files in one job, while `get` starts a job for each key.
         """
         values = [self._memory.get(key) for key in keys]
         if self._disk is None or self._closed:

@@ -25,7 +25,7 @@ from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.services.policy import PROPERTIES, check_policy, find_similar_properties, is_policy_property
 
 _SET_BY_NAMESPACE = click.option(
-    "--namespace", "of_namespace", is_flag=True, help="Change the policy of all tables in the namespace NAME."
+    "--namespace", "is_namespace", is_flag=True, help="Change the policy of all tables in the namespace NAME."
 )
 
 
@@ -84,9 +84,9 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @click.argument("updates", metavar="PROPERTY=VALUE...", nargs=-1, required=True)
 @_SET_BY_NAMESPACE
 @server_command
-def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+def set_properties(client: IndexClient, name: str, updates: Sequence[str], is_namespace: bool, as_json: bool) -> None:
     """Set properties in the policy of the table NAME, or of the namespace NAME with --namespace."""
-    _apply_changes(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
+    _apply_changes(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), is_namespace, as_json)
 
 
 @policy.command("drop")
@@ -94,14 +94,14 @@ def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_na
 @click.argument("removals", metavar="[PROPERTY]...", nargs=-1)
 @_SET_BY_NAMESPACE
 @server_command
-def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+def drop_properties(client: IndexClient, name: str, removals: Sequence[str], is_namespace: bool, as_json: bool) -> None:
     """Drop properties from the policy of the table NAME, or of the namespace NAME with --namespace.
 
     Without PROPERTY, drop all properties. The table then inherits these properties, or follows the server's defaults.
     """
     _check_changes((), removals, "PROPERTY=VALUE")
     _apply_changes(
-        client, name, {}, removals or _list_own_properties(client, name, of_namespace), of_namespace, as_json
+        client, name, {}, removals or _list_own_properties(client, name, is_namespace), is_namespace, as_json
     )
 
 
@@ -116,14 +116,14 @@ def _change(
     name: str,
     updates: Sequence[str],
     removals: Sequence[str],
-    of_namespace: bool,
+    is_namespace: bool,
     as_json: bool,
 ) -> None:
     """Show the policy of the table NAME. With --set or --unset, change it first."""
     changes = _check_changes(updates, removals, "--set")
     if updates or removals:
-        _apply_changes(client, name, changes, removals, of_namespace, as_json)
-    elif of_namespace:
+        _apply_changes(client, name, changes, removals, is_namespace, as_json)
+    elif is_namespace:
         raise click.UsageError(
             "--namespace changes the policy of a namespace: add --set or --unset, or name a table instead"
         )
@@ -136,11 +136,11 @@ def _apply_changes(
     name: str,
     updates: dict[str, str],
     removals: Sequence[str],
-    of_namespace: bool,
+    is_namespace: bool,
     as_json: bool,
 ) -> None:
     """Change a table or a namespace. Print the policy of the table."""
-    if not of_namespace:
+    if not is_namespace:
         if updates or removals:
             change_table_properties(client, name, updates, removals)
         _print_policy(client, name, as_json)
@@ -151,9 +151,9 @@ def _apply_changes(
     print_result({"namespace": list(split_name(name)), "set": updates, "unset": list(removals)}, text, as_json=as_json)
 
 
-def _list_own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
+def _list_own_properties(client: IndexClient, name: str, is_namespace: bool) -> list[str]:
     """Return the policy properties that are set on the table or the namespace itself."""
-    if of_namespace:
+    if is_namespace:
         return [key for key in load_namespace_properties(client, name) if is_policy_property(key)]
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
 

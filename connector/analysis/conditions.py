@@ -71,9 +71,9 @@ class ConditionReader:
         """Return a condition that is true for each row for which `node` is true, or None."""
         return _Reading(self, self._today, resolve, kind).read(node, negated=False)
 
-    def read_exactly(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> ColumnComparison | None:
+    def read_exact_comparison(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
-        return _Reading(self, self._today, resolve, kind).read_exactly(node)
+        return _Reading(self, self._today, resolve, kind).read_exact_comparison(node)
 
     def read_literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
@@ -123,7 +123,7 @@ class _Reading:
             return self._read_predicate(node, negated=negated)
         return leaf.negate() if negated else leaf
 
-    def read_exactly(self, node: exp.Expr) -> ColumnComparison | None:
+    def read_exact_comparison(self, node: exp.Expr) -> ColumnComparison | None:
         comparison = self._read_leaf(node)
         is_exact = comparison is not None and comparison.exact and comparison.transform == IDENTITY
         return comparison if is_exact else None

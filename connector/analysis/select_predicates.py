@@ -89,9 +89,9 @@ class PredicateReader:
     def read_predicate(self, node: exp.Expr) -> Predicate:
         """Return the predicate of WHERE."""
         condition, equalities = self._read_condition(node, None), tuple(self._find_equalities(node))
-        return Predicate(condition, equalities, partial(self._read_exactly, node))
+        return Predicate(condition, equalities, partial(self._read_exact_condition, node))
 
-    def _read_exactly(self, node: exp.Expr) -> Condition | None:
+    def _read_exact_condition(self, node: exp.Expr) -> Condition | None:
         """Return a condition that is true for exactly the rows for which `node` is true.
 
         Return None if a part of `node` cannot be translated exactly.
@@ -99,9 +99,10 @@ class PredicateReader:
         parts = list(islice(split_conjunction(node), EXACT_PARTS_MAX + 1))
         if len(parts) > EXACT_PARTS_MAX:
             return None
-        comparisons = [self._reader.read_exactly(part, self._names.resolve, self._names.find_kind) for part in parts]
-        exact = [each for each in comparisons if each is not None and is_exact(self._names.find_kind(each.column))]
-        return all_of(exact) if len(exact) == len(comparisons) else None
+        names = self._names
+        comparisons = [self._reader.read_exact_comparison(part, names.resolve, names.find_kind) for part in parts]
+        exact_parts = [each for each in comparisons if each is not None and is_exact(names.find_kind(each.column))]
+        return all_of(exact_parts) if len(exact_parts) == len(comparisons) else None
 
     def find_join_predicate(self, join: ParsedJoin) -> Predicate:
         """Return the predicate of ON or USING.

@@ -320,7 +320,7 @@ class _Query:
                 query.translated.columns,
                 self._find_filter(tables, known_tables, utc=utc),
                 build_negated_filter(
-                    query.translated, partial(self._find_filter_of, table, known_tables[number], utc=utc)
+                    query.translated, partial(self._find_table_filter, table, known_tables[number], utc=utc)
                 ),
                 table.reference.snapshot_id,
                 hide_partitions=True,
@@ -357,7 +357,7 @@ class _Query:
         filters = [planned_scan.scan.filter for planned_scan in scans.values()]
         return filters[0] if len(filters) == 1 else None
 
-    def _find_filter_of(
+    def _find_table_filter(
         self, table: _CatalogTable, known_table: KnownTable, alias: str, condition: str, *, utc: bool
     ) -> Expression | None:
         """Return a filter that is true for each row that meets a condition, or None if no filter is known."""

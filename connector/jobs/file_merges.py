@@ -185,13 +185,13 @@ class _PartitionRewrite:
 
     Attributes:
         table: The table.
-        read: The table with the schema of the new files.
+        read_table: The table with the schema of the new files.
         target: A target with the schema of the new files.
         policy: The rules by which row groups are copied, or None to encode all rows.
     """
 
     table: OpenTable
-    read: OpenTable
+    read_table: OpenTable
     target: WriteTarget
     policy: CopyPolicy | None
     null_leaves: frozenset[int] = frozenset()
@@ -203,10 +203,10 @@ class _PartitionRewrite:
             yield batch, partial(self._rewrite, batch)
 
     def _rewrite(self, batch: Sequence[ScanTask]) -> RewrittenFiles:
-        new = rewrite_rows(self.read, self.target, batch, self.policy)
-        files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
+        rewritten_files = rewrite_rows(self.read_table, self.target, batch, self.policy)
+        files = tuple(_with_nulls(file, self.null_leaves) for file in rewritten_files.written.files)
         # The commit reads and writes deletes of concurrent commits with the table's current schema.
-        return replace(new, table=self.table, written=replace(new.written, files=files))
+        return replace(rewritten_files, table=self.table, written=replace(rewritten_files.written, files=files))
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:

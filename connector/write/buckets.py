@@ -311,7 +311,7 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
         other.name for other in spec.fields if other is not field or metadata.format_version < _OMITTED_FIELDS_SINCE
     ]
     name = _choose_name(metadata, field, transform, kept_names)
-    new = msgspec.structs.replace(field, name=name, transform=transform, field_id=None)
+    new_field = msgspec.structs.replace(field, name=name, transform=transform, field_id=None)
     fields: list[PartitionField] = []
     for other in spec.fields:
         if other is not field:
@@ -320,8 +320,8 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
             # In format version 1, a partition field never changes its position.
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
-            fields.append(new)
-    return fields if new in fields else [*fields, new]
+            fields.append(new_field)
+    return fields if new_field in fields else [*fields, new_field]
 
 
 def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:

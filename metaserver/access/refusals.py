@@ -41,7 +41,7 @@ class Refusals:
         return count <= self._limits[unauthenticated]
 
     def take_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
-        """If the current window has ended, return its unwritten refusals, and begin the next window."""
+        """Return the unwritten refusals of the current window if it has ended, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         refusals = [

@@ -65,7 +65,7 @@ async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
         )
 
 
-async def check_snapshots_stored(
+async def check_stored_snapshots(
     context: CatalogContext,
     published_manifests: Manifests,
     own_manifests: Manifests,
@@ -73,7 +73,7 @@ async def check_snapshots_stored(
     base: TableMetadata,
     new_snapshots: Iterable[SnapshotInput],
 ) -> None:
-    """Check that the files exist that the snapshots of an engine add. See `check_stored`.
+    """Check that the files exist in new snapshots of an engine. See `check_stored`.
 
     Args:
         context: The context of the catalog.

@@ -346,7 +346,7 @@ class FolderBackend:
     async def _add_part(self, call: S3Call, number: int, staged_name: str) -> web.StreamResponse:
         location, upload_id = _make_location(call), call.address.query["uploadId"]
         try:
-            etag = await self._run(self._uploads.add, location, upload_id, number, staged_name)
+            etag = await self._run(self._uploads.add_part, location, upload_id, number, staged_name)
         finally:
             await self._discard(staged_name)
         if "x-amz-copy-source" in call.headers:

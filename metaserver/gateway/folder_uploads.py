@@ -133,7 +133,7 @@ class Uploads:
         """
         os.close(self._open_existing(location, upload_id))
 
-    def add(self, location: str, upload_id: str, number: int, staged_name: str) -> str:
+    def add_part(self, location: str, upload_id: str, number: int, staged_name: str) -> str:
         """Add the staged file to the upload as a part, and return its ETag.
 
         Raises:

@@ -69,7 +69,7 @@ def recover_log(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes:
     if not numbers:
         return _begin_log(files, state, now_ms, segment_bytes)
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
-    torn_bytes, file = _recover_last(files, segments, state, segment_bytes)
+    torn_bytes, file = _recover_last_segment(files, segments, state, segment_bytes)
     try:
         _restore_starts(segments, state)
         _check_released(files, segments[:-1], state)
@@ -180,7 +180,7 @@ def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
     raise make_damage_error(files.describe(segment.name), 0)
 
 
-def _recover_last(
+def _recover_last_segment(
     files: LogFiles, segments: list[LogSegment], state: LogState, segment_bytes: int
 ) -> tuple[int, LogFile]:
     """Apply the entries of the last segment, truncate its file after them, and open the file.

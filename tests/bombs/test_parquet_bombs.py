@@ -133,9 +133,9 @@ def read_as_rows(path: str) -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
             reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
-            return await asyncio.to_thread(read_row_column, reader)
+            return await asyncio.to_thread(describe_read, reader)
 
-    def read_row_column(reader: DataRows) -> str:
+    def describe_read(reader: DataRows) -> str:
         count = count_rows(path)
         try:
             with reader.read(

@@ -162,7 +162,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
     in_memory = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
-    results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
+    results = dict(zip(names, await stack.get_stored_values(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other_keys)
     assert all(results[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
     assert results[stored_names[1]] is in_memory
@@ -173,7 +173,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
-    assert await stack.get_stored([stored_names[1], "k0"], return_unchanged) == [in_memory, None]
+    assert await stack.get_stored_values([stored_names[1], "k0"], return_unchanged) == [in_memory, None]
 
 
 async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
@@ -396,6 +396,6 @@ async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk
     second_stack = make_stack(tmp_path)
     assert second_stack.may_have("k")
     assert not second_stack.may_have("other")
-    assert await second_stack.get_stored(["k", "other"], return_unchanged) == [value, None]
+    assert await second_stack.get_stored_values(["k", "other"], return_unchanged) == [value, None]
     await second_stack.close()
     assert not second_stack.may_have("other")

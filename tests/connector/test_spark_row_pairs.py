@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from tests.seeds import first_seed
 
 
-def test_pairs_are_all_rows_with_equal_keys() -> None:
+def test_pairs_contain_all_rows_with_equal_keys() -> None:
     seed = first_seed()
     rng = random.Random(seed)
     for _ in range(200):

@@ -219,7 +219,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     assert read_ids() == [1, 2, 3]
 
 
-def create_partitioned(server: Seamark, name: str, kind: str, transform: str, values: list[Any]) -> None:
+def create_partitioned_table(server: Seamark, name: str, kind: str, transform: str, values: list[Any]) -> None:
     """Create a partitioned table with one file for each value."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("parts")
@@ -262,7 +262,7 @@ def test_partition_values_do_not_make_duckdb_lose_rows(
 ) -> None:
     con.execute("SET TimeZone = 'UTC'")
     name = kind.partition("(")[0] + transform[:3] + str(len(values)) + str(len(kind))
-    create_partitioned(server, name, kind, transform, values)
+    create_partitioned_table(server, name, kind, transform, values)
     table = f"sea.parts.{name}"
     con.execute(f"CREATE TEMP TABLE all_rows AS SELECT * FROM {table}")
     for literal in literals:
@@ -307,7 +307,7 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
             assert session.sql("UPDATE shop.added_again SET k = 5 WHERE id = 3").to_arrow()["rows"].to_pylist() == [1]
             values = session.sql("SELECT id, k FROM shop.added_again ORDER BY id").to_arrow().to_pylist()
         assert values == [{"id": 1, "k": None}, {"id": 3, "k": 5}]
-        create_partitioned(server, "keyed", "int", "identity", [1, 2, 3])
+        create_partitioned_table(server, "keyed", "int", "identity", [1, 2, 3])
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
         values = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
@@ -334,7 +334,7 @@ def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyCo
 
 
 def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    create_partitioned(server, "cut", "string", "truncate[3]", [])
+    create_partitioned_table(server, "cut", "string", "truncate[3]", [])
     with pytest.raises(duckdb.Error, match="truncate"):
         con.execute("INSERT INTO sea.parts.cut VALUES (1, 'e' || chr(769) || 'abc')")
     con.execute("INSERT INTO sea.parts.cut VALUES (2, 'éabc')")

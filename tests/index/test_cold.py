@@ -161,9 +161,9 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
 
 
 def build_long_keys(count: int, files: int) -> list[Keys]:
-    files_per_manifest = count // files
+    keys_per_file = count // files
     return [
-        convert_to_keys(pa.array(range(n * files_per_manifest, (n + 1) * files_per_manifest), pa.int64()), "long")
+        convert_to_keys(pa.array(range(n * keys_per_file, (n + 1) * keys_per_file), pa.int64()), "long")
         for n in range(files)
     ]
 

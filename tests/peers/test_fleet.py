@@ -81,7 +81,7 @@ class BalancedLoad:
     _ready_addresses: list[str] = field(default_factory=list)
     _stop_event: threading.Event = field(default_factory=threading.Event)
 
-    def check_replicas(self) -> None:
+    def record_ready_replicas(self) -> None:
         while not self._stop_event.wait(0.05):
             self._ready_addresses = [
                 replica.base_url for replica in self.fleet.replicas if is_http_ok(f"{replica.base_url}/readyz")
@@ -114,7 +114,7 @@ class BalancedLoad:
 
     @contextmanager
     def run_clients(self, clients: int) -> Iterator[None]:
-        work = [self.check_replicas, *(partial(self.send, number) for number in range(clients))]
+        work = [self.record_ready_replicas, *(partial(self.send, number) for number in range(clients))]
         threads = [threading.Thread(target=item, daemon=True) for item in work]
         for thread in threads:
             thread.start()

@@ -107,8 +107,8 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLo
         assert "too large" in json.loads(answer)["error_description"]
 
 
-@pytest.mark.parametrize("announced", [True, False])
-async def test_body_limit_depends_on_the_operation(tmp_path: Path, announced: bool) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_body_limit_depends_on_the_operation(tmp_path: Path, has_length: bool) -> None:
     async with run_server(
         tmp_path, small_body_limit_bytes=2000, medium_body_limit_bytes=50_000, body_limit_bytes=100_000
     ) as server:
@@ -124,7 +124,7 @@ async def test_body_limit_depends_on_the_operation(tmp_path: Path, announced: bo
         ):
             body = b'{"x":"' + b"y" * size + b'"}'
             async with await RawConnection.open(server) as wire:
-                if announced:
+                if has_length:
                     await wire.send(build_head("POST", path, f"Content-Length: {len(body)}"))
                     wire.writer.write(body)
                 else:

@@ -120,17 +120,17 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
     """After a crash, return rows that are only in the kernel's memory."""
-    recover_last = recovery._recover_last
+    recover_last_segment = recovery._recover_last_segment
 
     def recover(files, segments_, state, segment_bytes):
         patch_ = pytest.MonkeyPatch()
         patch_.setattr(OpenSimulatedFile, "sync", lambda file: None)
         try:
-            return recover_last(files, segments_, state, segment_bytes)
+            return recover_last_segment(files, segments_, state, segment_bytes)
         finally:
             patch_.undo()
 
-    patch.setattr(recovery, "_recover_last", recover)
+    patch.setattr(recovery, "_recover_last_segment", recover)
 
 
 def follow_no_flush(patch: pytest.MonkeyPatch) -> None:

@@ -75,10 +75,10 @@ async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
         await lease.hold(build_state(("a", WAITING_JOBS_LISTED_MAX + 1)))
 
-        async def list_jobs(path: str, principal: str) -> tuple[int, bool]:
+        async def count_jobs(path: str, principal: str) -> tuple[int, bool]:
             status, answer = await server.get(path, headers=secrets[principal])
             assert status == 200, answer
             return len(answer["waiting"]), answer["complete"]
 
-        assert await list_jobs("/api/v1/jobs", "admin") == (WAITING_JOBS_LISTED_MAX, False)
-        assert await list_jobs("/api/v1/tables/db/t/jobs", "of-db") == (0, True)
+        assert await count_jobs("/api/v1/jobs", "admin") == (WAITING_JOBS_LISTED_MAX, False)
+        assert await count_jobs("/api/v1/tables/db/t/jobs", "of-db") == (0, True)

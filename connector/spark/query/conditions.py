@@ -184,11 +184,11 @@ class Conditions:
             pass
         return weaken(all_of(conditions), _keep_certain)
 
-    def read_exactly(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
+    def read_exact_comparison(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
         reader = _Reading(self._catalyst, columns)
         try:
-            return reader.read_exactly(node)
+            return reader.read_exact_comparison(node)
         except (_TooLarge, RecursionError):
             return None
 
@@ -230,8 +230,8 @@ class _Reading:
             return self._read_by_rules(node, negated=negated)
         return comparison.negate() if negated else comparison
 
-    def read_exactly(self, node: Node) -> ColumnComparison | None:
-        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
+    def read_exact_comparison(self, node: Node) -> ColumnComparison | None:
+        """Return a comparison of a column with the same meaning as `node`, or None if there is none."""
         comparison = self._read_leaf(node, self._catalyst.find_kind(node))
         if comparison is None or not comparison.exact or comparison.transform != IDENTITY:
             return None

@@ -466,10 +466,10 @@ class PlanReader:
                 conditions += self._list_period_values(side, other, sources_by_id, sources)
         conditions += self._list_inequality_values(parts, sources_by_id, sources)
         return Predicate(
-            all_of(conditions), tuple(equalities), partial(self._read_exactly, parts, columns, sources_by_id)
+            all_of(conditions), tuple(equalities), partial(self._read_exact_condition, parts, columns, sources_by_id)
         )
 
-    def _read_exactly(
+    def _read_exact_condition(
         self, parts: Sequence[Node], columns: Mapping[int, SparkColumn], sources_by_id: Mapping[int, int]
     ) -> Condition | None:
         """Return a condition that is true for exactly the rows for which all parts are true.
@@ -478,7 +478,7 @@ class PlanReader:
         """
         if len(parts) > EXACT_PARTS_MAX:
             return None
-        comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
+        comparisons = [self._conditions.read_exact_comparison(part, columns) for part in parts]
         if any(comparison is None for comparison in comparisons):
             return None
         return _move_to_sources(all_of(comparisons), sources_by_id)

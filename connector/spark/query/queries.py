@@ -322,7 +322,7 @@ class _Query:
             rewritten = RewrittenQuery(None, f"unchanged; {error}")
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
-    def _find_filter_of(self, name: str, alias: str, condition: str) -> Expression | None:
+    def _find_table_filter(self, name: str, alias: str, condition: str) -> Expression | None:
         """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
         text = f"SELECT 1 FROM {name} AS {backquote(alias)} WHERE {condition}"  # noqa: S608
         query = _Query(self._spark, text, None, self._lease_s, self._max_kept_fraction, OFF)
@@ -368,7 +368,9 @@ class _Query:
                     statement.cube.id,
                     statement.columns,
                     scan.filter,
-                    build_negated_filter(statement, partial(self._find_filter_of, self._text[scan.start : scan.end])),
+                    build_negated_filter(
+                        statement, partial(self._find_table_filter, self._text[scan.start : scan.end])
+                    ),
                     snapshot_id=scan.snapshot_id,
                     ref=scan.ref,
                     group_filter=find_group_condition(statement, star_scans),

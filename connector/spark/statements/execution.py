@@ -302,7 +302,7 @@ class _LocatedStatement:
             values = self._evaluate_keys(keys_or_filter, key_columns)
             keys = self._make_batch_keys(source_table, keys_or_filter, values, key_columns)
             scope = read_scope(keys, source_table)
-            is_exact_key = keys_or_filter.whole and len(key_columns) == len(keys_or_filter.names)
+            is_exact_key = keys_or_filter.is_exact and len(key_columns) == len(keys_or_filter.names)
             names = (
                 [] if is_exact_key and self._statement.kind == DELETE else self._query.list_names(source_table.schema)
             )

@@ -40,7 +40,7 @@ class KeyValues:
     columns: tuple[SparkColumn, ...]
     make_plan: Callable[[], Node]
     numbers: tuple[int | None, ...]
-    whole: bool = False
+    is_exact: bool = False
     """Whether the condition is true for exactly the stored rows with these values.
 
     It is False for floats, because IN with many constants distinguishes the two zeros.
@@ -84,7 +84,7 @@ def find_join_keys(
                 pairs.setdefault(column, other)
     if not pairs:
         return None
-    return _project_values(catalyst, build, pairs, source, whole=len(pairs) == len(parts))
+    return _project_values(catalyst, build, pairs, source, is_exact=len(pairs) == len(parts))
 
 
 def find_condition_keys(
@@ -100,11 +100,12 @@ def find_condition_keys(
             for side, other in ((part.left(), part.right()), (part.right(), part.left())):
                 column = _find_column(catalyst, side, columns)
                 if column is not None and catalyst.is_constant(other):
-                    key_values.append(_explode_constants(build, column, build.build_seq([other]), whole=is_only_part))
+                    constants = build.build_seq([other])
+                    key_values.append(_explode_constants(build, column, constants, is_exact=is_only_part))
         elif kind == "In":
             column, values = _find_column(catalyst, part.value(), columns), part.list()
             if column is not None and build.are_constants(values):
-                key_values.append(_explode_constants(build, column, values, whole=is_only_part))
+                key_values.append(_explode_constants(build, column, values, is_exact=is_only_part))
         elif kind == "InSubquery":
             columns_of_sides = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
@@ -119,7 +120,11 @@ def find_condition_keys(
                 has_each_column_once = len(pairs) == len(key_columns)
                 key_values.append(
                     _project_values(
-                        catalyst, build, pairs, partial(_return_plan, plan), whole=is_only_part and has_each_column_once
+                        catalyst,
+                        build,
+                        pairs,
+                        partial(_return_plan, plan),
+                        is_exact=is_only_part and has_each_column_once,
                     )
                 )
     return key_values
@@ -135,7 +140,7 @@ def _project_values(
     pairs: Mapping[SparkColumn, Node],
     child: Callable[[], Node],
     *,
-    whole: bool,
+    is_exact: bool,
 ) -> KeyValues:
     """Return the values of these expressions, by the column of the target that equals the value."""
 
@@ -146,14 +151,14 @@ def _project_values(
         catalyst.read_id(value) if catalyst.find_kind(value) == "AttributeReference" else None
         for value in pairs.values()
     ]
-    return KeyValues(tuple(pairs), plan, tuple(numbers), whole and _are_exact(pairs))
+    return KeyValues(tuple(pairs), plan, tuple(numbers), is_exact and _are_exact(pairs))
 
 
-def _explode_constants(build: PlanBuilder, column: SparkColumn, values: Node, *, whole: bool) -> KeyValues:
+def _explode_constants(build: PlanBuilder, column: SparkColumn, values: Node, *, is_exact: bool) -> KeyValues:
     def plan() -> Node:
         return build.explode_values(values, column.name)
 
-    return KeyValues((column,), plan, (None,), whole and _are_exact([column]))
+    return KeyValues((column,), plan, (None,), is_exact and _are_exact([column]))
 
 
 def _are_exact(columns: Iterable[SparkColumn]) -> bool:

@@ -37,7 +37,7 @@ from seamark.formats.iceberg.expressions.expression import (
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.expressions.sql_literals import parse_literal
 from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokenize_sql
-from seamark.formats.iceberg.expressions.sql_reasons import explain_misfit, explain_unused
+from seamark.formats.iceberg.expressions.sql_reasons import explain_misfit, explain_unsupported
 from seamark.formats.iceberg.expressions.typed_literals import AmbiguousRounding, Inconvertible, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
@@ -222,7 +222,7 @@ class _Reader(Comparisons):
         except Inconvertible as error:
             leaf, reason = None, str(error)
         else:
-            reason = explain_unused(node, self._is_column) if leaf is None else ""
+            reason = explain_unsupported(node, self._is_column) if leaf is None else ""
         if leaf is None:
             self._leave_out(node, reason)
             return TRUE
@@ -421,7 +421,7 @@ class _Reader(Comparisons):
         if negated or not prefix:
             return None
         # Only the prefix is used, so list the rest of the pattern as unused.
-        self._leave_out(node, explain_unused(node, self._is_column))
+        self._leave_out(node, explain_unsupported(node, self._is_column))
         return term.make_predicate(Op.STARTS_WITH, prefix)
 
     def _parse_term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:

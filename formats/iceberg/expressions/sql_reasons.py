@@ -40,7 +40,7 @@ def explain_misfit(literal: TypedLiteral, name: str, kind: str) -> str:
     return f"{reason}; write {form}" if form else reason
 
 
-def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
+def explain_unsupported(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     """Return the reason why an Iceberg expression cannot represent the node.
 
     Args:

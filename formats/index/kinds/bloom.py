@@ -416,7 +416,9 @@ def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[
     for entry, members in zip(entries.tolist(), counts, strict=True):
         bits = entry[0]
         if bits % 64 or not max(previous_bits + 1, 64) <= bits <= FILTER_BITS_MAX or not members:
-            raise ValueError(f"bloom blob: no group has {members} filters of {bits} bits here")
+            raise ValueError(
+                f"bloom blob: a group of {members} filters of {bits} bits cannot follow a group of {previous_bits} bits"
+            )
         group = _Group(bits, order[first_member : first_member + members], offset)
         if entry != (bits, members, offset, group.length):
             raise ValueError(

@@ -369,7 +369,7 @@ def _change_definition(
 
 
 def _differs_only_by_snapshots(present_definition: IndexDefinition | None, definition: IndexDefinition) -> bool:
-    """Return whether a definition is the present one at other snapshots of its dimension tables."""
+    """Return whether two definitions differ, but only in the snapshots of their dimension tables."""
     return (
         present_definition is not None
         and present_definition.id != definition.id

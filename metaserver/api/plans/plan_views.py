@@ -53,7 +53,7 @@ class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tr
     ] = []
     plan_snapshot_id: Annotated[
         int | None,
-        doc("With X-Seamark-Plans, instead of plan: the plan snapshot of the table."),
+        doc("The plan snapshot of the table. A request with X-Seamark-Plans sends it instead of plan."),
     ] = None
     alias: Annotated[bool, doc("Whether to add the name as an alias, because the text has none.")] = False
 

@@ -32,7 +32,7 @@ from seamark.metaserver.commit.conflicts.history import (
     History,
     HistoryTooLong,
     find_rows_by_path,
-    list_snapshots_since,
+    list_later_snapshots,
 )
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
@@ -181,7 +181,7 @@ class ConflictCheck:
             return None
         read_snapshot_id = change.request.read_snapshot_id
         try:
-            snapshots = list_snapshots_since(self._metadata, head, read_snapshot_id, look_back)
+            snapshots = list_later_snapshots(self._metadata, head, read_snapshot_id, look_back)
         except HistoryTooLong:
             raise Collision(
                 "history",

@@ -50,7 +50,7 @@ class HistoryTooLong(Exception):
     """Raised if more snapshots were committed since the read snapshot than `look_back` allows."""
 
 
-def list_snapshots_since(
+def list_later_snapshots(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
     """Return the snapshots from the head back to the read snapshot, which is not included.

@@ -62,7 +62,7 @@ from seamark.metaserver.commit.engine_commits.rebase import (
     rebase_snapshot,
 )
 from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
-from seamark.metaserver.commit.removed_files import check_snapshots_stored
+from seamark.metaserver.commit.removed_files import check_stored_snapshots
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import CheckFence, Operation
 from seamark.metaserver.store.port import LostRace
@@ -359,7 +359,7 @@ class EngineCommits:
         if metadata is base or not table.added_snapshots:
             return prepared_commit
         if base is not None:
-            await check_snapshots_stored(
+            await check_stored_snapshots(
                 context, *commit.manifests.unchecked, prepared_commit.uuid, base, table.added_snapshots
             )
         corrected_updates = await self._correct(commit, entry, base, metadata, updates, rebased_updates)

@@ -140,7 +140,7 @@ class RangeReader:
         return pieces
 
     def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """If much of the budget is free, start reading blocks before a client requests them.
+        """Start reading blocks before a client requests them, if much of the budget is free.
 
         The method may read blocks that are on the disk, because its check is not exact.
         """

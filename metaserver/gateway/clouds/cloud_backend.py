@@ -301,7 +301,7 @@ class CloudBackend:
         upload_id = call.address.query["uploadId"]
         await self._uploads.check(store, key, upload_id)
         assert call.body is not None
-        etag = await self._uploads.add(store, key, upload_id, number, _read_body(call), call.body.length)
+        etag = await self._uploads.add_part(store, key, upload_id, number, _read_body(call), call.body.length)
         return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:

@@ -52,7 +52,7 @@ class CloudUploads:
         except (FileNotFoundError, exceptions.NotFoundError):
             raise _make_missing_error() from None
 
-    async def add(
+    async def add_part(
         self, store: RemoteStore, key: str, upload_id: str, number: int, pieces: AsyncIterator[bytes], length: int
     ) -> str:
         """Store a part of `length` bytes, and return its ETag."""

@@ -135,7 +135,7 @@ class Blocks:
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
         absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
         if len(absent) >= _OPENED_TOGETHER_MIN:
-            for key, block in zip(absent, await self._stack.get_stored(list(absent), Block), strict=True):
+            for key, block in zip(absent, await self._stack.get_stored_values(list(absent), Block), strict=True):
                 if block is not None:
                     blocks[key] = self._register_in_use(key, block)
             absent = {key: manifest for key, manifest in absent.items() if key not in blocks}

@@ -133,7 +133,7 @@ class Indexes:
             return await self._stack.get(
                 _make_cache_key(file.location),
                 lambda: self._objects.read(file.location, limit_bytes=self._limit_bytes),
-                lambda data: _open_registered(data, file),
+                lambda data: _open_registered_file(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored_objects is self._objects:
@@ -295,7 +295,7 @@ class Indexes:
         return self._stack.read_stats()
 
 
-def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
+def _open_registered_file(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
     """Open the data of an index file.
 
     Raises:
@@ -337,7 +337,7 @@ def _verify_data(data: memoryview, file: RegisteredIndexFile) -> None:
         Corrupt, ValueError: The file is damaged.
         UnknownVersion: A server of a different version wrote the file.
     """
-    _open_registered(data, file).index.verify()
+    _open_registered_file(data, file).index.verify()
 
 
 def _make_cache_key(location: str) -> str:

@@ -317,17 +317,19 @@ def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int
 
 
 def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: np.random.Generator) -> Mask:
-    """Return the codes in a range that contains `share` of the span of the column's values, bool[values + 1].
+    """Return a flag for each code: whether its value is in a range, bool[values + 1].
+
+    The width of the range is `share` times the distance between the column's smallest and largest value.
 
     Args:
         side: LOW or HIGH for a range at this end of the values, or BOTH for a range around the value of the row.
     """
     is_match = np.zeros(len(column.values) + 1, dtype=np.bool_)
     axis = column.values.astype(np.float64) if column.is_numeric else np.arange(len(column.values), dtype=np.float64)
-    finite = axis[np.isfinite(axis)]
-    if not len(finite):
+    finite_values = axis[np.isfinite(axis)]
+    if not len(finite_values):
         return is_match
-    low, high = float(finite[0]), float(finite[-1])
+    low, high = float(finite_values[0]), float(finite_values[-1])
     width = share * (high - low)
     start = {LOW: low, HIGH: high - width}.get(side)
     if start is None:

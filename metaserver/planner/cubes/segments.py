@@ -400,7 +400,7 @@ class Segments:
         segment = self._stack.get_cached(key)
         if segment is not None or not self._stack.may_have(key):
             return segment
-        return (await self._stack.get_stored([key], _decode_segment))[0]
+        return (await self._stack.get_stored_values([key], _decode_segment))[0]
 
     def put(self, key: str, segment: pa.Table, payload: memoryview) -> None:
         self._stack.put(key, segment, payload, _decode_segment)

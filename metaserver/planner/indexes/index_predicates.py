@@ -265,23 +265,23 @@ def _project_predicate(
     Args:
         fields: The fields by source column id.
     """
-    applicable = [
+    applicable_fields = [
         field
         for field in fields.get(predicate.column_id, ())
         if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
-    plain_spec = PartitionSpec(0, tuple(field for field in applicable if is_known(field.transform)))
-    of_functions = [
+    plain_spec = PartitionSpec(0, tuple(field for field in applicable_fields if is_known(field.transform)))
+    function_predicates = [
         _project_function(predicate, by_field[field.field_id or 0].terms[0], field.field_id or 0, field.name)
-        for field in applicable
+        for field in applicable_fields
         if field.transform in INDEXED_FUNCTIONS
     ]
-    of_attributes = [
+    attribute_predicates = [
         _move_to_field(predicate, field)
-        for field in applicable
+        for field in applicable_fields
         if field.transform == predicate.transform and parse_lookup(field.transform) is not None
     ]
-    return join_by_and(project_inclusive(predicate, plain_spec), *of_functions, *of_attributes)
+    return join_by_and(project_inclusive(predicate, plain_spec), *function_predicates, *attribute_predicates)
 
 
 def _has_valid_values(predicate: Bound, term: Term) -> bool:

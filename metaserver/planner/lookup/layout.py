@@ -47,9 +47,11 @@ class Axis(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """The ranges of the files of a snapshot: `lower` and `upper`, int64[bounded], are ranks on the axis.
+    """The ranges of the files of a snapshot whose bounds are known, as ranks on the axis.
 
     Attributes:
+        lower: The lower bounds, as int64[files with bounds].
+        upper: The upper bounds, as int64[files with bounds].
         files: The number of all data files, including files without a bound.
     """
 
@@ -76,9 +78,10 @@ class Ranges(NamedTuple):
         ended_counts = np.searchsorted(np.sort(self.upper), np.arange(len(rank_widths)), side="right")
         areas = np.append(0.0, np.cumsum((started_counts - ended_counts) * rank_widths))
         widths = axis.positions[self.upper] - axis.positions[self.lower]
-        points = widths <= 0
-        mean_depths = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
-        mean_depths[points] = self.count_overlaps(self.lower[points])
+        is_point = widths <= 0
+        covered_areas = areas[self.upper] - areas[self.lower]
+        mean_depths = np.divide(covered_areas, widths, out=np.zeros(len(widths)), where=~is_point)
+        mean_depths[is_point] = self.count_overlaps(self.lower[is_point])
         return float(mean_depths.mean())
 
 

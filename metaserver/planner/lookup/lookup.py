@@ -216,7 +216,7 @@ class FoundStatistics:
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
 
-        For the names `lower` and `upper`, the result is that of `read_bounds`. For other names, it is that of `counts`.
+        The names `lower` and `upper` read the bounds, like `read_bounds`. Other names read counts, like `counts`.
         """
         files = self._files
         view, layouts_of_view, column_id = files.view, files._layouts, self.column.id

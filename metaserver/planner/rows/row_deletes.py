@@ -174,7 +174,7 @@ class DeleteEvaluator:
         return groups, deletes_by_file, unread
 
     def hash_rows(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Return the hash of these columns in these rows, and the hash with which both zeros are equal.
+        """Return two hashes of these columns in these rows. In the second hash, 0.0 and -0.0 are equal.
 
         Returns:
             None if the values are unknown.
@@ -183,8 +183,8 @@ class DeleteEvaluator:
             return None
         if columns not in self._hashes:
             self._hashes[columns] = _hash_keys([self._known_keys[column_id] for column_id, _ in columns])
-        exact, loose_hashes = self._hashes[columns]
-        return _select_pair(exact, rows), None if loose_hashes is None else _select_pair(loose_hashes, rows)
+        exact_hashes, loose_hashes = self._hashes[columns]
+        return _select_pair(exact_hashes, rows), None if loose_hashes is None else _select_pair(loose_hashes, rows)
 
     def add_problem(self, problem: Unreadable) -> None:
         """Record why rows are undecided, unless there are too many problems."""
@@ -257,12 +257,12 @@ class _Evaluation:
             counts: The size of the file in bytes, and its number of rows.
         """
         try:
-            exact, loose_hashes = self._hash_rows(path, counts, rows, columns)
+            exact_hashes, loose_hashes = self._hash_rows(path, counts, rows, columns)
         except Unreadable as problem:
             self._mark_undecided(rows, problem)
             return
         for deleted_keys in sets:
-            self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact)
+            self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact_hashes)
             if deleted_keys.with_equal_zeros is not None and loose_hashes is not None:
                 undecided_rows = rows[deleted_keys.with_equal_zeros.has(*loose_hashes) & ~self.deletion.deleted[rows]]
                 if len(undecided_rows):

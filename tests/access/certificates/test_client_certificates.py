@@ -505,7 +505,7 @@ async def test_renewals_under_load_fail_no_request(
         answers = [0, 0]
         stop_event = asyncio.Event()
 
-        async def work(worker: int, *, reuses: bool) -> None:
+        async def list_repeatedly(worker: int, *, reuses: bool) -> None:
             client = SeamarkClient(server.url, retries=0)
             while not stop_event.is_set():
                 assert ("db",) in await asyncio.to_thread(lambda client=client: list(client.namespaces()))
@@ -521,7 +521,10 @@ async def test_renewals_under_load_fail_no_request(
                 assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
                 await asyncio.sleep(0.01)
 
-        tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
+        tasks = [
+            asyncio.create_task(list_repeatedly(0, reuses=True)),
+            asyncio.create_task(list_repeatedly(1, reuses=False)),
+        ]
         await wait_for_answers()
         successor = Authority(tmp_path, file="successor.pem")
         bundle.write_text(authority.pem + successor.pem)
@@ -540,7 +543,10 @@ async def test_renewals_under_load_fail_no_request(
         stop_event.clear()
         bundle.write_text(successor.pem)
         await certificate.reload()
-        tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
+        tasks = [
+            asyncio.create_task(list_repeatedly(0, reuses=True)),
+            asyncio.create_task(list_repeatedly(1, reuses=False)),
+        ]
         await wait_for_answers()
         stop_event.set()
         await asyncio.gather(*tasks)

@@ -149,7 +149,7 @@ async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi)
 async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:
     """Under a later schema, `id` may be another column."""
     old_plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    renamed_snapshot = {
+    renamed_schema = {
         "type": "struct",
         "schema-id": 1,
         "fields": [
@@ -158,7 +158,7 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
         ],
     }
     updates = [
-        {"action": "add-schema", "schema": renamed_snapshot, "last-column-id": 3},
+        {"action": "add-schema", "schema": renamed_schema, "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
@@ -204,10 +204,10 @@ async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_a
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     snapshot = (await load_snapshots(plan_api))[plan_id]
-    renamed_snapshot = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
+    renamed_schema = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
     refusals = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
-        [{"action": "Add-Snapshot", "snapshot": renamed_snapshot}],
+        [{"action": "Add-Snapshot", "snapshot": renamed_schema}],
         [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]

@@ -216,11 +216,11 @@ def test_schemas_beyond_the_limit_are_left_out_of_an_event() -> None:
         properties={},
         now_ms=1,
     )
-    has_schema = []
+    inputs = []
     for chars_max in (size, size - 1):
         dataset, schema_chars = make_input(["db"], "t", metadata, CatalogName("lake", "file:///lake"), chars_max)
-        has_schema.append(("schema" in dataset["facets"], schema_chars, dataset["name"]))
-    assert has_schema == [(True, size, "/lake/t"), (False, 0, "/lake/t")]
+        inputs.append(("schema" in dataset["facets"], schema_chars, dataset["name"]))
+    assert inputs == [(True, size, "/lake/t"), (False, 0, "/lake/t")]
 
 
 async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypatch: pytest.MonkeyPatch) -> None:

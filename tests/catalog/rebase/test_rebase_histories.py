@@ -42,8 +42,8 @@ class BranchModel:
                 original_sequence = self.numbers.setdefault((branch, path), file.sequence_number)
                 assert original_sequence == file.sequence_number, f"{label}: {path} was renumbered"
                 if file.first_row_id is not None or (branch, path) in self.row_ids:
-                    original_sequence = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
-                    assert original_sequence == file.first_row_id, f"{label}: the rows of {path} were renumbered"
+                    original_row_id = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
+                    assert original_row_id == file.first_row_id, f"{label}: the rows of {path} were renumbered"
             if "first-row-id" in snapshot:
                 self._check_rows(files, metadata, label)
         numbers = [snapshot["sequence-number"] for snapshot in metadata["snapshots"]]

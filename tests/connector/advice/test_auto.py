@@ -109,7 +109,7 @@ def test_auto_follows_a_workload_that_changes_on_day_3(week: Week) -> None:
     assert "fewer bytes" in kept_trial["trial"]["reason"]
 
 
-def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
+def test_auto_advice_never_replaces_settings_of_a_user(week: Week) -> None:
     table = ("db", "t")
     change_table_properties(week.client, TABLE, {COLUMNS: "region"}, ())
     week.client.put_index(TABLE, "by_code", kind="bloom", columns=["id"])

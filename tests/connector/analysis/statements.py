@@ -333,7 +333,7 @@ class RandomStatements(Comparisons):
                 text, scope = f"{text}{self.draw_space()},{self.draw_space()}{right}", [*scope, *right_scope]
                 continue
             if self.draw_chance(0.12):
-                text, scope = self.draw_lateral(text, scope, relations, used_names)
+                text, scope = self.draw_lateral_join(text, scope, relations, used_names)
                 continue
             right, right_scope = self.draw_bracket(relations, depth, outer, used_names)
             text, scope = self.draw_join(text, scope, right, right_scope, relations, depth, outer)
@@ -346,7 +346,7 @@ class RandomStatements(Comparisons):
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [ScopeColumn(column, "long", alias)]
 
-    def draw_lateral(
+    def draw_lateral_join(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
     ) -> tuple[str, Scope]:
         alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])

@@ -272,7 +272,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
 
     Args:
         lakes_count: The number of lakes.
-        is_named: The extremes are columns of names in WITH.
+        is_named: Whether the extremes are columns of queries in a WITH clause.
     """
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lakes_count):

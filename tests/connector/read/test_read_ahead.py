@@ -105,7 +105,7 @@ def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Pat
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
-def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_path: Path) -> None:
+def test_reader_that_stops_early_leaves_no_thread_and_requests_few_files(tmp_path: Path) -> None:
     tasks = [_write_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
     requested_tasks: list[ScanTask] = []
 

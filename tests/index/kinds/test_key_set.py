@@ -41,11 +41,11 @@ def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[An
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
-    text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
-    kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
-    files = [draw_values(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
+    is_text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
+    kind, arrow = ("string", pa.string()) if is_text else ("long", pa.int64())
+    files = [draw_values(rng, is_text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
     index = open_bitmap(files, kind, arrow)
-    pool = [value for values in files for value in values if value is not None] + draw_values(rng, text, span, 5)
+    pool = [value for values in files for value in values if value is not None] + draw_values(rng, is_text, span, 5)
     expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
     keys = build_key_set(sorted(expected), kind, arrow)
     assert index.mark_files_with_keys(keys).tolist() == [
@@ -55,12 +55,12 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     for number, values in enumerate(files):
         row_mask = unpack_bits(index.find_rows_with_keys(number, keys), len(values)).tolist()
         assert row_mask == [value in expected for value in values]
-        among = rng.choices([True, False], k=len(values))
-        bits = convert_to_keys(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
+        presence = rng.choices([True, False], k=len(values))
+        bits = convert_to_keys(pa.array([1 if item else None for item in presence], pa.int64()), "long").valid
         if bits is not None:
             row_mask = unpack_bits(index.find_rows_with_keys(number, keys, bits), len(values)).tolist()
             assert row_mask == [
-                value in expected and is_present for value, is_present in zip(values, among, strict=True)
+                value in expected and is_present for value, is_present in zip(values, presence, strict=True)
             ]
 
 

@@ -121,7 +121,7 @@ class Lake:
 
     @cached_property
     def all_columns(self) -> dict[int, LakeColumn]:
-        """Return every column of all schemas by id, each from the newest schema that has it."""
+        """The columns of all schemas by id, each from the newest schema that has it."""
         columns: dict[int, LakeColumn] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
             columns |= schema.list_columns()

@@ -159,8 +159,8 @@ def build_offset_move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFl
 async def read_offsets(store: GeneratorStore) -> dict[int, int]:
     entry = await store.load_entry(TABLE, NS, "t")
     assert entry is not None
-    (same,) = await store.list_entries_by_uuid(UUID)
-    assert same == entry
+    (entry_by_uuid,) = await store.list_entries_by_uuid(UUID)
+    assert entry_by_uuid == entry
     return entry.parse_flushed_offsets()
 
 

@@ -89,15 +89,15 @@ class RequestMetrics:
         self.answering = 0
         """All requests in flight, which a drain waits for."""
         self._answer_counts: dict[tuple[str, int], int] = {}
-        self._took: dict[str, _PendingTimes] = {}
+        self._times_by_operation: dict[str, _PendingTimes] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
         """Count an answered request and its duration."""
         key = (operation, status)
         self._answer_counts[key] = self._answer_counts.get(key, 0) + 1
-        times = self._took.get(operation)
+        times = self._times_by_operation.get(operation)
         if times is None:
-            times = self._took[operation] = _PendingTimes(self._seconds.labels(operation))
+            times = self._times_by_operation[operation] = _PendingTimes(self._seconds.labels(operation))
         times.sum += seconds
         times.counts[bisect_left(_BUCKETS, seconds)] += 1
 
@@ -106,7 +106,7 @@ class RequestMetrics:
         for key, count in self._answer_counts.items():
             self._requests.labels(*key).inc(count)
         self._answer_counts.clear()
-        for times in self._took.values():
+        for times in self._times_by_operation.values():
             times.flush()
 
     def sample(self) -> None:
