@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
-from seamark.metaserver.log.port import ShardState
+from seamark.metaserver.log.port import Shard, ShardState
 from seamark.metaserver.store.operations import FlushedRange
 
 _VERSION = "2"
@@ -169,6 +169,30 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
         for flushed_range in ranges
     )
     return tuple(ranges) if is_flushed else None
+
+
+def find_returning_offsets(
+    metadata: TableMetadata, identity: str, shards: Mapping[Shard, ShardState]
+) -> dict[int, int]:
+    """Return the offset of each shard below which a table that returns to the catalog has its rows in files.
+
+    The database has forgotten the flushed offsets of a table without a name. The log knows the released rows, but may
+    have missed the last release. The snapshots of the flushes state their rows, but may have expired.
+
+    Args:
+        metadata: The metadata of the table.
+        identity: The identity of the log.
+        shards: The shards of the table in the log.
+    """
+    offsets = {shard.number: max(state.start, state.released) for shard, state in shards.items()}
+    watermarks = {shard.number: state.watermark for shard, state in shards.items()}
+    if watermarks == offsets:
+        return offsets
+    table = ReadableTable(metadata, watermarks, {}, hash_log(identity))
+    for snapshot in metadata.snapshots:
+        for flushed_range in parse_ranges(snapshot, table) or ():
+            offsets[flushed_range.shard] = max(offsets[flushed_range.shard], flushed_range.end)
+    return offsets
 
 
 class Files(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from seamark.metaserver.store.operations import ReleaseLocations
 from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
@@ -41,6 +42,32 @@ async def test_table_that_is_registered_again_has_each_row_once(tmp_path: Path) 
     async with open_stream_server(tmp_path) as stream:
         await stream.post({"id": 5})
         assert await stream.ids() == [0, 1, 2, 3, 4, 5]
+
+
+async def test_table_that_returns_after_the_database_has_forgotten_its_offsets_has_each_row_once(
+    tmp_path: Path,
+) -> None:
+    async def register_again(stream: StreamServer) -> None:
+        _, last = await request(stream, "POST", "tables/t/unregister", {})
+        await stream.server.components.store.transact([ReleaseLocations(uuid=last["metadata"]["table-uuid"])])
+        registration = {"name": "t", "metadata-location": last["metadata-location"]}
+        assert (await request(stream, "POST", "register", registration))[0] == 200
+
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        await stream.post({"id": 0})
+        await stream.flush()
+        await stream.post({"id": 1})
+        await register_again(stream)
+        await stream.post({"id": 2})
+        assert await stream.ids() == [0, 1, 2]
+        await stream.flush()
+    async with open_stream_server(tmp_path) as stream:
+        await register_again(stream)
+        await stream.post({"id": 3})
+        assert await stream.ids() == [0, 1, 2, 3]
+        await stream.flush()
+        assert await stream.ids() == [0, 1, 2, 3]
 
 
 async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Path) -> None:
