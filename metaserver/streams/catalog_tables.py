@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -26,7 +27,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange, OpenStream
 from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
-from seamark.metaserver.streams.positions import encode_ranges, find_returning_offsets, hash_log
+from seamark.metaserver.streams.positions import encode_ranges, find_released_offset, find_returning_offsets, hash_log
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 from seamark.metaserver.streams.stream_properties import read_shard_count
@@ -72,8 +73,7 @@ class CatalogTables:
             LogElsewhere: The rows of the table are in another log.
             NoSuchTable: No name refers to the table.
         """
-        await log.catch_up()
-        starts = find_returning_offsets(metadata, log.identity, log.list_shards(entry.uuid))
+        starts = await load_returning_offsets(log, metadata)
         shards = max(read_shard_count(LoadedTable(entry, metadata)), 1 + max(starts, default=0))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
@@ -157,6 +157,19 @@ class CatalogTables:
     def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return access to the rows in the files of the current snapshot."""
         return self._search.open(entry, metadata)
+
+
+async def load_returning_offsets(log: StreamLog, metadata: TableMetadata) -> dict[int, int]:
+    """Return the offset of each shard in the log below which a table that returns has its rows in files."""
+    await log.catch_up()
+    shards = log.list_shards(metadata.table_uuid)
+    received_ms = {}
+    for shard, state in shards.items():
+        offset = find_released_offset(state)
+        if offset < state.watermark:
+            with suppress(SeamarkError):  # A damaged row must not prevent appends.
+                received_ms[shard.number] = (await log.read(shard, offset, limit_bytes=1))[0].time_ms
+    return find_returning_offsets(metadata, log.identity, shards, received_ms)
 
 
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:

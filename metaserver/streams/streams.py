@@ -171,6 +171,7 @@ class Streams:
             logs,
             owners,
             self.stream_tables,
+            row_files,
             store,
             clock,
             open_tables=self._tables,
@@ -179,7 +180,7 @@ class Streams:
         )
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.gates = TableGates(store, clock)
-        self.pauses = Pauses()
+        self.pauses = Pauses(clock)
         self.counts = StreamCounts()
         self.body_room = BodyReservations(
             catalog.context.settings, clock, self._tables, self._check_memory, self.pauses, self.counts
@@ -454,7 +455,8 @@ class Streams:
             # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
             if entry.flushed or (await self.stream_tables.load(entry.uuid))[0].flushed:
                 return table
-            self._close_table(table)
+            if self._tables.get(entry.uuid) is table:
+                self._close_table(table)
         return await self._opening.run(entry.uuid, lambda: self._make(entry, metadata))
 
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:

@@ -142,21 +142,33 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
         )
 
 
-async def check_returning(call: Call, entry: Entry, metadata: TableMetadata) -> None:
-    """Check that the rows that wait for an unregistered stream table fit other metadata of the table.
+async def check_returning(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
+    """Check that the rows that wait for a table without a name fit other metadata of the table.
+
+    Args:
+        call: The call.
+        entry: The last entry of the table, or None if the catalog has forgotten it.
+        metadata: The metadata with which the table returns.
 
     Raises:
-        BadRequest: The metadata lack a schema that the table had when it was unregistered.
+        BadRequest: The metadata lack a schema that the table had when it was unregistered, or a schema of rows that
+            wait.
     """
-    last = await _load_former(call, entry)
-    if last is None or not is_stream_table(last):
-        return
-    missing_ids = {schema.schema_id for schema in last.schemas} - {schema.schema_id for schema in metadata.schemas}
+    if entry is None:
+        if not is_stream_table(metadata):
+            return
+        last_ids = await call.components.streams.openings.list_waiting_schemas(metadata)
+    else:
+        last = await _load_former(call, entry)
+        if last is None or not is_stream_table(last):
+            return
+        last_ids = {schema.schema_id for schema in last.schemas}
+    missing_ids = last_ids - {schema.schema_id for schema in metadata.schemas}
     if missing_ids:
         names = ", ".join(sorted(map(str, missing_ids)))
         raise BadRequest(
-            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {names}, and rows with "
-            "these schemas may wait; register the metadata file that unregisterTable returned"
+            f"Cannot register the stream table {metadata.table_uuid}: the metadata lack its schemas {names}, and rows "
+            "with these schemas may wait; register the metadata file that unregisterTable returned"
         )
 
 
