@@ -107,7 +107,7 @@ async def measure_requests(
     schema = {"type": "struct", "fields": fields}
     properties = {"seamark.stream.enabled": "true"}
     await asyncio.to_thread(create_table, client, ("bench", name), schema, properties=properties)
-    body, media_type = _make_body(rows, row_bytes)
+    body, media_type = make_body(rows, row_bytes)
     url, latencies = f"{server.base_url}/api/v1/tables/bench/{name}/rows", list[float]()
     connector = aiohttp.TCPConnector(limit=writers)
     async with aiohttp.ClientSession(connector=connector, headers={"Content-Type": media_type}) as http:
@@ -133,7 +133,7 @@ async def measure_requests(
     return AppendMeasurements(latencies, seconds, max(cpu_s, 0.01), len(latencies))
 
 
-def _make_body(rows: int, row_bytes: int) -> tuple[bytes, str]:
+def make_body(rows: int, row_bytes: int) -> tuple[bytes, str]:
     """Return a body with rows whose values have about `row_bytes` bytes, and its media type."""
     payloads = [os.urandom(row_bytes // 2 - 4).hex() for _ in range(rows)]
     if rows <= JSON_ROWS_MAX:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run import Bench, build_parser, choose_names, run_benches
-from bench.streams import appends, databases, ducklake, kafka, keyed, log, readers, recovery, spark, topics, visible
+from bench.streams import (
+    appends,
+    costs,
+    databases,
+    ducklake,
+    kafka,
+    keyed,
+    log,
+    readers,
+    recovery,
+    spark,
+    topics,
+    visible,
+)
 
 BENCHES: dict[str, Bench] = {
     "log": log.run,
     "kafka": kafka.run,
     "appends": appends.run,
+    "costs": costs.run,
     "databases": databases.run,
     "ducklake": ducklake.run,
     "visible": visible.run,

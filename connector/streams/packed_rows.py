@@ -168,6 +168,11 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(conformed_rows.columns, schema=build_arrow_schema(schema))
 
 
+def read_schema_id(payload: bytes) -> int:
+    """Return the id of the table's schema to which the rows of a payload conform."""
+    return _read_header(payload).schema_id
+
+
 def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset[RowKey]:
     """Return the sets of key columns by which the rows replace earlier rows."""
     return frozenset(_read_header(packed_slice.payload).key for packed_slice in rows)

@@ -45,6 +45,7 @@ from seamark.connector.streams.packed_rows import (
 )
 from seamark.connector.streams.packed_rows import list_keys as list_keys
 from seamark.connector.streams.packed_rows import pack_rows as pack_rows
+from seamark.connector.streams.packed_rows import read_schema_id as read_schema_id
 from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget, check_unencrypted, create_target

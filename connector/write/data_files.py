@@ -265,7 +265,8 @@ def _choose_options(
         rows: The rows of the first row group, or None if there are no rows.
     """
     options = build_writer_options(properties)
-    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
+    limit_bytes = options["dictionary_pagesize_limit"]
+    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf, limit_bytes)]
     if bloom_fpps:
         options["bloom_filter_options"] = _choose_bloom_options(
             bloom_fpps, properties, 0 if rows is None else rows.num_rows
@@ -317,10 +318,12 @@ def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Return whether a column has enough repeated values for a dictionary, or is nested."""
+def _has_repeats(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
+    """Return whether a column has enough repeated values for a dictionary of at most `limit_bytes`, or is nested."""
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
+    if _overflows(rows.column(leaf.positions[0]), limit_bytes):
+        return False
     if rows.num_rows < _SAMPLE_ROWS:
         return _is_smaller(rows.column(leaf.positions[0]))
     # The sample consists of slices of consecutive rows from all parts of the column, so that it includes runs of equal
@@ -333,6 +336,20 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
     except pa.ArrowNotImplementedError:
         return True
     return bool(distinct <= _DICTIONARY_DISTINCT_MAX_FRACTION * (len(sample) - sample.null_count))
+
+
+def _overflows(column: pa.ChunkedArray, limit_bytes: int) -> bool:
+    """Return whether the first values of a column fill a dictionary, so that pyarrow stores the others without it.
+
+    Only few values are counted if they are long, because to count all of them can take as long as to compress them.
+    """
+    fitting_count = max(1, int(limit_bytes * len(column) / max(1, column.nbytes)))
+    if len(column) <= 2 * fitting_count:
+        return False
+    try:
+        return bool(pc.count_distinct(column.slice(0, 2 * fitting_count)).as_py() > fitting_count)
+    except pa.ArrowNotImplementedError:
+        return False
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:

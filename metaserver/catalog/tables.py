@@ -58,6 +58,7 @@ _PROPERTY_BYTES = 64
 """The approximate size of a snapshot and of a property as JSON."""
 PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
 FormerCheck = Callable[[Entry, TableMetadata], Awaitable[None]]
+ReturnCheck = Callable[[Entry | None, TableMetadata], Awaitable[None]]
 
 
 class Tables:
@@ -127,7 +128,7 @@ class Tables:
         check_properties: PropertyCheck | None = None,
         check_drop: Callable[[], Awaitable[None]] | None = None,
         check_overwritten: FormerCheck | None = None,
-        check_returning: FormerCheck | None = None,
+        check_returning: ReturnCheck | None = None,
     ) -> LoadedTable:
         """Create a name for an existing metadata file of a table.
 
@@ -138,7 +139,8 @@ class Tables:
             check_properties: Raises an error if the caller may not set these properties of a table.
             check_drop: Raises an error if the caller may not drop the table that has the name.
             check_overwritten: Raises an error if the pointer of a table may not be replaced by other metadata of it.
-            check_returning: Raises an error if a table that was unregistered cannot return with other metadata.
+            check_returning: Raises an error if a table cannot return with other metadata than its last. The last entry
+                is None if the catalog does not remember the table.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -180,8 +182,8 @@ class Tables:
         else:
             if check_returning is not None:
                 retained = await self._context.store.find_dropped(make_retained_id(entry.uuid))
-                if retained is not None and retained.entry.metadata_location != location:
-                    await check_returning(retained.entry, metadata)
+                if retained is None or retained.entry.metadata_location != location:
+                    await check_returning(None if retained is None else retained.entry, metadata)
             if current is not None:
                 if check_drop is not None:
                     await check_drop()

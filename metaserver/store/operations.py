@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -289,7 +290,7 @@ class AdvanceProducer(Operation, frozen=True):
 
 
 class OpenStream(Operation, frozen=True):
-    """Make a table a stream table: each shard without a flushed offset gets the offset 0.
+    """Make a table a stream table: each shard without a flushed offset gets its offset in `starts`, or 0.
 
     Offsets are valid only for one log, because another log has different rows at the same offsets.
 
@@ -302,6 +303,8 @@ class OpenStream(Operation, frozen=True):
     shards: int
     log: str = ""
     """The identity of the log."""
+    starts: Mapping[int, int] = {}
+    """The flushed offsets that the log and the snapshots of the table state, by shard."""
 
 
 class FlushedRange(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -12,22 +13,24 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.definitions import parse_definition
 from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, INDEX_FOLDER
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable, SeamarkError
+from seamark.formats.runtime.errors import BadRequest, LogUnavailable, NoSuchTable, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
-from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.commit.change_requests.change import read_request
 from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody, ChangeScope, Remove
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registration import read_index_file
+from seamark.metaserver.log.port import StreamLog
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
-from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.store.operations import FlushedRange, OpenStream
 from seamark.metaserver.streams.keys import find_key_columns
-from seamark.metaserver.streams.log_opening import LogSource
-from seamark.metaserver.streams.positions import encode_ranges, hash_log
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
+from seamark.metaserver.streams.positions import encode_ranges, find_released_offset, find_returning_offsets, hash_log
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
+from seamark.metaserver.streams.stream_properties import read_shard_count
 
 FLUSHER = Caller(principal_name="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
@@ -62,6 +65,20 @@ class CatalogTables:
         metadata = await self._context.documents.table(tables[0].metadata_location)
         check_uuid(tables[0], metadata)
         return tables[0], metadata
+
+    async def open_stream(self, entry: Entry, metadata: TableMetadata, log: StreamLog) -> None:
+        """Make a table a stream table, unless it is one.
+
+        Raises:
+            LogElsewhere: The rows of the table are in another log.
+            NoSuchTable: No name refers to the table.
+        """
+        starts = await load_returning_offsets(log, metadata)
+        shards = max(read_shard_count(LoadedTable(entry, metadata)), 1 + max(starts, default=0))
+        try:
+            await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
+        except LogUnavailable as error:
+            raise LogElsewhere(error.message) from None
 
     async def commit(
         self,
@@ -140,6 +157,19 @@ class CatalogTables:
     def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return access to the rows in the files of the current snapshot."""
         return self._search.open(entry, metadata)
+
+
+async def load_returning_offsets(log: StreamLog, metadata: TableMetadata) -> dict[int, int]:
+    """Return the offset of each shard in the log below which a table that returns has its rows in files."""
+    await log.catch_up()
+    shards = log.list_shards(metadata.table_uuid)
+    received_ms = {}
+    for shard, state in shards.items():
+        offset = find_released_offset(state)
+        if offset < state.watermark:
+            with suppress(SeamarkError):  # A damaged row must not prevent appends.
+                received_ms[shard.number] = (await log.read(shard, offset, limit_bytes=1))[0].time_ms
+    return find_returning_offsets(metadata, log.identity, shards, received_ms)
 
 
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:

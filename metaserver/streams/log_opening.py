@@ -7,8 +7,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TYPE_CHECKING
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import ConfigError, LogUnavailable
+from seamark.formats.runtime.errors import BadRequest, ConfigError, LogUnavailable
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.log.kafka.address import KafkaAddress, parse_address
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits
@@ -17,6 +19,8 @@ from seamark.metaserver.log.port import StreamLog
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.streams.stream_properties import ENABLED, is_stream_table
 
 if TYPE_CHECKING:
     from seamark.metaserver.log.kafka import client, topic_reads
@@ -30,6 +34,29 @@ class LogElsewhere(LogUnavailable):
 
     Readers of this process have not seen any rows of the log.
     """
+
+
+def check_has_no_stream(entry: Entry, metadata: TableMetadata, error: LogElsewhere) -> None:
+    """Check that a commit does not depend on rows in a log that this process does not have.
+
+    The server with that log may have acknowledged rows that wait for a flush, and takes further rows. This process can
+    neither flush them nor keep them away while the commit runs.
+
+    Args:
+        entry: The table.
+        metadata: The metadata of the table.
+        error: The error with which this process has opened the stream of the table.
+
+    Raises:
+        BadRequest: The table is a stream table.
+    """
+    if is_stream_table(metadata):
+        raise BadRequest(
+            f"Cannot change rows or the schema of the stream table {format_path(entry.namespace, entry.name)} on this "
+            "server, because another server may have rows of it that wait for a flush; send the statement to the "
+            "server that has its log, or keep the log in Kafka (stream_log). If the log is lost, set the property "
+            f"{ENABLED} of the table to false first ({error.message})"
+        )
 
 
 class LogSource:

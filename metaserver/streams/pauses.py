@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
 
 PAUSED = "seamark.stream.paused"
 """The table property of a paused table. Its value is the reason of the pause."""
 REASON_CHARACTERS_MAX = 500
 _RETRY_S = 5
+_REMEMBERED_S = 60.0
+"""The time for which a pause is remembered. No append takes longer from its last read of the metadata to its check."""
 
 
 class StreamPaused(RetryLater):
@@ -27,17 +30,18 @@ class Pauses:
     rows must be refused as well, so that no rows are added to a drained table.
     """
 
-    def __init__(self) -> None:
-        self._updated_ms: dict[str, int] = {}
-        """The time of the metadata with the pause, by the UUID of the table."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pauses: dict[str, tuple[int, float]] = {}
+        """The time of the metadata with the pause, and the time of the clock, by the UUID of the table."""
 
     def record(self, table_uuid: str, metadata: TableMetadata) -> None:
         """Record that this server has paused a table."""
-        self._updated_ms[table_uuid] = metadata.last_updated_ms
+        self._pauses[table_uuid] = (metadata.last_updated_ms, self._clock.monotonic())
 
     def forget(self, table_uuid: str) -> None:
         """Record that this server has resumed a table."""
-        self._updated_ms.pop(table_uuid, None)
+        self._pauses.pop(table_uuid, None)
 
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
         """Check that a table accepts rows.
@@ -51,10 +55,11 @@ class Pauses:
             StreamPaused: The table is paused.
         """
         reason = read_pause(metadata)
-        paused_ms = self._updated_ms.get(table_uuid)
-        if reason is None and paused_ms is not None:
-            if metadata.last_updated_ms > paused_ms:  # Another server has resumed the table.
-                del self._updated_ms[table_uuid]
+        if reason is None and table_uuid in self._pauses:
+            paused_ms, recorded_s = self._pauses[table_uuid]
+            # Another server has resumed the table, or has registered it again with earlier metadata.
+            if metadata.last_updated_ms > paused_ms or self._clock.monotonic() - recorded_s > _REMEMBERED_S:
+                del self._pauses[table_uuid]
             else:
                 reason = "the topic was paused while the request was read"
         if reason is not None:

@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
-from seamark.metaserver.log.port import ShardState
+from seamark.metaserver.log.port import Shard, ShardState
 from seamark.metaserver.store.operations import FlushedRange
 
 _VERSION = "2"
@@ -42,6 +42,8 @@ _SCAN = "scan"
 _AFTER = "after"
 _SHARDS_MAX = 1 << 10
 _NUMBER_MAX = 1 << 63
+_CLOCKS_DIFFER_MS_MAX = 600_000
+"""The maximum difference between the clocks of two servers."""
 _OPERATION, _APPEND = "operation", "append"
 
 
@@ -169,6 +171,37 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
         for flushed_range in ranges
     )
     return tuple(ranges) if is_flushed else None
+
+
+def find_returning_offsets(
+    metadata: TableMetadata, identity: str, shards: Mapping[Shard, ShardState], received_ms: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the offset of each shard below which a table that returns to the catalog has its rows in files.
+
+    The database has forgotten the flushed offsets of a table without a name. The log knows the released rows, but may
+    have missed the last releases. The snapshots of the flushes state their rows, but may have expired. After a removal
+    of the stream, its offsets begin at 0 again, so flushes before the rows were received are ignored.
+
+    Args:
+        metadata: The metadata of the table.
+        identity: The identity of the log.
+        shards: The shards of the table in the log.
+        received_ms: The time at which the log received the first unreleased row of a shard, for shards with such rows.
+    """
+    offsets = {shard.number: find_released_offset(state) for shard, state in shards.items()}
+    watermarks = {shard.number: state.watermark for shard, state in shards.items()}
+    table = ReadableTable(metadata, watermarks, {}, hash_log(identity))
+    for snapshot in metadata.snapshots if received_ms else ():
+        for flushed_range in parse_ranges(snapshot, table) or ():
+            shard = flushed_range.shard  # A client may have written an empty range of any shard.
+            if shard in received_ms and snapshot.timestamp_ms >= received_ms[shard] - _CLOCKS_DIFFER_MS_MAX:
+                offsets[shard] = max(offsets[shard], flushed_range.end)
+    return offsets
+
+
+def find_released_offset(state: ShardState) -> int:
+    """Return the offset below which the log knows that all rows of a shard are in files."""
+    return max(state.start, state.released)
 
 
 class Files(NamedTuple):

@@ -124,6 +124,9 @@ class RowFiles(Protocol):
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         """Encode conformed rows as a payload of the log, which contains the id of their schema and their key."""
 
+    def read_schema_id(self, payload: bytes) -> int:
+        """Return the id of the table's schema with which rows were packed."""
+
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
         """Return the keys by which the rows replace stored rows. They are the table's keys when the rows were packed.
 
@@ -249,6 +252,10 @@ class ImportedRowFiles:
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         packed_rows: bytes = self._module.pack_rows(rows, metadata, key)
         return packed_rows
+
+    def read_schema_id(self, payload: bytes) -> int:
+        schema_id: int = self._module.read_schema_id(payload)
+        return schema_id
 
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
         keys: frozenset[RowKey] = self._module.list_keys(rows, metadata)

@@ -26,7 +26,6 @@ from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
     Corrupt,
-    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
@@ -43,7 +42,7 @@ from seamark.metaserver.log.port import Acknowledgement, Batch, GateMoved, Shard
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.store.operations import CheckFence, OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.store.operations import CheckFence, RecordRemovalFlush, TakeRemovalFlush
 from seamark.metaserver.store.sql.changes import open_commit_counter
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
@@ -54,7 +53,7 @@ from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.incoming.table_gates import TableGates
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.keys import AcceptedKeys
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, check_has_no_stream
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
@@ -62,7 +61,12 @@ from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
-from seamark.metaserver.streams.stream_properties import make_fresh_folder_location, read_interval_ms, read_shard_count
+from seamark.metaserver.streams.stream_properties import (
+    is_stream_table,
+    make_fresh_folder_location,
+    read_interval_ms,
+    read_shard_count,
+)
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     SeveralKeys,
@@ -167,6 +171,7 @@ class Streams:
             logs,
             owners,
             self.stream_tables,
+            row_files,
             store,
             clock,
             open_tables=self._tables,
@@ -175,7 +180,7 @@ class Streams:
         )
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.gates = TableGates(store, clock)
-        self.pauses = Pauses()
+        self.pauses = Pauses(clock)
         self.counts = StreamCounts()
         self.body_room = BodyReservations(
             catalog.context.settings, clock, self._tables, self._check_memory, self.pauses, self.counts
@@ -447,17 +452,17 @@ class Streams:
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         table = self._tables.get(entry.uuid)
         if table is not None:
-            return table
+            # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
+            if entry.flushed or (await self.stream_tables.load(entry.uuid))[0].flushed:
+                return table
+            if self._tables.get(entry.uuid) is table:
+                self._close_table(table)
         return await self._opening.run(entry.uuid, lambda: self._make(entry, metadata))
 
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
-        shards = read_shard_count(LoadedTable(entry, metadata))
-        try:
-            await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity)])
-        except LogUnavailable as error:
-            raise LogElsewhere(error.message) from None
+        await self.stream_tables.open_stream(entry, metadata, log)
         entry, metadata = await self.stream_tables.load(entry.uuid)
         settings = self._context.settings
         folder = make_fresh_folder_location(metadata)
@@ -511,12 +516,18 @@ class Streams:
 
         Raises:
             CommitConflict: Other commits were faster in all attempts.
+            LogElsewhere: The table is a stream table, and this process does not have its log.
             ReadOnlyServer: This server has the role `read`.
         """
         if self._context.settings.role == READ:
             raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
         entry, metadata = await self.stream_tables.load(uuid)
-        table = await self._open(entry, metadata)
+        try:
+            table = await self._open(entry, metadata)
+        except LogElsewhere:
+            if is_stream_table(metadata):
+                raise
+            return 0  # The log of a former stream table is lost, or its server flushes the last rows.
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
         for attempt in range(1, _FLUSH_TRIES_MAX + 1):
@@ -558,13 +569,17 @@ class Streams:
         Args:
             entry: The table.
             read_snapshot_id: The snapshot that the commit has read.
+
+        Raises:
+            BadRequest: Another server may have rows of the table that wait for a flush.
         """
         if not entry.flushed:
             return
+        loaded_table, metadata = await self.stream_tables.load(entry.uuid)
         try:
-            loaded_table, metadata = await self.stream_tables.load(entry.uuid)
             table = await self._open(loaded_table, metadata)
-        except LogElsewhere:  # Readers of this process have not seen the rows.
+        except LogElsewhere as error:
+            check_has_no_stream(loaded_table, metadata, error)
             return
         store = self._context.store
         await table.load_watermarks()

@@ -20,9 +20,11 @@ from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.log.port import SharedLog
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.log_opening import LogSource
+from seamark.metaserver.streams.blocks import READ_BYTES
+from seamark.metaserver.streams.catalog_tables import CatalogTables, load_returning_offsets
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
+from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _CHECK_INTERVAL_S = 1.0
@@ -54,6 +56,7 @@ class TableOpenings:
         logs: LogSource,
         owners: StreamOwners,
         tables: CatalogTables,
+        row_files: RowFiles,
         store: PointerStore,
         clock: Clock,
         open_tables: Mapping[str, StreamTable],
@@ -66,6 +69,7 @@ class TableOpenings:
             logs: The log.
             owners: The owners of tables.
             tables: The tables of the catalog.
+            row_files: Reads packed rows.
             store: The database.
             clock: The clock.
             open_tables: The open tables by UUID. The mapping changes while the server runs.
@@ -75,6 +79,7 @@ class TableOpenings:
         self._logs = logs
         self._owners = owners
         self._tables = tables
+        self._row_files = row_files
         self._store = store
         self._clock = clock
         self._open_tables = open_tables
@@ -162,6 +167,28 @@ class TableOpenings:
                     await log.remove(uuid)
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
+
+    async def list_waiting_schemas(self, metadata: TableMetadata) -> set[int]:
+        """Return the ids of the schemas of the rows that wait in the log for a table without a name.
+
+        Raises:
+            LogUnavailable: The log does not answer.
+        """
+        schema_ids: set[int] = set()
+        if not self._logs.exists:
+            return schema_ids
+        try:
+            log = await self._logs.open()
+        except LogElsewhere:  # The rows of this table would wait in the log of another server.
+            return schema_ids
+        offsets = await load_returning_offsets(log, metadata)
+        for shard, state in log.list_shards(metadata.table_uuid).items():
+            offset = offsets.get(shard.number, state.watermark)
+            while offset < state.watermark:
+                records = await log.read(shard, offset, limit_bytes=READ_BYTES, end=state.watermark)
+                schema_ids.update(self._row_files.read_schema_id(record.batch.payload) for record in records)
+                offset = records[-1].end
+        return schema_ids
 
     async def close(self) -> None:
         """Cancel the running tasks."""

@@ -56,6 +56,7 @@ class OpeningProcess:
             owners,
             cast("Any", self),
             cast("Any", None),
+            cast("Any", None),
             clock,
             self.open_tables,
             self.open_table,

@@ -141,7 +141,7 @@ async def test_rows_of_every_format_are_visible_before_any_commit(stream: Stream
 async def test_the_first_rows_of_an_empty_table_are_committed_without_a_delay(stream: StreamServer) -> None:
     """Spark plans no scan of a table without a snapshot, so it would read no rows."""
     await stream.post({"id": 1})
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not await stream.snapshots():
             await asyncio.sleep(0.02)
     await stream.post({"id": 2})
@@ -168,7 +168,7 @@ async def test_first_flush_is_repeated_only_after_a_failure(
     await until(lambda: len(attempts) == 2)
     await stream.post({"id": 2})
     is_released.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not await stream.snapshots():
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
@@ -364,7 +364,7 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
         assert await stream.snapshots() == snapshots
         assert await stream.ids() == [1, 2]
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await stream.snapshots() == snapshots:
                 await asyncio.sleep(0.02)
 
@@ -669,7 +669,7 @@ async def test_fresh_files_are_deleted_after_their_retention(tmp_path: Path) -> 
         folders = list(tmp_path.rglob(FRESH_FOLDER))
         assert any(os.listdir(folder) for folder in folders)
         (table,) = stream.server.components.streams.tables.values()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         while any(os.listdir(folder) for folder in folders):
             assert time.monotonic() < deadline_s
             await table.clean()

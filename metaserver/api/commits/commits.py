@@ -73,7 +73,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
     read_change = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read_change() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read_change)
-    if change.reads and change.operation != REPLACE and call.components.streams.has_log:
+    if change.reads and change.operation != REPLACE:
         entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is not None:
             await call.components.streams.flush_for_removal(entry, change.read_snapshot_id)

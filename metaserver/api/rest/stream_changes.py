@@ -8,7 +8,7 @@ afterwards. While the commit runs, appends wait, so that the log gets no such ro
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from seamark.metaserver.catalog.values import ExaminedTable, TableChange
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CheckFence
 from seamark.metaserver.streams.keys import identify_key
-from seamark.metaserver.streams.log_opening import LogElsewhere
+from seamark.metaserver.streams.log_opening import LogElsewhere, check_has_no_stream
 from seamark.metaserver.streams.stream_properties import is_stream_table
 
 _log = structlog.get_logger("seamark.streams")
@@ -107,18 +107,23 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
 
 
 async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> None:
-    """Flush the tables that have rows in a log. Each table has a flag whether its schemas or its rows are removed."""
-    if not call.components.streams.has_log:
-        return
+    """Flush the tables that have rows in a log. Each table has a flag whether its schemas or its rows are removed.
+
+    Raises:
+        BadRequest: Another server may have rows of a table that wait for a flush.
+        SeamarkError: A flush failed, but may succeed if the client repeats the commit.
+    """
     for read_entry, is_reset in changed:
         entry = await call.components.store.load_entry(EntryKind.TABLE, read_entry.namespace, read_entry.name)
         if entry is None or entry.uuid != read_entry.uuid or not entry.flushed:
             continue
-        if is_reset:
-            with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
+        try:
+            if is_reset:
                 await call.components.streams.flush(entry.uuid)
-        else:
-            await _flush_before_change(call, entry)
+            else:
+                await _flush_before_change(call, entry)
+        except LogElsewhere as error:
+            check_has_no_stream(entry, await call.components.catalog.documents.table(entry.metadata_location), error)
 
 
 async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -> None:
@@ -137,21 +142,33 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
         )
 
 
-async def check_returning(call: Call, entry: Entry, metadata: TableMetadata) -> None:
-    """Check that the rows that wait for an unregistered stream table fit other metadata of the table.
+async def check_returning(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
+    """Check that the rows that wait for a table without a name fit other metadata of the table.
+
+    Args:
+        call: The call.
+        entry: The last entry of the table, or None if the catalog has forgotten it.
+        metadata: The metadata with which the table returns.
 
     Raises:
-        BadRequest: The metadata lack a schema that the table had when it was unregistered.
+        BadRequest: The metadata lack a schema that the table had when it was unregistered, or a schema of rows that
+            wait.
     """
-    last = await _load_former(call, entry)
-    if last is None or not is_stream_table(last):
-        return
-    missing_ids = {schema.schema_id for schema in last.schemas} - {schema.schema_id for schema in metadata.schemas}
+    if entry is None:
+        if not is_stream_table(metadata):
+            return
+        last_ids = await call.components.streams.openings.list_waiting_schemas(metadata)
+    else:
+        last = await _load_former(call, entry)
+        if last is None or not is_stream_table(last):
+            return
+        last_ids = {schema.schema_id for schema in last.schemas}
+    missing_ids = last_ids - {schema.schema_id for schema in metadata.schemas}
     if missing_ids:
         names = ", ".join(sorted(map(str, missing_ids)))
         raise BadRequest(
-            f"Cannot register the stream table {entry.uuid}: the metadata lack its schemas {names}, and rows with "
-            "these schemas may wait; register the metadata file that unregisterTable returned"
+            f"Cannot register the stream table {metadata.table_uuid}: the metadata lack its schemas {names}, and rows "
+            "with these schemas may wait; register the metadata file that unregisterTable returned"
         )
 
 
@@ -256,12 +273,11 @@ async def _flush_before_change(call: Call, entry: Entry) -> None:
     the table.
 
     Raises:
+        LogElsewhere: This process does not have the log of the table.
         SeamarkError: The flush failed, but may succeed if the client repeats the commit.
     """
     try:
         await call.components.streams.flush(entry.uuid)
-    except LogElsewhere:  # No reader of this process has seen rows that wait on another server.
-        pass
     except (CommitConflict, CommitUnknown, RetryLater, ReadOnlyServer):
         raise
     except Exception:  # noqa: BLE001  a table with a row that cannot be flushed must stay changeable

@@ -26,6 +26,9 @@ from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePat
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.log_opening import LogElsewhere
 
+_REMOVING_OPERATIONS = ("delete", "overwrite")
+"""The operations of snapshots that may remove rows."""
+
 
 async def prepare_stream_table(
     call: Call,
@@ -49,7 +52,8 @@ async def prepare_stream_table(
     updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(drops_history(update) for update in updates)
-    if not snapshots or not call.components.streams.has_log:
+    removes_rows = any(isinstance(each, dict) and _read_operation(each) in _REMOVING_OPERATIONS for each in snapshots)
+    if not snapshots or not (removes_rows or call.components.streams.has_log):
         return None
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
@@ -72,7 +76,7 @@ async def prepare_stream_table(
                 f"run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
-        if fresh_snapshot is None and _read_operation(snapshot) in ("delete", "overwrite"):
+        if fresh_snapshot is None and _read_operation(snapshot) in _REMOVING_OPERATIONS:
             parent_id = snapshot.get("parent-snapshot-id")
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
     return fresh_snapshot

@@ -12,9 +12,9 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     for shard in range(op.shards):
         yield StoreStatement(
-            "INSERT INTO stream_offsets (uuid, shard, flushed, log) VALUES ($1, $2, 0, $3) "
+            "INSERT INTO stream_offsets (uuid, shard, flushed, log) VALUES ($1, $2, $4, $3) "
             "ON CONFLICT (uuid, shard) DO NOTHING",
-            (op.uuid, shard, op.log),
+            (op.uuid, shard, op.log, op.starts.get(shard, 0)),
         )
     other_logs = yield StoreStatement(
         "SELECT log FROM stream_offsets WHERE uuid = $1 AND log <> $2 LIMIT 1", (op.uuid, op.log)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.metaserver.store.operations import ReleaseLocations
+from seamark.metaserver.streams.pauses import Pauses, StreamPaused
 from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
+from tests.streams.keys.test_row_keys import create_table
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
 
@@ -43,6 +49,40 @@ async def test_table_that_is_registered_again_has_each_row_once(tmp_path: Path) 
         assert await stream.ids() == [0, 1, 2, 3, 4, 5]
 
 
+async def test_table_that_returns_after_the_database_has_forgotten_its_offsets_has_each_row_once(
+    tmp_path: Path,
+) -> None:
+    async def register(stream: StreamServer, location: str) -> tuple[int, Any]:
+        return await request(stream, "POST", "register", {"name": "t", "metadata-location": location})
+
+    async def unregister(stream: StreamServer) -> str:
+        _, last = await request(stream, "POST", "tables/t/unregister", {})
+        await stream.server.components.store.transact([ReleaseLocations(uuid=last["metadata"]["table-uuid"])])
+        return str(last["metadata-location"])
+
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
+        _, first = await request(stream, "GET", "tables/t")
+        await stream.post({"id": 0})
+        await stream.flush()
+        columns = [(1, "id", "long", True), (9, "c", "int", False)]
+        assert await commit_table(stream, make_schema_updates(columns, [])) == 200
+        await stream.post({"id": 1, "c": 5})
+        last_location = await unregister(stream)
+        status, answer = await register(stream, first["metadata-location"])
+        assert (status, "lack its schemas 1" in str(answer)) == (400, True)
+        assert (await register(stream, last_location))[0] == 200
+        await stream.post({"id": 2})
+        assert await stream.ids() == [0, 1, 2]
+        await stream.flush()
+    async with open_stream_server(tmp_path) as stream:
+        assert (await register(stream, await unregister(stream)))[0] == 200
+        await stream.post({"id": 3})
+        assert await stream.ids() == [0, 1, 2, 3]
+        await stream.flush()
+        assert await stream.ids() == [0, 1, 2, 3]
+
+
 async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
@@ -58,3 +98,14 @@ async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Pat
             assert (status, "it is a stream table" in str(answer)) == (400, True)
             await stream.post({"id": 1, "c": 5})
         assert await stream.ids() == [1, 1]
+
+
+def test_pause_is_forgotten_when_another_server_registers_earlier_metadata() -> None:
+    """The other server cannot tell this server, so this server remembers a pause only for a time."""
+    metadata, clock = create_table("id"), SimulatedClock(1)
+    pauses = Pauses(clock)
+    pauses.record("uuid", metadata)
+    with pytest.raises(StreamPaused):
+        pauses.check("uuid", metadata, "db.t")
+    clock.advance(61_000)
+    pauses.check("uuid", metadata, "db.t")

@@ -1,0 +1,76 @@
+"""Tests of two servers over one database that each have a log of rows in files of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import seamark
+from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
+from tests.streams.test_rows_over_http import ENABLED, StreamServer, create_stream_table, open_stream_server
+
+NAME_IS_A = "name = 'a'"
+
+
+async def test_server_without_the_log_of_a_table_refuses_commits_that_depend_on_waiting_rows(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Otherwise, rows that readers have seen would survive a DELETE, or could never be flushed."""
+    settings: dict[str, Any] = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
+    async with (
+        open_stream_server(tmp_path / "a", **settings) as first,
+        open_stream_server(tmp_path / "b", **settings) as second,
+    ):
+        await create_stream_table(first)
+        await first.post({"id": 1, "name": "a"})
+        await first.flush()
+        await first.post({"id": 2, "name": "a"})
+        assert (await first.ids(), await second.ids()) == ([1, 2], [1])
+        client = seamark.SeamarkClient(second.server.url)
+
+        def delete_by_pyiceberg() -> None:
+            second.catalog.load_table("db.t").delete(NAME_IS_A)
+
+        def delete_by_seamark() -> None:
+            seamark.delete(client, ("db", "t"), keys=pa.table({"id": [1, 2]}), key=["id"])
+
+        for delete in (delete_by_pyiceberg, delete_by_seamark):
+            assert "the server that has" in await asyncio.to_thread(run_refused, delete)
+        status, message = await second.send_refused(b'[{"id": 3}]')
+        assert (status, "write to the server that has that log" in message) == (503, True)
+        require_name = make_schema_updates([(1, "id", "long", True), (2, "name", "string", True)], [])
+        assert await commit_table(second, require_name) == 400
+        await asyncio.to_thread(append_row, second, 4)
+        assert await first.ids() == [1, 2, 4]
+        await first.flush()
+        assert await second.ids() == [1, 2, 4]
+
+        await asyncio.to_thread(disable_stream, second)
+        for delete in (delete_by_pyiceberg, delete_by_seamark):
+            assert await asyncio.to_thread(run_refused, delete) == ""
+        assert await first.ids() == await second.ids() == [4]
+
+
+def append_row(stream: StreamServer, number: int) -> None:
+    """Append a row by a commit of PyIceberg."""
+    ids = pa.array([number], pa.int64())
+    table = stream.catalog.load_table("db.t")
+    table.append(pa.table([ids], pa.schema([pa.field("id", pa.int64(), nullable=False)])))
+
+
+def disable_stream(stream: StreamServer) -> None:
+    with stream.catalog.load_table("db.t").transaction() as transaction:
+        transaction.set_properties({ENABLED: "false"})
+
+
+def run_refused(change: Callable[[], None]) -> str:
+    """Run a change, and return the text of its error, or no text if it succeeds."""
+    try:
+        change()
+    except Exception as error:  # noqa: BLE001  the classes of PyIceberg and of Seamark differ
+        return str(error)
+    return ""
