@@ -32,12 +32,14 @@ from seamark.metaserver.planner.advice.current_layout import make_current_layout
 from seamark.metaserver.planner.advice.engine_times import SCAN_BYTES_PER_S, EngineTimes
 from seamark.metaserver.planner.advice.read_shares import ReplayedFiles, compute_read_shares
 from seamark.metaserver.planner.advice.replay import (
+    ROWS_PER_FILE_MIN,
     DrawnStatement,
     RecordedShape,
     Shares,
     SimulatedLayout,
     compute_curve_order,
     compute_weighted_mean,
+    simulate_clustering,
     simulate_layout,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, compute_partition_codes
@@ -53,11 +55,6 @@ REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
 """The minimum share of the bytes that a listed proposal saves."""
-_CELL_FILES_FACTOR = 1.25
-"""The factor for the number of files of a clustering by several columns.
-
-A file ends between two cells of the curve, in most cases before it has the target size.
-"""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _BUCKETS = (16, 64, 256)
@@ -303,9 +300,9 @@ class _Advisor:
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
-        if len(columns) > 1:
-            files = math.ceil(files * _CELL_FILES_FACTOR)
-        layout = simulate_layout(sample, compute_curve_order(sample, columns, curve), files)
+        layout = simulate_clustering(sample, columns, curve, files)
+        if layout.files > 1:  # A file ends between two cells of the curve, often before it has the target size.
+            files = max(files, round(files * layout.files / min(files, sample.rows // ROWS_PER_FILE_MIN)))
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:

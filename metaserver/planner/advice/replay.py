@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op, Or, collect_predicates
 from seamark.formats.index.packing import Longs
-from seamark.formats.services.curves import compute_curve_keys
+from seamark.formats.services.curves import choose_cell_bounds, compute_curve_keys, to_sortable_keys
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
 from seamark.metaserver.history.shapes import Conjunct, QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
@@ -343,11 +343,25 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
 
 def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
     """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
-    points = np.stack([sample.columns[column_id].compute_ranks(_RANK_BITS) for column_id in column_ids], axis=1)
-    keys = compute_curve_keys(points, _RANK_BITS, curve)
-    as_bytes = np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").ravel()
-    order: Longs = np.argsort(as_bytes.view(f"S{keys.shape[1]}"), kind="stable")
+    order: Longs = np.argsort(_compute_sortable_keys(sample, column_ids, curve), kind="stable")
     return order
+
+
+def simulate_clustering(sample: RowSample, column_ids: Sequence[int], curve: str, files: int) -> SimulatedLayout:
+    """Cut the sampled rows along a curve into about `files` files, between cells of the curve as the job does."""
+    keys = _compute_sortable_keys(sample, column_ids, curve)
+    order = np.argsort(keys, kind="stable")
+    bounds = choose_cell_bounds(keys, _limit_files(files, sample.rows))
+    return _build_layout(sample, order, np.unique(np.append(0, np.searchsorted(keys[order], bounds))))
+
+
+def _compute_sortable_keys(sample: RowSample, column_ids: Sequence[int], curve: str) -> npt.NDArray[np.bytes_]:
+    points = np.stack([sample.columns[column_id].compute_ranks(_RANK_BITS) for column_id in column_ids], axis=1)
+    return to_sortable_keys(compute_curve_keys(points, _RANK_BITS, curve))
+
+
+def _limit_files(files: int, rows: int) -> int:
+    return max(1, min(files, rows // ROWS_PER_FILE_MIN))
 
 
 def simulate_layout(
@@ -362,10 +376,17 @@ def simulate_layout(
         groups: int64[rows]: the partition of each ordered row, ascending. A file has rows of one partition.
     """
     rows = len(order)
-    count = max(1, min(files, rows // ROWS_PER_FILE_MIN))
+    count = _limit_files(files, rows)
     starts = np.unique((np.arange(count) * rows) // count)
     if groups is not None:
         starts = np.unique(np.concatenate([starts, [0], np.flatnonzero(np.diff(groups)) + 1]))
+    return _build_layout(sample, order, starts)
+
+
+def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]) -> SimulatedLayout:
+    """Return the layout of files that begin at these positions of the ordered rows."""
+    rows = len(order)
+    starts = starts[starts < rows]
     lengths = np.diff(np.append(starts, rows))
     lower, upper, nulls = {}, {}, {}
     for column_id, column in sample.columns.items():
