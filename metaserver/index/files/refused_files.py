@@ -53,8 +53,8 @@ class RefusedFiles:
         if not files:
             return {}
         now_s = self._monotonic()
-        found = ((path, files.get(_digest(path))) for path in paths)
-        return {path: entry[1] for path, entry in found if entry is not None and entry[0] > now_s}
+        entries_by_path = {path: files.get(_digest(path)) for path in paths}
+        return {path: entry[1] for path, entry in entries_by_path.items() if entry is not None and entry[0] > now_s}
 
 
 def _digest(path: str) -> bytes:
