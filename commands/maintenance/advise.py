@@ -26,7 +26,7 @@ from seamark.commands.terminal import (
 )
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl, load_advice
-from seamark.connector.jobs.advice import apply_proposal
+from seamark.connector.jobs.advice import NOT_INDEXED, apply_proposal
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 
 _TABLE_COMMAND = "table"
@@ -153,6 +153,8 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
         print_json(applied_proposal)
         return
     _show_applied(applied_proposal)
+    if applied_proposal[NOT_INDEXED]:
+        say(f"Some files are not indexed: {applied_proposal[NOT_INDEXED]}")
 
 
 def _show_applied(applied_proposal: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from seamark.commands.options import parse_duration
 from seamark.commands.terminal import print_result, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
+from seamark.connector.jobs.failures import JobIncomplete
 from seamark.connector.write.replacements import RewriteReport
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.services.service import TableService
@@ -61,7 +62,7 @@ def handle_failures(refusal: str) -> Iterator[None]:
     with handle_sigterm(), quiet_logs():
         try:
             yield
-        except (OSError, SeamarkError) as error:
+        except (OSError, SeamarkError, JobIncomplete) as error:
             raise click.ClickException(f"{refusal}: {error}") from None
 
 

@@ -20,6 +20,7 @@ from seamark.connector.client.names import split_table
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
+from seamark.connector.jobs.failures import JobIncomplete
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.jobs.server_jobs import ExpirationTotals, expire, remove_orphan_files, rewrite_manifests
@@ -347,7 +348,7 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
         with handle_sigterm(), quiet_logs():
             try:
                 totals = JOBS[service.name](client, split_table(table), **arguments)
-            except RuntimeError as error:
+            except JobIncomplete as error:
                 raise click.ClickException(str(error)) from None
         if service.rewrites_files and totals.keys() == {RECHECK_AFTER}:
             raise click.ClickException(f"Another job is rewriting files of {table}; try again later")

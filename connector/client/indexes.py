@@ -6,7 +6,7 @@ request to start a build is repeated, two builds start, and the server rolls bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -150,14 +150,24 @@ class IndexClient(SeamarkClient):
         return self._request_json("POST", f"{_build_path(table, name, build_id)}/index-files", {}, body)
 
     def finish_build(
-        self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
+        self,
+        table: Name,
+        name: str,
+        build_id: str,
+        *,
+        outcome: str = "completed",
+        reason: str | None = None,
+        refused_files: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Finish a build. The index files that it has registered remain.
 
         Args:
             outcome: `completed` or `rolled-back`.
+            refused_files: The reasons of data files that no build can index, by path.
         """
-        body = {"outcome": outcome, "reason": reason}
+        body: dict[str, Any] = {"outcome": outcome, "reason": reason}
+        if refused_files:
+            body["refused-files"] = [{"file-path": path, "reason": text} for path, text in refused_files.items()]
         return self._request_json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:

@@ -191,7 +191,9 @@ def build(
         for _ in range(passes_max):
             if not run.catch_up():
                 break
-        return run.report(client.finish_build(table, index, build_json["build-id"], **run.outcome))
+        return run.report(
+            client.finish_build(table, index, build_json["build-id"], **run.outcome, refused_files=run.refused_files)
+        )
 
 
 @contextmanager
@@ -237,6 +239,8 @@ class _Run:
         self._skipped_count = 0
         self._reasons: dict[str, str] = {}
         """The reasons why the first skipped files were skipped, by path."""
+        self.refused_files: dict[str, str] = {}
+        """The reasons of the first files that no build can index, by path."""
         self._left_files = 0
         """The number of files that the last pass listed as missing although they had been tried."""
         self._left_reasons: list[tuple[str, str]] = []
@@ -303,7 +307,12 @@ class _Run:
                 source = self._make_source()
             files = [source.make_data_file(file_json) for file_json in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
-            for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
+            for file, file_id, file_json in zip(files, ids[:, 0].tolist(), page["files"], strict=True):
+                if file_id not in self._tried_files and "refused" in file_json:  # An earlier build has read the file.
+                    self._left_files += 1
+                    if len(self._left_reasons) < _SKIPPED_FILES_MAX:
+                        self._left_reasons.append((file.path, file_json["refused"]))
+                    continue
                 if file_id not in self._tried_files:
                     self._tried_files.add(file_id)
                     yield file
@@ -314,8 +323,11 @@ class _Run:
 
     def _register(self, written_index: WrittenIndex) -> None:
         self._skipped_count += len(written_index.skipped)
+        refused_paths = set(written_index.refused)
         for path, reason in written_index.skipped[: _SKIPPED_FILES_MAX - len(self._reasons)]:
             self._reasons[path] = reason
+            if path in refused_paths:
+                self.refused_files[path] = reason
         if written_index.location is not None:
             self._json = self._client.register_index_files(
                 *self._build_key, [(written_index.location, written_index.size_bytes)]

@@ -152,7 +152,7 @@ def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
     is_same = pc.is_valid(places)
     for name in later.column_names:
         if name != "key" and name in earlier.column_names:
-            before, after = earlier[name].take(places), later[name]
+            before, after = _decode(earlier[name]).take(places), _decode(later[name])
             is_equal = pc.fill_null(pc.equal(before, after), False)
             both_null = pc.and_(pc.is_null(before), pc.is_null(after))
             is_same = pc.and_(is_same, pc.or_(is_equal, both_null))
@@ -162,6 +162,11 @@ def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
         later["key"].type,
     )
     return changed.combine_chunks()
+
+
+def _decode(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values of a dictionary array, which cannot be compared with those of another dictionary."""
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
 def _find_unchanged(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class WrittenIndex:
     Attributes:
         location: The location of the index file, or None if no data file could be indexed.
         skipped: The path of each data file that was left out, with the reason.
+        refused: The paths among them that no build can index, because of their rows.
     """
 
     location: str | None
@@ -87,6 +88,7 @@ class WrittenIndex:
     rows: int
     size_bytes: int
     skipped: tuple[tuple[str, str], ...]
+    refused: tuple[str, ...] = ()
 
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
@@ -94,14 +96,18 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
     entries: list[Any] = []
     indexed_files: list[DataFile] = []
     skipped_files: list[tuple[str, str]] = []
+    refused_paths: list[str] = []
     for file in files:
         try:
             entries.append(build_entry_of_file(task, file))
             indexed_files.append(file)
         except (Unreadable, ValueError) as error:
             skipped_files.append((file.path, str(error)))
+            if isinstance(error, ValueError):
+                refused_paths.append(file.path)
         advance(1, file.size_bytes)
-    return write_index_file(task, indexed_files, entries, skipped_files)
+    written_index = write_index_file(task, indexed_files, entries, skipped_files)
+    return replace(written_index, refused=tuple(refused_paths))
 
 
 def write_index_file(

@@ -49,7 +49,8 @@ _VIA = re.compile(
 Dimensions = Mapping[DimensionSource, pa.Table]
 """The rows of dimension tables.
 
-The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
+The values of the column `key` are distinct. The other columns are attributes, as dictionary arrays, and their names are
+their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
 _CACHED_BYTES_MAX = 64 << 20
@@ -286,7 +287,14 @@ def _read_dimension(
         raise InvalidRequest(
             f"The column {fields[source.key_id].name} of {name} is not a key: a value has several rows"
         )
-    return table
+    return pa.table({"key": table["key"], **{str(each): _encode_attribute(table[str(each)]) for each in attributes}})
+
+
+def _encode_attribute(values: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return the values as a dictionary array with the smallest codes, because groups are found faster by them."""
+    encoded_values = values.combine_chunks().dictionary_encode()
+    codes = encoded_values.indices.cast(_choose_code_type(len(encoded_values.dictionary)))
+    return pa.DictionaryArray.from_arrays(codes, encoded_values.dictionary)
 
 
 def look_up(
@@ -319,14 +327,12 @@ def look_up(
         if lookup.attribute_id == HAS_PARTNER:
             attributes[term] = pc.is_valid(places[join_key])
         else:
-            dictionary_array = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
-            # Groups are found faster by smaller codes.
-            codes = dictionary_array.indices.cast(_choose_code_type(len(dictionary_array.dictionary)))
+            encoded_values = table[str(lookup.attribute_id)].combine_chunks()
             chunks = [
-                pa.DictionaryArray.from_arrays(codes.take(chunk), dictionary_array.dictionary)
+                pa.DictionaryArray.from_arrays(encoded_values.indices.take(chunk), encoded_values.dictionary)
                 for chunk in places[join_key].chunks
             ]
-            attributes[term] = pa.chunked_array(chunks, pa.dictionary(codes.type, dictionary_array.dictionary.type))
+            attributes[term] = pa.chunked_array(chunks, encoded_values.type)
     return attributes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from seamark.connector.client.errors import Conflict
@@ -12,6 +13,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.policies import finish_advice_step, take_advice_step
 from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.failures import FilesNotIndexed, JobIncomplete
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.services.services import AUTO_ADVICE
 
@@ -44,9 +46,10 @@ def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[
                 report = cluster_incrementally(client, table, full=True)
             size_bytes = report.bytes_read + report.bytes_after
             if report.errors:
-                raise RuntimeError(report.errors[0])
+                raise JobIncomplete(report.errors[0])
         else:
-            build_indexes()
+            with suppress(FilesNotIndexed):  # Statements use the index for the other files.
+                build_indexes()
     except RewriteRunning:
         finish_advice_step(client, table, step, "busy")
         return {RECHECK_AFTER: _BUSY_S}

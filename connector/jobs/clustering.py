@@ -48,12 +48,10 @@ from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
     JoinedTable,
-    choose_cell_bounds,
     choose_range_bounds,
     derive_layer_properties,
     generate_layer_name,
     read_joined_tables,
-    to_sortable_keys,
 )
 from seamark.connector.write.compaction import (
     CompactionPolicy,
@@ -88,6 +86,7 @@ from seamark.formats.iceberg.metadata.clustering import (
     parse_layer,
 )
 from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.services.curves import choose_cell_bounds, to_sortable_keys
 
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """The maximum total size and number of the files of small partitions whose layers are committed together."""

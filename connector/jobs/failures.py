@@ -14,6 +14,14 @@ _ERRORS_WITHOUT_VALUES = (*FAILURES, Unwritable, RuntimeError)
 """The errors whose messages quote no values of rows."""
 
 
+class JobIncomplete(RuntimeError):
+    """Raised if a part of a job failed. The remaining work was done."""
+
+
+class FilesNotIndexed(JobIncomplete):
+    """Raised if an index has no entries of some data files. The other files are indexed, and queries use the index."""
+
+
 def format_error_line(error: Exception, max_characters: int, *, with_class: bool) -> str:
     """Return the error as one line of at most `max_characters` characters.
 

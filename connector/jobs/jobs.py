@@ -23,6 +23,7 @@ from seamark.connector.jobs.auto_advice import take_next_step
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
+from seamark.connector.jobs.failures import FilesNotIndexed, JobIncomplete
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files, rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
@@ -69,7 +70,7 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
 
     The registered job takes the rewrite lease of the table. If a different job still has the lease after `wait_s`
     seconds, the job does nothing and runs again soon. If some files cannot be read, the job rewrites the remaining
-    files and then raises RuntimeError.
+    files and then raises JobIncomplete.
     """
     assert service.rewrites_files, f"{service.name} rewrites no data files; use table_job"
 
@@ -82,7 +83,7 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
             except RewriteRunning:
                 return {RECHECK_AFTER: RETRY_BUSY_TABLE_S}
             if report.errors:
-                raise RuntimeError(
+                raise JobIncomplete(
                     f"{len(report.errors)} parts of the table were not rewritten; the first error: {report.errors[0]}"
                 )
             return {name: count for name, count in dataclasses.asdict(report).items() if count}
@@ -100,15 +101,16 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     If a different builder has one of the indexes, the job runs again soon, because this builder may have been killed.
 
     Raises:
-        RuntimeError: A part of the work failed, or data files were left out. The remaining work was done.
+        JobIncomplete: A part of the work failed. The remaining work was done.
+        FilesNotIndexed: Data files were left out.
     """
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     round_ = indexer.maintain(table)
     if round_.failed:
-        raise RuntimeError(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
+        raise JobIncomplete(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if round_.files_not_indexed:
-        raise RuntimeError(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
+        raise FilesNotIndexed(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
     waits = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if round_.left else {}
     if not (round_.builds or round_.merges or round_.verified):
         return dict[str, Any](waits)
@@ -120,7 +122,8 @@ def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> No
 
     Raises:
         RewriteRunning: A different builder still has an index after `wait_s` seconds.
-        RuntimeError: A part of the work failed, or data files were left out.
+        JobIncomplete: A part of the work failed.
+        FilesNotIndexed: Data files were left out.
     """
     ends_s = time.monotonic() + wait_s
     while RECHECK_AFTER in run_indexing(client, table):
@@ -164,11 +167,11 @@ def run_orphan_files(client: IndexClient, table: Table) -> dict[str, Any]:
     """Remove the orphan files of a table by its policy.
 
     Raises:
-        RuntimeError: The storage did not delete some files.
+        JobIncomplete: The storage did not delete some files.
     """
     totals = remove_orphan_files(client, table)
     if totals.files_failed:
-        raise RuntimeError(
+        raise JobIncomplete(
             f"the storage did not delete {totals.files_failed} files; the log of the server has the reasons"
         )
     return {"files": totals.files, "size_bytes": totals.size_bytes} if totals.files else {}

@@ -54,12 +54,6 @@ In fewer rows, a correlation may be accidental.
 """
 _FILE_BYTES_MAX = 2**31 - 1
 """The maximum value of the property for the file size."""
-FILE_SIZE_SPREAD_FRACTION = 0.28
-"""The maximum deviation of a file in a layer from the target size, as a fraction of the target size.
-
-It is large enough that files of about the target size can end at a border between large cells, although the sizes are
-estimated from a sample.
-"""
 _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
 """The default and the maximum number of characters in the bounds of a string, and the number of compared quantiles."""
 
@@ -427,12 +421,6 @@ def generate_layer_name() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """Return the keys as an array of byte strings, bytes[rows], which numpy can sort and search."""
-    sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
-    return sortable
-
-
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
     """Return the table properties with which the files of a layer are written.
 
@@ -472,58 +460,3 @@ def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray
     sorted_keys = np.sort(keys)
     positions = [len(sorted_keys) * number // parts for number in range(1, parts)]
     return sorted_keys[positions] if len(sorted_keys) else sorted_keys
-
-
-def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """Return boundaries between cells of the curve that divide the rows into about `parts` files.
-
-    A cell contains all points with the same first bits. A boundary at which a high bit of the keys changes separates
-    large cells. A file with keys on both sides of this boundary would contain a part of both cells. Therefore each
-    boundary is moved by up to `FILE_SIZE_SPREAD_FRACTION` of a file to the position at which the highest possible bit
-    changes. The ranges of the files are then almost cubes, and fewer files match a predicate.
-
-    Args:
-        keys: The keys of a sample of the rows.
-    """
-    sorted_keys = np.sort(keys)
-    size = len(sorted_keys) / max(1, parts)
-    bounds: list[bytes] = []
-    start = 0
-    while (left := len(sorted_keys) - start) > max(1, (1 + FILE_SIZE_SPREAD_FRACTION) * size):
-        minimum, maximum = (
-            (1 - FILE_SIZE_SPREAD_FRACTION) * size,
-            min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
-        )
-        if halves := maximum < minimum:  # The remaining rows fill less than two files.
-            minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
-        first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
-        cell = _find_cell_bound(sorted_keys[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
-        if cell is None:  # All rows have the same key.
-            start = last
-            continue
-        place, bound = cell
-        start = first + place
-        bounds.append(bound)
-    return np.array(bounds, dtype=keys.dtype)
-
-
-def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tuple[int, bytes] | None:
-    """Return the position near `target_position` at which the highest bit changes, and the smallest key after it.
-
-    Return None if all keys are equal.
-
-    Args:
-        keys: The keys in ascending order.
-    """
-    width = keys.dtype.itemsize
-    key_bytes = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
-    changed_bits = np.unpackbits(key_bytes[1:] ^ key_bytes[:-1], axis=1)
-    highest = np.where(changed_bits.any(axis=1), changed_bits.argmax(axis=1), 8 * width)
-    bit = int(highest.min())
-    if bit == 8 * width:
-        return None
-    places = np.flatnonzero(highest == bit)
-    place = int(places[np.abs(places - target_position).argmin()])
-    cell = np.unpackbits(key_bytes[place + 1])
-    cell[bit + 1 :] = 0
-    return place, np.packbits(cell).tobytes()

@@ -52,7 +52,6 @@ from seamark.connector.write.clustering import (
     derive_layer_properties,
     generate_layer_name,
     read_joined_tables,
-    to_sortable_keys,
 )
 from seamark.connector.write.replacements import build_replacement, open_rewritable
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
@@ -62,6 +61,7 @@ from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, CURVES, HI
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_long
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import INDEX_FILES_MAX
+from seamark.formats.services.curves import to_sortable_keys
 
 SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000

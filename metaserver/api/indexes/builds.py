@@ -44,6 +44,7 @@ from seamark.metaserver.api.indexes.build_state import (
 from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
 from seamark.metaserver.api.indexes.index_state import (
     READER,
+    REFUSED_FILES,
     SnapshotFiles,
     find_missing_files,
     find_named_snapshots,
@@ -62,9 +63,13 @@ from seamark.metaserver.timeline.instants import INDEXING
 
 REGISTERED_MAX = 1000
 """The maximum number of index files in one request."""
+REFUSED_MAX = 1000
+"""The maximum number of refused data files in one request."""
 _EARLIER_FILES_MAX = 1000
 """The maximum number of index files of earlier definitions in the answer to the start of a build."""
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
+
+_REFUSED = "refused"
 
 _BUILDS = f"{INDEXES_PATH}/{{index}}/builds"
 _BUILD = f"{_BUILDS}/{{build}}"
@@ -99,11 +104,25 @@ class StartBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
     exclusive: Annotated[bool, doc("Whether to start only if no other build of the index is running.")] = False
 
 
-class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
+class RefusedFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A data file of which the index cannot have an entry."""
+
+    file_path: str
+    reason: str
+
+
+class FinishBuildRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """A request to end a build."""
 
     outcome: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["completed", "rolled-back"]})] = "completed"
     reason: Annotated[str | None, doc("The reason why the build was rolled back.")] = None
+    refused_files: Annotated[
+        list[RefusedFile],
+        doc(
+            f"At most {REFUSED_MAX} data files of which the index cannot have an entry, whatever the build. The next "
+            "builds get them with the reason, and need not read them. The server may forget them."
+        ),
+    ] = []
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
@@ -247,7 +266,13 @@ async def load_index_build(call: Call) -> dict[str, Any]:
                         "items": {
                             "type": "object",
                             "required": list(_FILE_FIELDS),
-                            "properties": {name: FILE_COLUMNS[name] for name in _FILE_FIELDS},
+                            "properties": {
+                                **{name: FILE_COLUMNS[name] for name in _FILE_FIELDS},
+                                _REFUSED: {
+                                    "type": "string",
+                                    "description": "The reason why an earlier build could not index the file.",
+                                },
+                            },
                         },
                     },
                     "next-page-token": {"type": ["string", "null"]},
@@ -278,10 +303,17 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
             next_token = _Token(token.build, token.snapshots, position, int(rows[len(page_rows)]))
             break
 
+    refused_files, index_key = call.app[REFUSED_FILES], (build.table.entry.uuid, build.definition.id)
+
     def answer() -> dict[str, Any]:
+        files_json = [file_json for files, rows in page for file_json in _list_items(metadata, files, rows)]
+        reasons = refused_files.find_reasons(index_key, (file_json["file-path"] for file_json in files_json))
+        for file_json in files_json:
+            if file_json["file-path"] in reasons:
+                file_json[_REFUSED] = reasons[file_json["file-path"]]
         return {
             "snapshot-id": token.snapshots[0] if token.snapshots else None,
-            "files": [manifest for files, rows in page for manifest in _list_items(metadata, files, rows)],
+            "files": files_json,
             "next-page-token": None
             if next_token is None
             else call.components.catalog.pages.encode(msgspec.json.encode(next_token).decode()),
@@ -345,7 +377,12 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
+    if len(body.refused_files) > REFUSED_MAX:
+        raise BadRequest(f"The request has more than {REFUSED_MAX} refused files; send only the first")
     build = await load_requested_build(call)
+    if build.definition.id == build.instant.summary["definition"]:
+        reasons = [(file.file_path, file.reason) for file in body.refused_files]
+        call.app[REFUSED_FILES].add((build.table.entry.uuid, build.definition.id), reasons)
     if build.instant.state is not states[body.outcome]:  # A repeated request changes nothing.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}

@@ -25,6 +25,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.refused_files import RefusedFiles
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.planner.indexes.coverage import FileIds, compute_view_file_ids
 from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
@@ -34,6 +35,7 @@ from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
+REFUSED_FILES: web.AppKey[RefusedFiles] = web.AppKey("refused_files", RefusedFiles)
 _IN_THREAD_FILES = 5_000
 SNAPSHOTS_MAX = 32
 """The maximum number of snapshots of branches and tags that are indexed. Older snapshots are not indexed."""
@@ -188,3 +190,4 @@ async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArr
 
 def add_components(app: web.Application) -> None:
     app[READER] = IndexReader(app[COMPONENTS].objects)
+    app[REFUSED_FILES] = RefusedFiles(app[COMPONENTS].clock.monotonic)

@@ -24,21 +24,22 @@ from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_CO
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
-from seamark.formats.index.definitions import IndexDefinition, define_index, read_definitions
+from seamark.formats.index.definitions import define_index, read_definitions
 from seamark.formats.index.kinds.bloom import FALSE_POSITIVE_PROBABILITY
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.cube_candidates import CubeCandidate, find_answered_shapes, find_cube_candidates
 from seamark.metaserver.planner.advice.current_layout import make_current_layout
 from seamark.metaserver.planner.advice.engine_times import SCAN_BYTES_PER_S, EngineTimes
+from seamark.metaserver.planner.advice.read_shares import ReplayedFiles, compute_read_shares
 from seamark.metaserver.planner.advice.replay import (
+    ROWS_PER_FILE_MIN,
     DrawnStatement,
     RecordedShape,
     Shares,
     SimulatedLayout,
     compute_curve_order,
-    compute_index_shares,
-    compute_read_shares,
     compute_weighted_mean,
+    simulate_clustering,
     simulate_layout,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, compute_partition_codes
@@ -54,11 +55,6 @@ REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
 """The minimum share of the bytes that a listed proposal saves."""
-_CELL_FILES_FACTOR = 1.25
-"""The factor for the number of files of a clustering by several columns.
-
-A file ends between two cells of the curve, in most cases before it has the target size.
-"""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _BUCKETS = (16, 64, 256)
@@ -215,13 +211,8 @@ class _Advisor:
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
         self._answered_shapes = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
-        self._current_shares, self._current_file_shares = compute_read_shares(self._layout, state.statements)
-        self._bucket_shares = self._estimate_bucket_shares({})
-        self._index_shares = self._compute_index_shares(self._indexes)
-        shares = self._bucket_shares * self._index_shares
-        self.before = self._average_reads(
-            self._current_shares * shares, self._current_file_shares * shares, state.files.file_count
-        )
+        self._current_shares = self._compute_shares(self._layout)
+        self.before = self._average_reads(*self._current_shares, state.files.file_count)
 
     def rank_proposals(self) -> list[Proposal]:
         """Return the useful proposals, sorted by the net time that they save, or no proposal if none pays."""
@@ -309,9 +300,9 @@ class _Advisor:
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
-        if len(columns) > 1:
-            files = math.ceil(files * _CELL_FILES_FACTOR)
-        layout = simulate_layout(sample, compute_curve_order(sample, columns, curve), files)
+        layout = simulate_clustering(sample, columns, curve, files)
+        if layout.files > 1:  # A file ends between two cells of the curve, often before it has the target size.
+            files = max(files, round(files * layout.files / min(files, sample.rows // ROWS_PER_FILE_MIN)))
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
@@ -332,9 +323,7 @@ class _Advisor:
         self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
     ) -> Proposal:
         """Make a proposal that rewrites the whole table in a simulated layout."""
-        sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._bucket_shares * self._compute_index_shares(self._indexes, files)
-        prediction = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
+        prediction = self._average_reads(*self._compute_shares(layout, new_files=files), max(files, 1))
         # A rewrite reads the table and writes it.
         return self._make_proposal(kind, title, commands, change, prediction, 2 * self._state.total_bytes)
 
@@ -352,11 +341,8 @@ class _Advisor:
                 define_index(index_name, kind, [name], self._state.metadata.current_schema)
             except BadRequest:  # The name of the index may not have such characters, or the column needs quotes.
                 continue
-            index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
-            shares = self._bucket_shares * index_shares
-            prediction = self._average_reads(
-                self._current_shares * shares, self._current_file_shares * shares, self._state.files.file_count
-            )
+            shares = self._compute_shares(self._layout, added_index=(kind, column_id))
+            prediction = self._average_reads(*shares, self._state.files.file_count)
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
             table, options = self._state.name, ["--columns", name, "--name", index_name]
@@ -434,15 +420,9 @@ class _Advisor:
             if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
             files = max(target_files, buckets)
-            bucket_shares = self._estimate_bucket_shares({column_id: buckets})
-            index_shares = np.where(
-                bucket_shares < self._bucket_shares,  # An index leaves out only files of the buckets that are read.
-                self._compute_index_shares(self._indexes, files // buckets),
-                self._compute_index_shares(self._indexes, files),
-            )
-            shares = bucket_shares * index_shares
             name = self._get_column_name(column_id)
-            prediction = self._average_reads(self._current_shares * shares, self._current_file_shares * shares, files)
+            shares = self._compute_shares(self._layout, new_files=files, new_buckets={column_id: buckets})
+            prediction = self._average_reads(*shares, files)
             yield self._make_proposal(
                 "bucket",
                 f"Partition into {buckets} buckets of {name}",
@@ -506,9 +486,9 @@ class _Advisor:
             [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
         )
         cube_bytes = candidate.entry_bytes * files
-        shares = self._bucket_shares * self._index_shares
-        size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current_shares * shares)
-        file_shares = np.where(is_answered, 0.0, self._current_file_shares * shares)
+        size_shares, file_shares = self._current_shares
+        size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, size_shares)
+        file_shares = np.where(is_answered, 0.0, file_shares)
         table = self._state.name
         columns = max(1, len(self._state.metadata.current_schema.fields))
         read_bytes = int(self._state.total_bytes * min(1.0, len(candidate.column_ids) / columns))
@@ -550,9 +530,7 @@ class _Advisor:
         # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
         layout = simulate_layout(self._state.sample, order, target_files)
-        sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._bucket_shares * self._compute_index_shares(self._indexes, target_files)
-        prediction = self._average_reads(sizes * shares, file_shares * shares, target_files)
+        prediction = self._average_reads(*self._compute_shares(layout, new_files=target_files), target_files)
         bytes_max = self.before.bytes * (1 + GAIN_MIN_FRACTION)  # The sizes are estimates from a sample.
         if prediction.seconds < self.before.seconds and prediction.bytes <= bytes_max:
             yield self._make_proposal(
@@ -566,48 +544,52 @@ class _Advisor:
 
     # Shares
 
-    def _compute_index_shares(
-        self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]], new_files: int | None = None
-    ) -> Shares:
-        """Return the share of the files that each statement reads with these indexes, float64[statements].
+    def _compute_shares(
+        self,
+        layout: SimulatedLayout,
+        *,
+        added_index: tuple[str, int] | None = None,
+        new_files: int | None = None,
+        new_buckets: Mapping[int, int] | None = None,
+    ) -> tuple[Shares, Shares]:
+        """Return the shares of the bytes and of the files that each statement reads, float64[statements] each.
 
-        `new_files` is the number of files after a rewrite of the table.
+        Args:
+            layout: The bounds of the files.
+            added_index: The kind and the column of an index, in addition to those of the table.
+            new_files: The number of files after a rewrite of the table, or None if it is not rewritten.
+            new_buckets: The buckets by column id into which the table is divided, or None for those of its spec.
         """
+        kinds_and_columns = [(index.kind, index.terms[0].column_id) for index in self._indexes if len(index.terms) == 1]
+        if added_index is not None:
+            kinds_and_columns.append(added_index)
+        indexed_ids: defaultdict[float, set[int]] = defaultdict(set)
+        for kind, column_id in kinds_and_columns:
+            if column_id in self._state.sample.columns:
+                indexed_ids[FALSE_SHARES[kind]].add(column_id)
         files = self._state.files.file_count
-        new_files = max(1, files if new_files is None else new_files)
-        by_kind: defaultdict[str, set[int]] = defaultdict(set)
-        for index in indexes:
-            kind, columns = index if isinstance(index, tuple) else (index.kind, tuple(t.column_id for t in index.terms))
-            if len(columns) == 1:
-                by_kind[kind] |= set(columns)
-        shares = np.ones(len(self._state.statements))
-        for kind, column_ids in by_kind.items():
-            sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
-            for number, statement in enumerate(self._state.statements):
-                share = compute_index_shares(
-                    statement, self._state.sample, sampled_ids, files, FALSE_SHARES[kind], new_files=new_files
-                )
-                shares[number] = min(shares[number], share)
-        shares[[statement.fingerprint in self._answered_shapes for statement in self._state.statements]] = 0.0
-        return shares
+        replayed = ReplayedFiles(
+            layout,
+            files,
+            max(1, files if new_files is None else new_files),
+            self._read_buckets() if new_buckets is None else new_buckets,
+            {false_share: frozenset(column_ids) for false_share, column_ids in indexed_ids.items()},
+        )
+        statements = self._state.statements
+        sizes, file_shares = compute_read_shares(
+            replayed, statements, self._state.sample, splits_buckets=new_buckets is not None
+        )
+        is_answered = [statement.fingerprint in self._answered_shapes for statement in statements]
+        sizes[is_answered] = file_shares[is_answered] = 0.0
+        return sizes, file_shares
 
-    def _estimate_bucket_shares(self, added_buckets: dict[int, int]) -> Shares:
-        """Return the share of the buckets that each statement reads, float64[statements].
-
-        `added_buckets` are numbers of buckets by column id, in addition to those of the current partition spec.
-        """
-        buckets = dict(added_buckets)
-        for partition_field in self._state.metadata.default_spec.fields:
-            if partition_field.transform.startswith("bucket[") and partition_field.source_id is not None:
-                buckets[partition_field.source_id] = int(partition_field.transform[7:-1])
-        shares = np.ones(len(self._state.statements))
-        for number, statement in enumerate(self._state.statements):
-            for alternatives in statement.conditions:
-                condition = alternatives[0]
-                if len(alternatives) == 1 and condition.values and condition.column_id in buckets:
-                    count = buckets[condition.column_id]
-                    shares[number] *= 1 - (1 - 1 / count) ** condition.values
-        return shares
+    def _read_buckets(self) -> dict[int, int]:
+        """Return the number of buckets of the current partition spec by column id."""
+        return {
+            partition_field.source_id: int(partition_field.transform[7:-1])
+            for partition_field in self._state.metadata.default_spec.fields
+            if partition_field.transform.startswith("bucket[") and partition_field.source_id is not None
+        }
 
     # Proposals
 

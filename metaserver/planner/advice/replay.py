@@ -6,8 +6,9 @@ layout consists of the smallest and the largest value of each column in each fil
 condition has a matching value between the smallest and the largest value.
 
     statements = draw_statements(shapes, sample, seed=…)
-    layout = sorted_layout(sample, ranks, files)
-    compute_read_shares(layout, statements)     # the shares of the bytes and files that each statement reads
+    layout = simulate_layout(sample, order, files)
+
+`read_shares.py` computes the shares of the bytes and files that each statement reads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op, Or, collect_predicates
 from seamark.formats.index.packing import Longs
-from seamark.formats.services.curves import compute_curve_keys
+from seamark.formats.services.curves import choose_cell_bounds, compute_curve_keys, to_sortable_keys
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
 from seamark.metaserver.history.shapes import Conjunct, QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
@@ -344,11 +345,25 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
 
 def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
     """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
-    points = np.stack([sample.columns[column_id].compute_ranks(_RANK_BITS) for column_id in column_ids], axis=1)
-    keys = compute_curve_keys(points, _RANK_BITS, curve)
-    as_bytes = np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").ravel()
-    order: Longs = np.argsort(as_bytes.view(f"S{keys.shape[1]}"), kind="stable")
+    order: Longs = np.argsort(_compute_sortable_keys(sample, column_ids, curve), kind="stable")
     return order
+
+
+def simulate_clustering(sample: RowSample, column_ids: Sequence[int], curve: str, files: int) -> SimulatedLayout:
+    """Cut the sampled rows along a curve into about `files` files, between cells of the curve as the job does."""
+    keys = _compute_sortable_keys(sample, column_ids, curve)
+    order = np.argsort(keys, kind="stable")
+    bounds = choose_cell_bounds(keys, _limit_files(files, sample.rows))
+    return _build_layout(sample, order, np.unique(np.append(0, np.searchsorted(keys[order], bounds))))
+
+
+def _compute_sortable_keys(sample: RowSample, column_ids: Sequence[int], curve: str) -> npt.NDArray[np.bytes_]:
+    points = np.stack([sample.columns[column_id].compute_ranks(_RANK_BITS) for column_id in column_ids], axis=1)
+    return to_sortable_keys(compute_curve_keys(points, _RANK_BITS, curve))
+
+
+def _limit_files(files: int, rows: int) -> int:
+    return max(1, min(files, rows // ROWS_PER_FILE_MIN))
 
 
 def simulate_layout(
@@ -363,10 +378,17 @@ def simulate_layout(
         groups: int64[rows]: the partition of each ordered row, ascending. A file has rows of one partition.
     """
     rows = len(order)
-    count = max(1, min(files, rows // ROWS_PER_FILE_MIN))
+    count = _limit_files(files, rows)
     starts = np.unique((np.arange(count) * rows) // count)
     if groups is not None:
         starts = np.unique(np.concatenate([starts, [0], np.flatnonzero(np.diff(groups)) + 1]))
+    return _build_layout(sample, order, starts)
+
+
+def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]) -> SimulatedLayout:
+    """Return the layout of files that begin at these positions of the ordered rows."""
+    rows = len(order)
+    starts = starts[starts < rows]
     lengths = np.diff(np.append(starts, rows))
     lower, upper, nulls = {}, {}, {}
     for column_id, column in sample.columns.items():
@@ -382,22 +404,7 @@ def simulate_layout(
     return SimulatedLayout(lower, upper, nulls, lengths / rows)
 
 
-def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
-    """Return the shares of the bytes and of the files that each statement reads, float64[statements] each."""
-    size_shares, file_shares = np.ones(len(statements)), np.ones(len(statements))
-    for number, statement in enumerate(statements):
-        is_read = np.ones(layout.files, dtype=np.bool_)
-        for alternatives in statement.conditions:
-            has_match = np.zeros(layout.files, dtype=np.bool_)
-            for condition in alternatives:
-                has_match |= _find_files_that_may_match(layout, condition)
-            is_read &= has_match
-        size_shares[number] = float(layout.weights[is_read].sum())
-        file_shares[number] = float(is_read.mean()) if layout.files else 0.0
-    return size_shares, file_shares
-
-
-def _find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
+def find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
     """Return the files whose bounds include a value that matches the condition, bool[files]."""
     column_id = condition.column_id
     if condition.matching[0]:
@@ -407,46 +414,6 @@ def _find_files_that_may_match(layout: SimulatedLayout, condition: DrawnConditio
     counts = matches[np.minimum(high + 1, len(matches) - 1)] - matches[np.minimum(low, len(matches) - 1)]
     may_match: Mask = counts > 0
     return may_match
-
-
-def compute_index_shares(
-    statement: DrawnStatement,
-    sample: RowSample,
-    column_ids: Sequence[int],
-    files: int,
-    false_share: float,
-    *,
-    new_files: int,
-) -> float:
-    """Return the share of the files in which indexes on the columns find a matching value.
-
-    The files of the sample represent all files. A drawn value certainly occurs in the file from which it was drawn, so
-    the estimate for the other files excludes this file. A rewrite into `new_files` files puts the rows of
-    `files / new_files` files into each new file. The estimate assumes that these files contain a value independently.
-
-    Args:
-        statement: The statement.
-        sample: The sampled rows.
-        column_ids: The indexed columns.
-        files: The number of files of the table.
-        false_share: The share of the files without a matching value that the index keeps, because of false positives.
-        new_files: The number of files after a rewrite. It equals `files` if no rewrite takes place.
-    """
-    share = 1.0
-    merged_files = files / max(1, new_files)
-    for alternatives in statement.conditions:
-        if not all(condition.column_id in column_ids and condition.values for condition in alternatives):
-            continue
-        miss_probability = 1.0
-        for condition in alternatives:
-            counts = sample.columns[condition.column_id].file_counts[condition.matching]
-            other_shares = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
-            new_shares = 1 - (1 - np.minimum(1.0, other_shares)) ** merged_files
-            hit_shares = (1 + new_shares * (new_files - 1)) / max(1, new_files)
-            miss_probability *= float(np.prod(1 - np.minimum(1.0, hit_shares)))
-        hit_probability = 1 - miss_probability
-        share = min(share, hit_probability + false_share * (1 - hit_probability))
-    return share
 
 
 def compute_weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:

@@ -10,9 +10,11 @@ import pytest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import make_table_path
 from seamark.connector.client.policies import load_advice
-from seamark.connector.jobs.advice import apply_proposal
+from seamark.connector.index.builds import build
+from seamark.connector.jobs.advice import NOT_INDEXED, apply_proposal
 from seamark.metaserver.api.admin import advice
 from tests.connector.advice.workloads import TABLE, make_table, run_statements
+from tests.connector.index.test_building import RecordingWorkers
 from tests.seeds import first_seed
 
 
@@ -40,6 +42,13 @@ def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: Inde
     applied_proposal = apply_proposal(client, TABLE, cube, wait_s=10)
     assert applied_proposal["measured"]["bytes"] == pytest.approx(cube["predicted"]["bytes"], rel=0.05)
     assert list_proposals(client, "cube") == []
+    # Files without an entry do not fail a proposal, because queries use the cube for the other files.
+    proposal = {**cube, "change": {**cube["change"], "index-name": "by_id", "columns": ["id"]}}
+    assert "2,000 groups for 2,000 rows" in apply_proposal(client, TABLE, proposal, wait_s=10)[NOT_INDEXED]
+    workers = RecordingWorkers()
+    report = build(client, TABLE, "by_id", workers)
+    assert (report.files_not_indexed, workers.groups) == (6, []), "refused files are read again"
+    assert "2,000 groups for 2,000 rows" in report.json["reason"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties, load_advice
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
-from seamark.metaserver.planner.advice.replay import DrawnCondition, DrawnStatement, compute_index_shares
+from seamark.metaserver.planner.advice.read_shares import compute_hit_share
+from seamark.metaserver.planner.advice.replay import DrawnCondition
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from tests.connector.advice.workloads import TABLE, create_table, run_statements
 from tests.seeds import first_seed
@@ -47,8 +48,8 @@ def test_index_share_of_merged_files_equals_the_share_of_files_with_the_value() 
     for new_files in (1, 3, 8, 24):
         predicted_shares, counted_shares = [], []
         for value in np.flatnonzero(counts):
-            statement = DrawnStatement("a", 1.0, ((DrawnCondition(1, np.arange(values) == value, 1),),))
-            predicted_shares.append(compute_index_shares(statement, sample, [1], files, 0.0, new_files=new_files))
+            condition = DrawnCondition(1, np.arange(values) == value, 1)
+            predicted_shares.append(compute_hit_share([condition], sample, files, new_files))
             order = rng.permutation(files).reshape(new_files, -1)
             counted_shares.append(np.mean([any(value in contents[file] for file in group) for group in order]))
         assert np.mean(predicted_shares) == pytest.approx(np.mean(counted_shares), rel=0.1), new_files

@@ -624,7 +624,9 @@ def test_changed_keys_equal_those_of_dictionaries() -> None:
                 pa.table(
                     {
                         "key": pa.array(list(attributes), pa.int64()).cast(kind),
-                        "4": pa.array([letter.strip() or None for letter, _ in attributes.values()], pa.string()),
+                        "4": pa.array(
+                            [letter.strip() or None for letter, _ in attributes.values()], pa.string()
+                        ).dictionary_encode(),
                         "7": pa.array([flag for _, flag in attributes.values()], pa.bool_()),
                     }
                 )

@@ -18,19 +18,21 @@ import pytest
 from seamark.connector.arrow.arrays import combine_to_array
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.write.clustering import (
-    FILE_SIZE_SPREAD_FRACTION,
     RANK_BITS,
     Attributes,
     Clustering,
     JoinedRows,
     KeyMatcher,
     Ranks,
-    choose_cell_bounds,
     choose_range_bounds,
-    to_sortable_keys,
 )
 from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
-from seamark.formats.services.curves import compute_curve_keys
+from seamark.formats.services.curves import (
+    FILE_SIZE_SPREAD_FRACTION,
+    choose_cell_bounds,
+    compute_curve_keys,
+    to_sortable_keys,
+)
 from tests.seeds import first_seed, mark_fast
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]

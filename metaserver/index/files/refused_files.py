@@ -1,0 +1,61 @@
+"""Remembers data files of which an index cannot have an entry, so that builds do not read them again.
+
+A data file never changes, so a cube that it does not shrink, for example, is refused by each build. The memory is
+advisory: it is bounded, belongs to one process, and ends after a day. A forgotten file is read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+
+FILES_MAX = 20_000
+"""The maximum number of remembered files. Each takes about 400 bytes."""
+REMEMBERED_S = 86_400.0
+_REASON_CHARACTERS_MAX = 300
+
+IndexKey = tuple[str, str]
+"""The UUID of the table, and the id of the index definition."""
+
+
+class RefusedFiles:
+    """The refused data files of each index, with the reasons.
+
+    Args:
+        monotonic: Returns a monotonic time in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], *, files_max: int = FILES_MAX) -> None:
+        self._monotonic = monotonic
+        self._files_max = files_max
+        self._reasons: dict[IndexKey, dict[bytes, tuple[float, str]]] = {}
+        """The end of the memory and the reason, by digest of the path. The indexes are in the order of their use."""
+        self._count = 0
+
+    def add(self, index: IndexKey, reasons: Iterable[tuple[str, str]]) -> None:
+        """Remember files of an index by their paths, with the reasons. Other indexes are forgotten at the limit."""
+        now_s, remembered_files = self._monotonic(), self._reasons.pop(index, {})
+        self._count -= len(remembered_files)
+        files = {digest: entry for digest, entry in remembered_files.items() if entry[0] > now_s}
+        ends_s = now_s + REMEMBERED_S
+        for path, reason in reasons:
+            if len(files) < self._files_max:
+                files[_digest(path)] = (ends_s, reason[:_REASON_CHARACTERS_MAX])
+        self._reasons[index] = files
+        self._count += len(files)
+        while self._count > self._files_max:
+            oldest = next(iter(self._reasons))
+            self._count -= len(self._reasons.pop(oldest))
+
+    def find_reasons(self, index: IndexKey, paths: Iterable[str]) -> Mapping[str, str]:
+        """Return the reasons of the remembered files among `paths`, by path."""
+        files = self._reasons.get(index)
+        if not files:
+            return {}
+        now_s = self._monotonic()
+        entries_by_path = {path: files.get(_digest(path)) for path in paths}
+        return {path: entry[1] for path, entry in entries_by_path.items() if entry is not None and entry[0] > now_s}
+
+
+def _digest(path: str) -> bytes:
+    return blake2b(path.encode(), digest_size=16).digest()

@@ -1,0 +1,120 @@
+"""Tests of predicted shares of files, against random files in which each value is looked up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from seamark.formats.index.packing import Longs
+from seamark.metaserver.planner.advice.read_shares import ReplayedFiles, compute_read_shares
+from seamark.metaserver.planner.advice.replay import DrawnCondition, DrawnStatement, SimulatedLayout, simulate_layout
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from tests.seeds import first_seed
+
+FILES, ROWS, CODES, DAYS = 32, 100, 400, 365
+CODE, DAY = 1, 2
+"""The ids of the columns."""
+
+
+def make_sample(codes: Longs, days: Longs) -> RowSample:
+    """Return all rows of a table as a sample. The arrays are int64[files, rows]; the codes of the values start at 1."""
+    columns = {}
+    for column_id, values, count in ((CODE, codes, CODES), (DAY, days, DAYS)):
+        file_counts = np.sum([np.bincount(np.unique(file), minlength=count + 1) for file in values], axis=0)
+        flat_values = values.ravel().astype(np.int32)
+        columns[column_id] = SampledColumn(column_id, "long", np.arange(1, count + 1), flat_values, file_counts)
+    return RowSample(columns, len(codes), codes.size)
+
+
+def make_layout(sample: RowSample, files: int) -> SimulatedLayout:
+    """Return the exact bounds of the files of a sample."""
+    codes = {column_id: column.codes.reshape(files, -1) for column_id, column in sample.columns.items()}
+    return SimulatedLayout(
+        {column_id: values.min(axis=1) for column_id, values in codes.items()},
+        {column_id: values.max(axis=1) for column_id, values in codes.items()},
+        dict.fromkeys(codes, np.zeros(files, np.bool_)),
+        np.full(files, 1 / files),
+    )
+
+
+def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 120) -> list[DrawnStatement]:
+    """Draw statements that compare the code, and some of them also a range of days around the day of the same row."""
+    statements = []
+    for _ in range(count):
+        row = rng.integers(sample.rows)
+        codes = {sample.columns[CODE].codes[row], *rng.integers(1, CODES + 1, rng.integers(0, 3))}
+        conditions = [(DrawnCondition(CODE, np.isin(np.arange(CODES + 1), list(codes)), len(codes)),)]
+        if rng.random() < 0.5:
+            is_near = np.abs(np.arange(DAYS + 1) - sample.columns[DAY].codes[row]) <= 15
+            is_near[0] = False
+            conditions.append((DrawnCondition(DAY, is_near, 0),))
+        statements.append(DrawnStatement("a", 1.0, tuple(conditions)))
+    return statements
+
+
+def count_read_files(
+    sample: RowSample, files: int, statements: list[DrawnStatement], indexed_id: int | None
+) -> list[float]:
+    """Return the share of the files that each statement reads by bounds and an index, from the values of each file."""
+    codes = {column_id: column.codes.reshape(files, -1) for column_id, column in sample.columns.items()}
+    shares = []
+    for statement in statements:
+        is_read = np.ones(files, np.bool_)
+        for (condition,) in statement.conditions:
+            matching = np.flatnonzero(condition.matching)
+            for number, values in enumerate(codes[condition.column_id]):
+                if condition.column_id == indexed_id:
+                    is_read[number] &= bool(np.isin(values, matching).any())
+                is_read[number] &= bool(((matching >= values.min()) & (matching <= values.max())).any())
+        shares.append(float(is_read.mean()))
+    return shares
+
+
+@pytest.mark.parametrize("spread", [0, 20, 100, 10_000])
+def test_index_on_a_clustered_column_leaves_out_files_that_its_bounds_keep_only_once(spread: int) -> None:
+    """With a small spread the bounds of the code keep few files, and with a large one all files."""
+    rng = np.random.default_rng(first_seed() + spread)
+    frequencies = 1 / np.arange(1, CODES + 1) ** 0.5
+    codes = rng.choice(np.arange(1, CODES + 1), FILES * ROWS, p=frequencies / frequencies.sum())
+    order = np.argsort(codes + rng.uniform(0, spread, len(codes)), kind="stable")
+    sample = make_sample(codes[order].reshape(FILES, ROWS), rng.integers(1, DAYS + 1, (FILES, ROWS)))
+    statements = draw_statements(sample, rng)
+    layout = make_layout(sample, FILES)
+    for indexed_id in (None, CODE):
+        indexes = {} if indexed_id is None else {0.0: frozenset([indexed_id])}
+        replayed = ReplayedFiles(layout, FILES, FILES, {}, indexes)
+        predicted_shares = compute_read_shares(replayed, statements, sample)[1]
+        counted_shares = count_read_files(sample, FILES, statements, indexed_id)
+        assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15), indexed_id
+
+
+def test_index_of_a_table_that_is_clustered_by_the_same_column_keeps_what_the_bounds_keep() -> None:
+    rng = np.random.default_rng(first_seed())
+    codes, days = rng.integers(1, CODES + 1, (FILES, ROWS)), rng.integers(1, DAYS + 1, (FILES, ROWS))
+    sample = make_sample(codes, days)
+    statements = draw_statements(sample, rng)
+    order = np.argsort(sample.columns[CODE].codes, kind="stable")
+    replayed = ReplayedFiles(simulate_layout(sample, order, FILES), FILES, FILES, {}, {0.0: frozenset([CODE])})
+    predicted_shares = compute_read_shares(replayed, statements, sample)[1]
+    clustered = make_sample(codes.ravel()[order].reshape(FILES, ROWS), days.ravel()[order].reshape(FILES, ROWS))
+    counted_shares = count_read_files(clustered, FILES, statements, CODE)
+    assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.3)
+
+
+def test_index_on_the_column_of_the_buckets_leaves_out_files_of_the_read_bucket() -> None:
+    rng = np.random.default_rng(first_seed())
+    buckets = 4
+    bucket_of_code = np.append(0, rng.permutation(CODES) % buckets)
+    files = []
+    for number in range(FILES):
+        own_codes = np.flatnonzero(bucket_of_code[1:] == number % buckets) + 1
+        files.append(rng.choice(own_codes, ROWS))
+    sample = make_sample(np.array(files), rng.integers(1, DAYS + 1, (FILES, ROWS)))
+    statements = [
+        DrawnStatement("a", 1.0, ((DrawnCondition(CODE, np.arange(CODES + 1) == code, 1),),))
+        for code in rng.choice(sample.columns[CODE].codes, 60)
+    ]
+    replayed = ReplayedFiles(make_layout(sample, FILES), FILES, FILES, {CODE: buckets}, {0.0: frozenset([CODE])})
+    predicted_shares = compute_read_shares(replayed, statements, sample)[1]
+    counted_shares = count_read_files(sample, FILES, statements, CODE)
+    assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15)
