@@ -105,15 +105,21 @@ class Documents:
         assert isinstance(metadata, TableMetadata)
         return metadata
 
-    async def peek(self, location: str) -> TableMetadata:
+    async def peek(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> TableMetadata:
         """Return the metadata of a table without caching them.
 
         If a caller examines many tables, their metadata would evict the documents that requests need.
+
+        Args:
+            limit_bytes: The maximum size of a file that is not cached, and of its decompressed content.
+
+        Raises:
+            TooLarge: The file exceeds the limit.
         """
         cached_value = self._cache.get(("table", location))
         if isinstance(cached_value, TableMetadata):
             return cached_value
-        return await _decode_table(await self._read_json(location), location)
+        return await _decode_table(await self._read_json(location, limit_bytes), location)
 
     async def view(self, location: str) -> ViewMetadata:
         cached_value = self._cache.get(("view", location))
@@ -150,16 +156,14 @@ class Documents:
 
     async def _read_unregistered(self, location: str, limit_bytes: int) -> bytes:
         data = await self._read(location, self._sources[-1:], limit_bytes)
-        if len(data) <= _PACKED_IN_LOOP_BYTES:
-            return _decompress_within(data, location, limit_bytes)
-        return await asyncio.to_thread(_decompress_within, data, location, limit_bytes)
+        return await _decompress_by_size(data, location, limit_bytes)
 
-    async def peek_view(self, location: str) -> ViewMetadata:
-        """Return the metadata of a view without caching them."""
+    async def peek_view(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> ViewMetadata:
+        """Return the metadata of a view without caching them. See `peek`."""
         cached_value = self._cache.get(("view", location))
         if isinstance(cached_value, ViewMetadata):
             return cached_value
-        data = await self._read_json(location)
+        data = await self._read_json(location, limit_bytes)
         return await asyncio.to_thread(lambda: _drop_client_properties(decode_view(data, location)))
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
@@ -286,9 +290,11 @@ class Documents:
         self._cache.put(("table", location), metadata, estimate_memory(metadata, len(data)))
         return metadata
 
-    async def _read_json(self, location: str) -> bytes:
+    async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
         """Return the decompressed JSON. Its size determines the size of the cache entry."""
-        data = await self._read(location)
+        data = await self._read(location, limit_bytes=limit_bytes)
+        if limit_bytes < METADATA_BYTES_MAX:
+            return await _decompress_by_size(data, location, limit_bytes)
         with contextlib.suppress(zlib.error):  # The decoder reports the error.
             return (
                 decompress_if_gzip(data)
@@ -338,6 +344,13 @@ def _decode_stored_table(data: bytes, location: str) -> TableMetadata:
     """Decode table metadata with all properties."""
     metadata = decode_table(data, location)
     return add_schemes(metadata) if metadata.location.startswith("/") else metadata
+
+
+async def _decompress_by_size(data: bytes, location: str, limit_bytes: int) -> bytes:
+    """Return the content of a gzip file, or other `data` unchanged, as `_decompress_within` does."""
+    if len(data) <= _PACKED_IN_LOOP_BYTES or not data.startswith(GZIP_MAGIC):
+        return _decompress_within(data, location, limit_bytes)
+    return await asyncio.to_thread(_decompress_within, data, location, limit_bytes)
 
 
 def _decompress_within(data: bytes, location: str, limit_bytes: int) -> bytes:
