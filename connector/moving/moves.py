@@ -34,6 +34,8 @@ class Answer(NamedTuple):
     reason: str = ""
 
 
+_DROPPED = "Nothing in it is registered, so it is not kept"
+"""The reason for a namespace that the move has created and dropped, or that a dry run would create and drop."""
 _NO_NAMESPACE = Answer("refused", "It has no namespace; choose one with --into")
 
 
@@ -51,6 +53,9 @@ class MoveDestination(Protocol):
 
     def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
         """Create a namespace, unless it exists. The properties of an existing namespace do not change."""
+
+    def drop_namespace(self, namespace: Levels) -> bool:
+        """Drop an empty namespace that the move has created. Return whether it was dropped."""
 
     def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
         """Register tables, unless their names already refer to these metadata files.
@@ -123,10 +128,36 @@ class Move:
     def run(self) -> Generator[Result]:
         """Move everything that is selected, and yield each result when it is known.
 
+        A namespace that the move has created is dropped at the end if entries in it were refused and none has moved.
+
         Raises:
             CatalogRefusal: The namespaces of the source cannot be listed.
             CatalogUnavailable: A catalog does not answer. If the move is repeated, it continues.
         """
+        unfilled_results: dict[Levels, Result] = {}
+        """The results of the created namespaces without a moved entry in them or below them."""
+        refusing_names: set[Levels] = set()
+        """The namespaces with a refused entry in them or below them."""
+        for result in self._move_all():
+            if result.kind == "namespace" and result.outcome == "moved":
+                unfilled_results[result.name] = result
+                continue
+            namespaces = [result.name[:length] for length in range(1, len(result.name))]
+            if result.outcome == "refused":
+                refusing_names.update(namespaces)
+            elif result.outcome != "gone":
+                yield from (unfilled_results.pop(name) for name in namespaces if name in unfilled_results)
+            yield result
+        # A namespace is created after those that contain it, so this drops the innermost namespaces first.
+        for name, result in reversed(unfilled_results.items()):
+            if name in refusing_names and self.destination.drop_namespace(name):
+                yield result._replace(outcome="refused", reason=_DROPPED)
+            else:
+                refusing_names.difference_update(name[:length] for length in range(1, len(name)))
+                yield result
+
+    def _move_all(self) -> Iterator[Result]:
+        """Move everything that is selected, and yield each result when it is known."""
         for length in range(1, len(self.into) + 1):
             name = self.into[:length]
             yield Result("namespace", name, *self.destination.create_namespace(name, {}))

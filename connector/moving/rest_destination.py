@@ -47,6 +47,10 @@ class RestDestination:
             return answer._replace(reason=answer.reason or f"Its location is not exported: {read_message(response)}")
         return _answer(response)
 
+    def drop_namespace(self, namespace: Levels) -> bool:
+        # Another catalog may drop the tables of a namespace with it, and a client may have created one meanwhile.
+        return False
+
     def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
         return [
             self._register(Endpoints.register_table, IdentifierKind.TABLE, (*namespace, name), location)

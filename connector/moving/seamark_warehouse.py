@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamark.connector.client.catalog import TableImport, create_namespace, import_tables, import_view
+from seamark.connector.client.catalog import (
+    TableImport,
+    create_namespace,
+    drop_namespace,
+    import_tables,
+    import_view,
+    load_namespace_properties,
+)
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import InvalidRequest, LoginRequired, Refused
+from seamark.connector.client.errors import InvalidRequest, LoginRequired, NoSuchResource, Refused
 from seamark.connector.moving.moves import Answer
 from seamark.connector.moving.source import Levels
 
@@ -31,9 +38,9 @@ class SeamarkDestination:
     dry_run: bool = False
 
     def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
-        if self.dry_run:
-            return Answer("moved")
         try:
+            if self.dry_run:
+                return self._check_namespace(namespace)
             create_namespace(self.client, namespace, properties)
         except LoginRequired:
             raise
@@ -46,6 +53,24 @@ class SeamarkDestination:
         except Refused as error:
             return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
         return Answer("moved")
+
+    def _check_namespace(self, namespace: Levels) -> Answer:
+        try:
+            load_namespace_properties(self.client, namespace)
+        except NoSuchResource:
+            return Answer("moved")
+        return Answer("unchanged")
+
+    def drop_namespace(self, namespace: Levels) -> bool:
+        if self.dry_run:
+            return True
+        try:
+            drop_namespace(self.client, namespace)
+        except LoginRequired:
+            raise
+        except Refused:  # Another client has created something in it, or the caller may not drop it.
+            return False
+        return True
 
     def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
         try:

@@ -41,8 +41,10 @@ from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater, TooLarge
+from seamark.metaserver.access.principal import get_current_principal
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.runtime.large_metadata import LARGE_METADATA_BYTES, LargeMetadata
 from seamark.metaserver.runtime.staleness import get_current_staleness
 
 SnapshotMode = Literal["all", "refs"]
@@ -56,6 +58,8 @@ Summaries of snapshots refer to the JSON, and other fields take about as much me
 """
 METADATA_BYTES_MAX = 1 << 28
 """The maximum size of a metadata file."""
+_LARGE_IN_USE_MIN = 1 << 30
+"""The smallest limit of the memory of large metadata that requests use at the same time, in bytes."""
 _PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
 """The time after a check for which the server assumes that a metadata file still exists on remote storage.
@@ -83,6 +87,8 @@ class Documents:
         self._sources = (objects,) if stored_objects is None or stored_objects is objects else (objects, stored_objects)
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
+        # The cache keeps metadata in use, so the share of a principal is larger than the cache.
+        self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, 4 * budget_bytes))
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
         self._seen_times: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
@@ -105,15 +111,21 @@ class Documents:
         assert isinstance(metadata, TableMetadata)
         return metadata
 
-    async def peek(self, location: str) -> TableMetadata:
+    async def peek(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> TableMetadata:
         """Return the metadata of a table without caching them.
 
         If a caller examines many tables, their metadata would evict the documents that requests need.
+
+        Args:
+            limit_bytes: The maximum size of a file that is not cached, and of its decompressed content.
+
+        Raises:
+            TooLarge: The file exceeds the limit.
         """
         cached_value = self._cache.get(("table", location))
         if isinstance(cached_value, TableMetadata):
             return cached_value
-        return await _decode_table(await self._read_json(location), location)
+        return (await self._read_table(location, limit_bytes))[0]
 
     async def view(self, location: str) -> ViewMetadata:
         cached_value = self._cache.get(("view", location))
@@ -150,16 +162,14 @@ class Documents:
 
     async def _read_unregistered(self, location: str, limit_bytes: int) -> bytes:
         data = await self._read(location, self._sources[-1:], limit_bytes)
-        if len(data) <= _PACKED_IN_LOOP_BYTES:
-            return _decompress_within(data, location, limit_bytes)
-        return await asyncio.to_thread(_decompress_within, data, location, limit_bytes)
+        return await _decompress_by_size(data, location, limit_bytes)
 
-    async def peek_view(self, location: str) -> ViewMetadata:
-        """Return the metadata of a view without caching them."""
+    async def peek_view(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> ViewMetadata:
+        """Return the metadata of a view without caching them. See `peek`."""
         cached_value = self._cache.get(("view", location))
         if isinstance(cached_value, ViewMetadata):
             return cached_value
-        data = await self._read_json(location)
+        data = await self._read_json(location, limit_bytes)
         return await asyncio.to_thread(lambda: _drop_client_properties(decode_view(data, location)))
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
@@ -281,14 +291,36 @@ class Documents:
         self._seen_times.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
-        data = await self._read_json(location)
-        metadata = await _decode_table(data, location)
-        self._cache.put(("table", location), metadata, estimate_memory(metadata, len(data)))
+        metadata, json_bytes = await self._read_table(location, METADATA_BYTES_MAX)
+        self._cache.put(("table", location), metadata, estimate_memory(metadata, json_bytes))
         return metadata
 
-    async def _read_json(self, location: str) -> bytes:
+    async def _read_table(self, location: str, limit_bytes: int) -> tuple[TableMetadata, int]:
+        """Return the metadata of a table, and the size of its JSON.
+
+        Large metadata are read one after the other, and their memory is counted for the current principal.
+
+        Raises:
+            RetryLater: The current principal uses too much memory for large metadata.
+            TooLarge: The file exceeds the limit.
+        """
+        if limit_bytes <= LARGE_METADATA_BYTES:
+            data = await self._read_json(location, limit_bytes)
+            return await _decode_table(data, location), len(data)
+        with contextlib.suppress(TooLarge):
+            return await self._read_table(location, LARGE_METADATA_BYTES)
+        principal = get_current_principal()
+        async with self._large.queue.hold(principal):
+            data = await self._read_json(location, limit_bytes)
+            metadata = await _decode_table(data, location)
+        self._large.count(metadata, principal, estimate_memory(metadata, len(data)))
+        return metadata, len(data)
+
+    async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
         """Return the decompressed JSON. Its size determines the size of the cache entry."""
-        data = await self._read(location)
+        data = await self._read(location, limit_bytes=limit_bytes)
+        if limit_bytes < METADATA_BYTES_MAX:
+            return await _decompress_by_size(data, location, limit_bytes)
         with contextlib.suppress(zlib.error):  # The decoder reports the error.
             return (
                 decompress_if_gzip(data)
@@ -338,6 +370,13 @@ def _decode_stored_table(data: bytes, location: str) -> TableMetadata:
     """Decode table metadata with all properties."""
     metadata = decode_table(data, location)
     return add_schemes(metadata) if metadata.location.startswith("/") else metadata
+
+
+async def _decompress_by_size(data: bytes, location: str, limit_bytes: int) -> bytes:
+    """Return the content of a gzip file, or other `data` unchanged, as `_decompress_within` does."""
+    if len(data) <= _PACKED_IN_LOOP_BYTES or not data.startswith(GZIP_MAGIC):
+        return _decompress_within(data, location, limit_bytes)
+    return await asyncio.to_thread(_decompress_within, data, location, limit_bytes)
 
 
 def _decompress_within(data: bytes, location: str, limit_bytes: int) -> bytes:

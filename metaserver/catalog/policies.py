@@ -80,6 +80,14 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
+def is_own_policy(name: str) -> bool:
+    """Return whether a property is a policy that only Seamark reads.
+
+    Engines read and set `history.expire.…` too.
+    """
+    return name.startswith(PREFIXES) and name.startswith("seamark.")
+
+
 def record_setters(
     principal: str,
     properties: Mapping[str, str],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Set
 
 import msgspec
@@ -12,6 +12,8 @@ from seamark.metaserver.services.job_queue import Key
 
 DEPENDENTS_MAX = 100_000
 """The maximum number of remembered pairs of a job and a table. Further jobs wait for the next examination."""
+PAIRS_PER_TENANT_MAX = DEPENDENTS_MAX // 4
+"""The maximum number of remembered pairs whose jobs are on tables of one top-level namespace."""
 PAUSE_S = 60.0
 """The minimum time between two runs of a job, in seconds, if a change of another table caused the earlier run.
 
@@ -27,7 +29,9 @@ class DependentJobs:
     def __init__(self) -> None:
         self._jobs_by_table: defaultdict[TableName, dict[Key, Job]] = defaultdict(dict)
         self._tables_by_job: dict[Key, Set[TableName]] = {}
+        self._tenants_by_job: dict[Key, str] = {}
         self._pairs = 0
+        self._pairs_by_tenant: Counter[str] = Counter()
         self._unseen_uuids: set[str] = set()
         """The UUIDs of recorded tables that the present sweep over all tables has not seen yet."""
 
@@ -35,18 +39,31 @@ class DependentJobs:
         """Record the tables on which a job depends, in place of those recorded before."""
         self.see(job.uuid)
         self.forget(job.key)
-        if not tables or self._pairs + len(tables) > DEPENDENTS_MAX:
+        if not tables or not self._has_room(job.tenant, len(tables)):
             return
         self._tables_by_job[job.key] = tables
+        self._tenants_by_job[job.key] = job.tenant
         self._pairs += len(tables)
+        self._pairs_by_tenant[job.tenant] += len(tables)
         caused_job = msgspec.structs.replace(job, pause_s=max(job.pause_s, PAUSE_S))
         for table in tables:
             self._jobs_by_table[table][job.key] = caused_job
 
+    def _has_room(self, tenant: str, pairs: int) -> bool:
+        """Return whether a tenant may have so many further pairs."""
+        is_in_share = self._pairs_by_tenant[tenant] + pairs <= PAIRS_PER_TENANT_MAX
+        return is_in_share and self._pairs + pairs <= DEPENDENTS_MAX
+
     def forget(self, key: Key) -> None:
         """Remove a job."""
         tables = self._tables_by_job.pop(key, frozenset())
+        if not tables:
+            return
+        tenant = self._tenants_by_job.pop(key)
         self._pairs -= len(tables)
+        self._pairs_by_tenant[tenant] -= len(tables)
+        if not self._pairs_by_tenant[tenant]:
+            del self._pairs_by_tenant[tenant]
         for table in tables:
             del self._jobs_by_table[table][key]
             if not self._jobs_by_table[table]:

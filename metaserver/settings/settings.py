@@ -295,7 +295,11 @@ class Settings(
     )
     page_limit: int = setting(1000, "Maximum number of entries in a page of a listing.", minimum=1)
     metadata_cache_bytes: int = setting(
-        512 << 20, "Memory budget in bytes for decoded table metadata and encoded answers, per worker.", minimum=0
+        512 << 20,
+        "Memory budget in bytes for decoded table metadata and encoded answers, per worker. Requests can use four "
+        "times as many bytes, but at least 1 GiB, for metadata above 16 MiB; one principal can use half of it, and "
+        "gets 503 for more.",
+        minimum=0,
     )
     scan_planning_mode: str = setting(
         "auto",

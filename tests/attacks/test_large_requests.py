@@ -19,11 +19,16 @@ from seamark.commands.serving import explain_query
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import schema
 from seamark.formats.runtime import fair_lock, lazy_module
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
 from seamark.metaserver.api.plans import explain, plan_tables
 from seamark.metaserver.catalog import documents, large_requests, values
 from seamark.metaserver.commit.engine_commits import engine_commits
+from seamark.metaserver.runtime.large_metadata import LargeMetadata
+from seamark.metaserver.store.model import EntryKind
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import RunningServer, run_server
@@ -161,6 +166,36 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     for name, thread in threads.items():
         assert thread, name
         assert threading.get_ident() not in thread, name
+
+
+async def test_large_metadata_of_one_principal_leave_memory_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_server(tmp_path) as server:
+        for name in ("one", "two"):
+            assert (await Api(server)("POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA})).status == 200
+        entries = [await server.components.store.load_entry(EntryKind.TABLE, ("db",), name) for name in ("one", "two")]
+        first, second = [entry.metadata_location for entry in entries if entry is not None]
+        monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 100)
+        cache = documents.Documents(server.components.catalog.context.objects, SystemClock(), budget_bytes=0)
+        cache._large = LargeMetadata(26_000)  # The metadata of one table take about 6,000 bytes.
+        with set_principal("mallory"):
+            held_metadata = [await cache.table(first), await cache.table(second)]
+            with pytest.raises(RetryLater, match="too much memory"):
+                await cache.table(first)
+        with set_principal("viola"):
+            assert (await cache.table(first)).table_uuid == held_metadata[0].table_uuid
+        # The server's own work has no principal, and is not limited.
+        own_metadata = [await cache.peek(first) for _ in range(5)]
+        assert len(own_metadata) == 5
+        cache._large.check_invariants()
+        del held_metadata[0]
+        with set_principal("mallory"):
+            assert (await cache.table(first)).location
+            cache._large = LargeMetadata(200)
+            assert (await cache.table(second)).location, "a single table is accepted"
+        cache._large.check_invariants()
+        assert cache._large.queue.is_free
 
 
 async def test_first_requests_import_modules_off_the_event_loop(

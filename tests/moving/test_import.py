@@ -127,6 +127,22 @@ def test_import_takes_views_unless_they_run_with_the_rights_of_a_user(shop: Inde
     assert import_all(target, shop.url, "--keep-owners")["shop.owned"] == "imported"
 
 
+def test_namespace_of_refused_entries_is_not_kept(shop: IndexClient, target: IndexClient) -> None:
+    for namespace in ("crm", "crm.eu", "empty"):
+        create_namespace(shop, namespace, {})
+    body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "ann"}}
+    shop._request_json("POST", "/v1/namespaces/crm%1Feu/views", body=body)
+    selection = ("--namespace", "crm", "--namespace", "empty")
+    expected = {"crm": "refused", "crm.eu": "refused", "crm.eu.v": "refused"}
+    dry_run_outcomes = import_all(target, shop.url, "--dry-run", *selection)
+    assert dry_run_outcomes == {**expected, "empty": "importable"}
+    assert import_all(target, shop.url, *selection) == {**expected, "empty": "imported"}
+    assert ("crm",) not in set(target.namespaces())
+    create_namespace(target, "crm", {})
+    assert import_all(target, shop.url, *selection)["crm"] == "unchanged"
+    assert set(target.namespaces()) >= {("crm",), ("empty",)}
+
+
 def test_import_error_names_a_catalog_that_does_not_answer(target: IndexClient) -> None:
     result = run_import(target, "http://127.0.0.1:1")
     assert result.exit_code == 1

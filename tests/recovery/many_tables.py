@@ -14,17 +14,21 @@ COLUMNS = 20
 TABLES_PER_NAMESPACE = 1000
 
 
-def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, str]:
+def write_tables(warehouse: Path, count: int, *, first: int = 0, files: int = 3) -> dict[str, str]:
     """Write the metadata files of `count` tables as the server writes them.
 
     Return the newest file of each table name.
+
+    Args:
+        first: The number of the first table.
+        files: The number of metadata files of each table.
     """
     fields = [
         {"id": number, "name": f"c{number}", "required": False, "type": "long"} for number in range(1, COLUMNS + 1)
     ]
     schema = {"type": "struct", "fields": fields}
     newest_locations: dict[str, str] = {}
-    for number in range(count):
+    for number in range(first, first + count):
         name, table_uuid = f"t{number}", str(uuid.UUID(int=number + 1))
         namespace = f"n{number // TABLES_PER_NAMESPACE}"
         location = f"file://{warehouse}/{namespace}/{name}-{number + 1:032x}"

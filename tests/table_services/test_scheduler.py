@@ -20,7 +20,7 @@ from seamark.formats.services.services import SERVICES
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.server import make_holder_name
 from seamark.metaserver.services import job_queue, scheduler, watch
-from seamark.metaserver.services.dependents import DependentJobs
+from seamark.metaserver.services.dependents import DEPENDENTS_MAX, PAIRS_PER_TENANT_MAX, DependentJobs
 from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.proposer import NEVER
 from seamark.metaserver.services.running import JobSlots
@@ -481,3 +481,21 @@ async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(
             async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/facts") as answer:
                 assert answer.status == 204
             await until(lambda: sweeps[-1] == 0)
+
+
+def test_dependent_jobs_of_one_top_level_namespace_leave_room_for_others() -> None:
+    dependents = DependentJobs()
+
+    def record_job(namespace: str, number: int, tables: int) -> int:
+        job = Job("indexing", (namespace,), "facts", f"{namespace}-{number}")
+        dependents.record(job, {("d", f"{namespace}-{number}-{table}") for table in range(tables)})
+        return len(list(dependents.list_jobs(("d", f"{namespace}-{number}-0"))))
+
+    share = 100
+    assert DEPENDENTS_MAX == 4 * PAIRS_PER_TENANT_MAX
+    recorded = [record_job("greedy", number, PAIRS_PER_TENANT_MAX // share) for number in range(share + 1)]
+    assert recorded == [1] * share + [0]
+    assert record_job("other", 0, share) == 1
+    dependents.forget(("indexing", "greedy-0"))
+    assert record_job("greedy", share, share) == 1
+    assert record_job("greedy", share + 1, PAIRS_PER_TENANT_MAX // share) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,7 @@ from seamark.formats.runtime.errors import BadRequest, Forbidden, RequestError, 
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.api.indexes.dimension_rights import check_registered_authors
 from seamark.metaserver.catalog.imports import ImportResult
 from seamark.metaserver.store.model import TABLE, Entry, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE, parse_dead_letter_table
@@ -98,7 +100,7 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
             call.name,
             body.metadata_location,
             dry_run=body.dry_run,
-            check_properties=_check_names_no_table,
+            check_properties=partial(_check_properties, call),
         )
     )
 
@@ -122,7 +124,7 @@ async def import_tables(call: Call, body: ImportTablesRequest) -> ImportTablesAn
     refused = {securable.name: error for securable, error in refusals.items()}
     locations = {name: location for name, location in body.metadata_locations.items() if name not in refused}
     results = await call.components.catalog.imports.import_tables(
-        call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=_check_names_no_table
+        call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=partial(_check_properties, call)
     )
     by_name: dict[str, ImportResult] = {**refused, **dict(zip(locations, results, strict=True))}
     for name, result in by_name.items():
@@ -160,13 +162,15 @@ def _make_path(namespace: NamespacePath, name: str) -> str:
     return f"/api/v1/tables/{NAMESPACE_SEPARATOR.join(namespace)}/{name}/import"
 
 
-async def _check_names_no_table(properties: Mapping[str, str]) -> None:
-    """Check that an imported table names no other tables in its properties.
+async def _check_properties(call: Call, properties: Mapping[str, str]) -> None:
+    """Check that an imported table names no other tables in its properties, and causes no jobs for other principals.
 
-    Builds of indexes and intakes of streams would copy rows between tables that the other catalog has chosen.
+    Builds of indexes and intakes of streams would copy rows between tables that the other catalog has chosen. The
+    principals that have set policies in the other catalog may be other persons in this catalog.
 
     Raises:
         BadRequest: A property names another table.
+        Forbidden: The caller is not an admin, and another principal has set a policy.
     """
     names = [name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)]
     if parse_dead_letter_table(properties) is not None:
@@ -176,6 +180,7 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
             f"The property {names[0][:100]} of the metadata file names another table, which an import does not allow; "
             "remove the property in the other catalog, and set it after the import"
         )
+    await check_registered_authors(call, properties)
 
 
 def _describe_table(name: str, result: ImportResult) -> TableImportResult:

@@ -115,6 +115,8 @@ class WorkerLimits:
         """The queue of requests for advice. One request at a time has a sample of rows in memory."""
         self.simulating = FairLock()
         """The queue in which simulations run in a thread, one at a time, even if their requests have ended."""
+        self.comparing = FairLock()
+        """The queue in which metadata files of events are compared, one pair at a time."""
         self.imports = ImportLimits()
 
     @property

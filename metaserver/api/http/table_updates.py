@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec import structs
@@ -10,6 +10,7 @@ from msgspec import structs
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.catalog.policies import SETTERS
 from seamark.metaserver.catalog.values import LoadedTable
 
 COMMIT_TRIES_MAX = 8
@@ -24,6 +25,8 @@ async def commit_updates(
     kept_setters: Collection[str] = (),
 ) -> LoadedTable | None:
     """Compute updates from the current metadata, and commit them. After a conflict, repeat both steps.
+
+    A concurrent change of a property that the updates change is a conflict, so no change is lost.
 
     Args:
         call: The call.
@@ -49,6 +52,11 @@ async def commit_updates(
         if not updates:
             return loaded_table
         requirements: list[dict[str, Any]] = [{"type": "assert-table-uuid", "uuid": metadata.table_uuid}]
+        # The updates depend on the properties that they change. `kept_setters` also depends on the recorded setters.
+        names = [*_list_changed_properties(updates), *((SETTERS,) if kept_setters else ())]
+        if names:
+            properties = {name: metadata.properties.get(name) for name in names}
+            requirements.append({"type": "seamark-assert-properties", "properties": properties})
         if reads_schema:
             schema_id = metadata.current_schema_id
             requirements.append({"type": "assert-current-schema-id", "current-schema-id": schema_id})
@@ -61,3 +69,8 @@ async def commit_updates(
         else:
             return None
     return None
+
+
+def _list_changed_properties(updates: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the properties that updates set or remove."""
+    return [name for update in updates for name in (*update.get("updates", ()), *update.get("removals", ()))]

@@ -14,7 +14,7 @@ from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.catalog.policies import parse_setters
+from seamark.metaserver.catalog.policies import is_own_policy, parse_setters
 from seamark.metaserver.store.model import TABLE
 
 _ADMIN_OPERATION = "addGrant"
@@ -51,27 +51,28 @@ async def check_setter_rights(call: Call, setters: Iterable[str], tables: Iterab
 
 
 async def check_registered_authors(call: Call, properties: Mapping[str, Any]) -> None:
-    """Check that the caller is the author of the index definitions in a metadata file that name dimension tables.
+    """Check that the caller is the author of the properties of a metadata file that cause jobs with rights.
 
-    A client can write any authors into the file, and jobs define these indexes again while their authors have the
-    rights. An admin of the warehouse may register a file with other authors.
+    These are policies of Seamark's table services, and definitions of indexes that name dimension tables. A client can
+    write any authors into the file, and the jobs run while their authors have the rights. An admin of the warehouse may
+    register a file with other authors.
 
     Raises:
         Forbidden: The file records another author or none.
     """
     authors = parse_setters(properties)
     for name, value in properties.items():
-        if not (name.startswith(PREFIX) and find_dimension_tables(value)):
-            continue
+        reads_tables = name.startswith(PREFIX) and bool(find_dimension_tables(value))
         author = authors.get(name)
-        if author == call.principal.name:
+        if not (reads_tables or is_own_policy(name)) or author == call.principal.name:
             continue
         if await call.components.authorizer.allows(call.principal, _ADMIN_OPERATION, WAREHOUSE):
             return
+        effect = "reads other tables" if reads_tables else "causes jobs with the rights of its author"
         raise Forbidden(
             f"The metadata file states {'no author' if author is None else f'the author {author[:100]!r}'} of "
-            f"{name[:100]}, which reads other tables; ask an admin to register the file, or remove the property from "
-            "the table first, and define the index again afterwards"
+            f"{name[:100]}, which {effect}; ask an admin to register the file, or remove the property from the table "
+            "first, and set it again afterwards"
         )
 
 

@@ -11,21 +11,23 @@ the namespace if the table is dropped.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import structlog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from seamark.formats.iceberg.views.view import encode_view
+from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, TooLarge
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.catalog.documents import METADATA_BYTES_MAX
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import FOUND_TABLES_MAX, InstantFilter
 from seamark.metaserver.timeline.metadata_differences import list_table_updates, list_view_updates
@@ -40,6 +42,8 @@ DOCUMENT_BYTES_MAX = 64 << 20
 """The size of the metadata files, as JSON, after which a page ends."""
 NAMES_MAX = 10_000
 """The maximum number of names in `catalog-objects-by-name`."""
+SMALL_DOCUMENT_BYTES_MAX = 2 << 20
+"""The maximum size of a metadata file, as JSON, that is read while other requests read theirs."""
 _INSTANTS_PER_BATCH = 500
 _UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
 """The errors that a deleted, damaged, overwritten, too large or disallowed metadata file causes."""
@@ -53,6 +57,8 @@ _NAMESPACE_TYPES = {
 }
 """The types of the operations on namespaces, by the actions of their instants."""
 _NO_UPDATES = msgspec.Raw(b"[]")
+_Source = TableMetadata | ViewMetadata | dict[str, Any]
+"""Metadata, or the decoded JSON in the form of `loadTable` and `loadView`."""
 _log = structlog.get_logger("seamark.events")
 
 
@@ -175,7 +181,7 @@ class _EventPage:
         self._locations: dict[str, str | None] = {}
         """The metadata file of each entry after the instants that were read, by UUID."""
         self._latest_operation: tuple[str, dict[str, Any]] | None = None
-        """The location and the content of the last file that was read. The next change of the entry starts from it."""
+        """The location and content of the last file, if it is small. The next change of the entry starts from it."""
         self._rights: dict[Securable, bool] = {}
         """For each object that was checked, whether the caller may see it."""
         self._updates_bytes = 0
@@ -344,32 +350,46 @@ class _EventPage:
         location = self._locations[instant.uuid] = instant.metadata_location
         if location is None or (base_location is None and operation_type.startswith("update-")):
             return _NO_UPDATES
+        compare = partial(self._compare, base_location, location, instant.kind)
         try:
-            base = None if base_location is None else await self._read_document(base_location, instant.kind)
-            metadata = await self._read_document(location, instant.kind)
+            try:
+                updates = await compare(SMALL_DOCUMENT_BYTES_MAX)
+            except TooLarge:
+                # As a dict, a large document needs gigabytes. So there is one such pair at a time in the process.
+                async with self._call.components.worker_limits.imports.large_file.hold(self._call.principal.name):
+                    updates = await compare(METADATA_BYTES_MAX)
         except _UNREADABLE as error:
             _log.warning("an event has no updates", instant=instant.id, error=error.message)
             return _NO_UPDATES
-        compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
-        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, metadata)))
         self._updates_bytes += len(updates)
         return msgspec.Raw(updates)
 
-    async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
-        """Return the metadata in a file in the form of `loadTable` and `loadView`, without caching them."""
-        if self._latest_operation is not None and self._latest_operation[0] == location:
-            return self._latest_operation[1]
-        self._latest_operation = None
+    async def _compare(self, base_location: str | None, location: str, kind: EntryKind, limit_bytes: int) -> bytes:
+        """Return the updates that turn the metadata in one file into those in another, as JSON.
+
+        Raises:
+            TooLarge: A file that must be read exceeds the limit.
+        """
+        former_location, former_document = self._latest_operation or (None, None)
+        base: _Source | None = None
+        if base_location is not None:
+            is_former = base_location == former_location
+            base = former_document if is_former else await self._read_source(base_location, kind, limit_bytes)
+        metadata = await self._read_source(location, kind, limit_bytes)
+        work = partial(_compare_sources, base, metadata, kind)
+        updates, document, sizes_bytes = await self._call.components.worker_limits.comparing.run(
+            self._call.principal.name, work
+        )
+        self._document_bytes += sum(sizes_bytes)
+        self._latest_operation = (location, document) if sizes_bytes[-1] <= SMALL_DOCUMENT_BYTES_MAX else None
+        return updates
+
+    async def _read_source(self, location: str, kind: EntryKind, limit_bytes: int) -> TableMetadata | ViewMetadata:
+        """Return the metadata in a file, without caching them."""
         documents = self._call.components.catalog.documents
         if kind is EntryKind.TABLE:
-            table = await documents.peek(location)
-            size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_table(table)))
-        else:
-            view = await documents.peek_view(location)
-            size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_view(view)))
-        self._document_bytes += size_bytes
-        self._latest_operation = (location, document)
-        return document
+            return await documents.peek(location, limit_bytes)
+        return await documents.peek_view(location, limit_bytes)
 
     async def _find_base(self, instant: Instant) -> str | None:
         """Return the metadata file of an entry before an instant, or None if no earlier instant names one."""
@@ -384,9 +404,26 @@ class _EventPage:
             instant_filter = msgspec.structs.replace(instant_filter, since=earlier[-1].position)
 
 
-def _decode_document(document: bytes) -> tuple[int, dict[str, Any]]:
-    """Return the size of a document and its decoded JSON."""
-    return len(document), msgspec.json.decode(document)
+def _compare_sources(
+    base: _Source | None, metadata: TableMetadata | ViewMetadata, kind: EntryKind
+) -> tuple[bytes, dict[str, Any], list[int]]:
+    """Compare the metadata before and after a change.
+
+    Returns:
+        The updates as JSON, the document after the change, and the sizes of the documents that were decoded, as JSON.
+    """
+    sizes_bytes: list[int] = []
+
+    def decode(source: TableMetadata | ViewMetadata) -> dict[str, Any]:
+        data = encode_table(source) if isinstance(source, TableMetadata) else encode_view(source)
+        sizes_bytes.append(len(data))
+        document: dict[str, Any] = msgspec.json.decode(data)
+        return document
+
+    base_document = base if base is None or isinstance(base, dict) else decode(base)
+    document = decode(metadata)
+    compare = list_table_updates if kind is EntryKind.TABLE else list_view_updates
+    return msgspec.json.encode(compare(base_document, document)), document, sizes_bytes
 
 
 def _moves_pointer(instant: Instant) -> bool:

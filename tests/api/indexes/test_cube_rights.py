@@ -190,7 +190,10 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
 
 
 async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:
-    """Check that only an admin registers files that state another author of an index on an attribute, or none."""
+    """Check that only an admin registers and imports files with other authors, or none.
+
+    The authors are those of an index on an attribute, and of a policy.
+    """
     former_path = Path(table["metadata-location"].removeprefix("file://"))
     statuses = {}
     for number, author in enumerate(("root", "rex", None)):
@@ -203,6 +206,21 @@ async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table
             (await caller("POST", "/v1/namespaces/db/register", request)).status for caller in (rex, root)
         ]
     assert statuses == {"root": [403, 200], "rex": [200, 200], None: [403, 200]}
+    policy = "seamark.compaction.enabled"
+    for number, setters in enumerate(({policy: "rex"}, {policy: "root"}, {})):
+        metadata["properties"] = {
+            "history.expire.max-snapshot-age-ms": "1",
+            policy: "true",
+            SETTERS: json.dumps(setters),
+        }
+        path = former_path.with_name(f"{90010 + number}-{number}.metadata.json")
+        path.write_text(json.dumps(metadata))
+        register = {"name": "t", "metadata-location": f"file://{path}", "overwrite": True}
+        imported = {"metadata-locations": {"new": f"file://{path}"}, "dry-run": True}
+        answer = await rex("PUT", "/api/v1/namespaces/db/import", imported)
+        is_refused = policy in answer.json["results"][0]["error"]
+        assert (await rex("POST", "/v1/namespaces/db/register", register)).status == (403 if number else 200)
+        assert is_refused == bool(number), answer.json
 
 
 def build_schema(name: str) -> dict[str, Any]:

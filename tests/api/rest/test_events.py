@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,36 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
         created_updates, changed_updates = [event["operation"]["updates"] for event in await read_all(server)]
         assert [update["action"] for update in created_updates][:2] == ["assign-uuid", "upgrade-format-version"]
         assert changed_updates == [{"action": "set-properties", "updates": {"p": "1"}}]
+
+
+async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As dicts, the metadata files of a table of 256 MiB need gigabytes."""
+    async with run_server(tmp_path) as server:
+        await create_table(server, "t")
+        for step in range(3):
+            await set_property(server, "t", str(step))
+        expected_events = await read_all(server)
+        server.components.catalog.documents.cache.clear()
+        monkeypatch.setattr(endpoint, "SMALL_DOCUMENT_BYTES_MAX", 100)
+        compare, running, most = endpoint._compare_sources, 0, 0
+
+        def count_pairs(*arguments: Any) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            time.sleep(0.002)  # Without the queue, the threads of other requests run during this time.
+            try:
+                return compare(*arguments)
+            finally:
+                running -= 1
+
+        monkeypatch.setattr(endpoint, "_compare_sources", count_pairs)
+        pages = await asyncio.gather(*(read_all(server, page_size=number + 1) for number in range(4)))
+        assert pages == [expected_events] * 4
+        assert most == 1
+        assert server.components.worker_limits.imports.is_idle
 
 
 async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not(

@@ -1,0 +1,78 @@
+"""Limits the memory of large table metadata that requests use at the same time.
+
+A principal can write many tables with metadata of hundreds of megabytes, and load them all at once. So large metadata
+are read and decoded one after the other. Their memory is counted for the principal that has caused the read, as long as
+they exist. Requests that load the same table share its metadata, which are counted once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from weakref import finalize
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.runtime.fair_lock import FairLock
+
+LARGE_METADATA_BYTES = 16 << 20
+"""The maximum size of a metadata file, as JSON, that is not large."""
+_CHARGE = "_memory_charge"
+
+
+class _Charge:
+    """An object that lives as long as the metadata to which it belongs."""
+
+    __slots__ = ("__weakref__",)
+
+
+class LargeMetadata:
+    """Counts the memory of large metadata. An instance belongs to one event loop.
+
+    Args:
+        limit_bytes: The maximum memory of all large metadata in use. A principal can use half of it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._used_bytes_by_principal: Counter[str] = Counter()
+        self.queue = FairLock()
+        """The queue in which large metadata are read and decoded."""
+
+    def count(self, metadata: TableMetadata, principal: str, size_bytes: int) -> None:
+        """Count the memory of metadata until they are freed.
+
+        The metadata of one table are always accepted if the principal uses no other large metadata.
+
+        Args:
+            metadata: The metadata.
+            principal: The principal of the request, or an empty text for the server's own work, which is not counted.
+            size_bytes: The memory of the metadata.
+
+        Raises:
+            RetryLater: The principal, or all principals together, use too much memory.
+        """
+        if not principal:
+            return
+        share_bytes = self._limit_bytes // 2
+        size_bytes = min(size_bytes, share_bytes)
+        used_bytes = self._used_bytes_by_principal[principal]
+        if used_bytes + size_bytes > share_bytes or self._used_bytes + size_bytes > self._limit_bytes:
+            raise RetryLater(
+                "The requests in progress use too much memory for metadata of tables with more than "
+                f"{LARGE_METADATA_BYTES:,} bytes; expire snapshots of these tables, or try again"
+            )
+        self._used_bytes += size_bytes
+        self._used_bytes_by_principal[principal] += size_bytes
+        charge = metadata.__dict__[_CHARGE] = _Charge()
+        finalize(charge, self._release, principal, size_bytes).atexit = False
+
+    def _release(self, principal: str, size_bytes: int) -> None:
+        self._used_bytes -= size_bytes
+        self._used_bytes_by_principal[principal] -= size_bytes
+        if not self._used_bytes_by_principal[principal]:
+            del self._used_bytes_by_principal[principal]
+
+    def check_invariants(self) -> None:
+        assert 0 <= self._used_bytes == self._used_bytes_by_principal.total() <= self._limit_bytes
+        assert all(0 < used <= self._limit_bytes // 2 for used in self._used_bytes_by_principal.values())
