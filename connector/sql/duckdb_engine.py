@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,21 @@ class TableStream:
         self.failure: Exception | None = None
 
     @property
+    def has_uuids(self) -> bool:
+        return bool(self._uuids)
+
+    def write_columns(self) -> str:
+        """Return the columns for a SELECT that reads the stream.
+
+        DuckDB pushes the keys of joins and scalar subqueries into an Arrow scan, and fails if they are UUIDs. It pushes
+        only keys that are plain columns.
+        """
+        return ", ".join(
+            f"coalesce({name}, NULL) AS {name}" if number in self._uuids else name
+            for number, name in enumerate(self._new_names)
+        )
+
+    @property
     def schema(self) -> pa.Schema:
         if not self._names:
             return _NO_COLUMNS
@@ -141,25 +156,25 @@ class TableStream:
 @contextmanager
 def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTableRead]) -> Iterator[list[TableStream]]:
     """Register the tables in DuckDB under their names in the translation."""
-    streams = [TableStream(table_read) for table_read in reads]
-    try:
-        for stream, table_read in zip(streams, reads, strict=True):
-            con.register(table_read.table.name, stream)
-        yield streams
-    finally:
-        for table_read in reads:
-            con.unregister(table_read.table.name)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(register_stream(con, table_read.table.name, table_read)) for table_read in reads
+        ]
 
 
 @contextmanager
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
     """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
     stream = TableStream(table_read)
-    con.register(name, stream)
-    try:
+    with ExitStack() as stack:
+        registered_name = f"{name}_rows" if stream.has_uuids else name
+        con.register(registered_name, stream)
+        stack.callback(con.unregister, registered_name)
+        if stream.has_uuids:
+            columns = stream.write_columns()
+            con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {columns} FROM {registered_name}")  # noqa: S608
+            stack.callback(con.execute, f"DROP VIEW IF EXISTS {name}")
         yield stream
-    finally:
-        con.unregister(name)
 
 
 def execute(

@@ -75,6 +75,24 @@ def test_join_with_a_small_table_leaves_files_of_a_large_table_out(server: Serve
         assert actual.to_arrow().column(0).to_pylist() == [0]
 
 
+def test_uuids_are_keys_of_joins_and_of_scalar_subqueries(server: ServerThread) -> None:
+    """DuckDB pushes keys of joins into the scan of a table while the statement runs."""
+    low, high = "00000000-0000-0000-0000-000000000001", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+    with SqlSession(server.url) as session:
+        session.sql("CREATE TABLE db.uuids (id bigint, u uuid)")
+        session.sql(f"INSERT INTO db.uuids VALUES (1, UUID '{low}'), (2, UUID '{high}'), (3, NULL)")
+        for condition, ids in (
+            ("x.u IN (SELECT u FROM db.uuids WHERE id > 1)", [2]),
+            ("EXISTS (SELECT 1 FROM db.uuids y WHERE y.u = x.u AND y.id = 1)", [1]),
+            ("x.u = (SELECT max(u) FROM db.uuids)", [2]),
+            ("x.u > (SELECT min(u) FROM db.uuids)", [2]),
+        ):
+            rows = session.sql(f"SELECT x.id FROM db.uuids x WHERE {condition}")
+            assert rows.to_arrow().column(0).to_pylist() == ids, condition
+        joined_rows = session.sql("SELECT x.id, x.u FROM db.uuids x JOIN db.uuids y ON x.u = y.u").to_arrow()
+        assert sorted(joined_rows.to_pydict()["u"]) == [low, high]
+
+
 @pytest.mark.parametrize(
     ("text", "parses"),
     [
