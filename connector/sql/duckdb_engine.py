@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from seamark.connector.duckdb.sketch_functions import create_functions
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.sql.reads import PlannedTableRead, extract_row_filter
-from seamark.connector.sql.types import UUID
+from seamark.connector.sql.types import UUID, SqlType
 from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
@@ -93,15 +93,33 @@ class TableStream:
             row_filter,
             positions=self._has_places,
         )
+        self._types = [
+            _name_uuids(field.type, table.columns[name])
+            for name, field in zip(self._names, self._plan.arrow, strict=True)
+        ]
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
         self.failure: Exception | None = None
+
+    @property
+    def has_uuids(self) -> bool:
+        return bool(self._uuids)
+
+    def write_columns(self) -> str:
+        """Return the columns for a SELECT that reads the stream.
+
+        DuckDB pushes the keys of joins and scalar subqueries into an Arrow scan, and fails if they are UUIDs. It pushes
+        only keys that are plain columns.
+        """
+        return ", ".join(
+            f"coalesce({name}, NULL) AS {name}" if number in self._uuids else name
+            for number, name in enumerate(self._new_names)
+        )
 
     @property
     def schema(self) -> pa.Schema:
         if not self._names:
             return _NO_COLUMNS
-        kinds = [pa.uuid() if n in self._uuids else field.type for n, field in enumerate(self._plan.arrow)]
-        return pa.schema(list(zip(self._new_names, kinds, strict=True)))
+        return pa.schema(list(zip(self._new_names, self._types, strict=True)))
 
     def __arrow_c_schema__(self) -> object:
         return self.schema.__arrow_c_schema__()
@@ -130,36 +148,61 @@ class TableStream:
         """
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
-        columns = list(batch.columns)
-        for place in self._uuids:
-            columns[place] = pa.ExtensionArray.from_storage(pa.uuid(), columns[place])
+        columns = [
+            column if column.type == kind else column.cast(kind)
+            for column, kind in zip(batch.columns, self._types, strict=True)
+        ]
         if self._has_places:
             columns[-1] = pa.array(columns[-1].to_numpy() + (number << POSITION_BITS))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _name_uuids(arrow: pa.DataType, kind: SqlType) -> pa.DataType:
+    """Return the Arrow type in which UUIDs have Arrow's type for UUIDs, also within structs, lists and maps.
+
+    Args:
+        arrow: The type that the reader returns, which has UUIDs as 16 bytes.
+        kind: The same type in the dialect.
+    """
+    if kind == UUID:
+        return pa.uuid()
+    if pa.types.is_struct(arrow) and len(kind.fields) == arrow.num_fields:
+        return pa.struct(
+            [
+                each.with_type(_name_uuids(each.type, field_kind))
+                for each, (_, field_kind) in zip(arrow, kind.fields, strict=True)
+            ]
+        )
+    if pa.types.is_map(arrow) and kind.key is not None and kind.element is not None:
+        key, item = arrow.key_field, arrow.item_field
+        return pa.map_(
+            key.with_type(_name_uuids(key.type, kind.key)), item.with_type(_name_uuids(item.type, kind.element))
+        )
+    if pa.types.is_list(arrow) and kind.element is not None:
+        return pa.list_(arrow.value_field.with_type(_name_uuids(arrow.value_type, kind.element)))
+    return arrow
+
+
 @contextmanager
 def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTableRead]) -> Iterator[list[TableStream]]:
     """Register the tables in DuckDB under their names in the translation."""
-    streams = [TableStream(table_read) for table_read in reads]
-    try:
-        for stream, table_read in zip(streams, reads, strict=True):
-            con.register(table_read.table.name, stream)
-        yield streams
-    finally:
-        for table_read in reads:
-            con.unregister(table_read.table.name)
+    with ExitStack() as stack:
+        yield [stack.enter_context(register_stream(con, table_read.table.name, table_read)) for table_read in reads]
 
 
 @contextmanager
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
     """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
     stream = TableStream(table_read)
-    con.register(name, stream)
-    try:
+    with ExitStack() as stack:
+        registered_name = f"{name}_rows" if stream.has_uuids else name
+        con.register(registered_name, stream)
+        stack.callback(con.unregister, registered_name)
+        if stream.has_uuids:
+            columns = stream.write_columns()
+            con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {columns} FROM {registered_name}")  # noqa: S608
+            stack.callback(con.execute, f"DROP VIEW IF EXISTS {name}")
         yield stream
-    finally:
-        con.unregister(name)
 
 
 def execute(

@@ -100,7 +100,7 @@ def check_filter(expression: Expression) -> None:
         case And(children) | Or(children):
             for child in children:
                 check_filter(child)
-        case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
+        case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and op not in _NULLITY:
             raise ValueError(f"cannot select rows by {op} of {name}, because the column is a {kind} or is inside one")
 
 

@@ -36,6 +36,9 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
     name, column, get = rng.choice(_list_terms(columns))
+    if column.kind in NESTED_KINDS:
+        op = rng.choice(("is-null", "not-null"))
+        return {"type": op, "term": name}, _build_test(op, (), get), _build_test(_NEGATIONS[op], (), get)
     stored_values = [value for row in rows if (value := get(row)) is not None and value == value]
 
     def draw_literal() -> Any:
@@ -68,8 +71,7 @@ def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn
     """Return columns and fields of structs, each with its name and a function that reads it from a row."""
     readers: list[tuple[str, RandomColumn, Callable[[Row], Any]]] = []
     for column in columns:
-        if column.kind not in NESTED_KINDS:
-            readers.append((column.name, column, column.read_value))
+        readers.append((column.name, column, column.read_value))
         fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED_KINDS]
         readers += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
     return readers

@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
 
+from seamark import append
 from seamark.connector.analysis import scans
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.indexes import IndexClient
 from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
@@ -73,6 +80,50 @@ def test_join_with_a_small_table_leaves_files_of_a_large_table_out(server: Serve
         actual = session.sql(text)
         assert actual.explanation.tables[0].joins == (("id", 0),)
         assert actual.to_arrow().column(0).to_pylist() == [0]
+
+
+def test_uuids_are_compared_joined_and_written_as_uuids(server: ServerThread) -> None:
+    """UUIDs may also be in structs, lists and maps. DuckDB pushes keys of joins into the scan of a table."""
+    texts = ["00000000-0000-0000-0000-000000000001", "ffffffff-ffff-ffff-ffff-ffffffffffff"]
+    uuids = pa.array([UUID(text).bytes for text in texts], pa.binary(16))
+    struct_kind = StructType(NestedField(11, "u", UUIDType()))
+    schema = Schema(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "u", UUIDType()),
+        NestedField(3, "st", struct_kind),
+        NestedField(4, "l", ListType(12, UUIDType())),
+        NestedField(5, "m", MapType(13, StringType(), 14, UUIDType())),
+    )
+    offsets = pa.array([0, 1, 2], pa.int32())
+    rows = {"id": pa.array([1, 2]), "u": uuids, "st": pa.StructArray.from_arrays([uuids], names=["u"])}
+    rows["l"] = pa.ListArray.from_arrays(offsets, uuids)
+    rows["m"] = pa.MapArray.from_arrays(offsets, pa.array(["k", "k"]), uuids)
+    with open_catalog(server.url) as catalog:
+        catalog.create_table("db.uuids", schema=schema)
+    with closing(IndexClient(server.url)) as client:
+        append(client, "db.uuids", pa.table(rows))
+    places = ("u", "st.u", "l[1]", "element_at(m, 'k')")
+    with SqlSession(server.url) as session:
+        for place in places:
+            texts_query = f"SELECT {place} AS v, CAST({place} AS varchar) AS w FROM db.uuids ORDER BY id"
+            assert session.sql(texts_query).to_arrow().to_pydict() == {"v": texts, "w": texts}
+            conditions = (
+                f"{place} = UUID '{texts[1]}'",
+                f"{place} = (SELECT max(u) FROM db.uuids)",
+                f"{place} IN (SELECT u FROM db.uuids WHERE id = 2)",
+                f"coalesce({place}, u) > (SELECT min(st.u) FROM db.uuids)",
+                f"contains(l, {place})",
+            )
+            result = session.sql(f"SELECT id FROM db.uuids WHERE {' AND '.join(conditions)}")
+            assert result.to_arrow().column(0).to_pylist() == [2], place
+        joined_rows = session.sql(
+            "SELECT x.u FROM db.uuids x JOIN db.uuids y ON x.u = y.u JOIN db.uuids z ON y.u = z.st.u"
+        )
+        assert sorted(joined_rows.to_arrow().column(0).to_pylist()) == texts
+        session.sql("INSERT INTO db.uuids SELECT id + 2, element_at(m, 'k'), st, l, m FROM db.uuids")
+        session.sql("UPDATE db.uuids SET u = l[1], st = st WHERE id > 2")
+        changed_rows = session.sql("SELECT u, st.u AS v FROM db.uuids ORDER BY id").to_arrow().to_pydict()
+        assert changed_rows == {"u": texts * 2, "v": texts * 2}
 
 
 @pytest.mark.parametrize(
