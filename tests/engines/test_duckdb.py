@@ -92,6 +92,29 @@ def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) 
     assert read_with_both_plans(con, f"SELECT id FROM {table} WHERE note IS NULL AND id < 2") == [(1,)]
 
 
+@pytest.mark.few_cases(1)
+@pytest.mark.parametrize("version", [2, 3])
+def test_duckdb_changes_rows_of_files_with_an_earlier_partition_spec(
+    con: duckdb.DuckDBPyConnection, server: Seamark, version: int
+) -> None:
+    """DuckDB writes the deletes under the current spec. Without the server's correction, no reader applies them."""
+    table = f"sea.shop.respecified_v{version}"
+    con.execute(f"CREATE TABLE {table} (id BIGINT, day DATE) WITH ('format-version' = {version})")
+    con.execute(f"INSERT INTO {table} VALUES (1, '2021-05-01'), (2, '2021-05-01'), (3, '2021-05-02')")
+    con.execute(f"ALTER TABLE {table} SET PARTITIONED BY (month(day))")
+    con.execute(f"INSERT INTO {table} VALUES (4, '2021-05-03'), (5, '2021-05-03')")
+    con.execute(f"ALTER TABLE {table} SET PARTITIONED BY (day(day))")
+    con.execute(f"DELETE FROM {table} WHERE id IN (1, 4)")
+    con.execute(f"UPDATE {table} SET id = id + 10 WHERE id IN (2, 5)")
+    assert read_with_both_plans(con, f"SELECT id FROM {table}") == [(12,), (15,), (3,)]
+    with closing(IndexClient(server.base_url)) as client:
+        rows = seamark.scan(client, f"shop.respecified_v{version}").to_arrow()
+        assert sorted(rows.column("id").to_pylist()) == [3, 12, 15]
+    with RestCatalog("sea", uri=server.base_url) as catalog:
+        deletes = catalog.load_table(f"shop.respecified_v{version}").inspect.delete_files()
+        assert set(deletes.column("spec_id").to_pylist()) == {0, 1}
+
+
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     table = create_people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:

@@ -105,6 +105,15 @@ def test_row_ids_are_assigned_only_once() -> None:
     assert metadata_ahead.next_row_id == 20
 
 
+def test_row_ids_beyond_64_bits_are_rejected() -> None:
+    """No engine, and no server after a restart, could read metadata with a larger number."""
+    update = add_snapshot(1, 1, **{"first-row-id": 8, "added-rows": 2**63 - 9})
+    assert apply_json_updates(build_table(3), update).next_row_id == 2**63 - 1
+    update["snapshot"]["added-rows"] += 1
+    with pytest.raises(BadRequest, match="next-row-id after this snapshot would be 9223372036854775808"):
+        apply_json_updates(build_table(3), update)
+
+
 def test_row_lineage_fields_are_dropped_in_versions_1_and_2() -> None:
     metadata = apply_json_updates(build_table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
     assert (metadata.snapshots[0].first_row_id, metadata.next_row_id) == (None, 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
 from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
+from seamark.formats.iceberg.types.schema import copy_with_id
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
@@ -430,3 +432,19 @@ def test_updates_never_change_the_base_metadata() -> None:
     with pytest.raises(BadRequest):
         apply_json_updates(metadata, {"action": "set-location", "location": "s3://x"}, set_ref(9))
     assert encode_table(metadata) == metadata_before
+
+
+def test_ids_after_the_largest_id_are_rejected() -> None:
+    """A registered table may have any ids. No engine could read metadata with an id that is no 32-bit integer."""
+    table = build_table()
+    metadata = msgspec.structs.replace(
+        table,
+        schemas=(copy_with_id(table.current_schema, 2**31 - 1),),
+        current_schema_id=2**31 - 1,
+        last_partition_id=2**31 - 1,
+    )
+    schema = {"action": "add-schema", "schema": build_schema(build_field(1, "n", "int"))}
+    spec = {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"))}
+    for update, subject in ((schema, "schema"), (spec, "partition field")):
+        with pytest.raises(BadRequest, match=f"id of the new {subject} would be 2147483648"):
+            apply_json_updates(metadata, update)

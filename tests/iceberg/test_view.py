@@ -220,3 +220,10 @@ def test_view_actions_equal_the_actions_of_the_specification() -> None:
         "assign-uuid", "upgrade-format-version", "add-schema", "set-location", "set-properties", "remove-properties",
         "add-view-version", "set-current-view-version",
     }  # fmt: skip
+
+
+def test_version_after_the_largest_id_is_rejected() -> None:
+    view = apply_updates(build_view(), *replace("SELECT 2", **{"version-id": 2**31 - 1}))
+    assert view.current_version_id == 2**31 - 1
+    with pytest.raises(BadRequest, match="id of the new version would be 2147483648"):
+        apply_updates(view, *replace("SELECT 3"))

@@ -38,6 +38,7 @@ from seamark.formats.iceberg.metadata.snapshot import (
 )
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types import schema as schemas
+from seamark.formats.iceberg.types.reading import INT_MAX, LONG_MAX, check_number
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
@@ -178,6 +179,7 @@ class TableBuilder:
         schema_id = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
         if schema_id is None:
             schema_id = max(self.schemas, default=self.current_schema_id - 1) + 1
+            check_number(schema_id, INT_MAX, "id of the new schema")
             self.schemas[schema_id] = schemas.copy_with_id(schema, schema_id)
             self.changed = True
         self._last_schema_id = schema_id
@@ -225,6 +227,7 @@ class TableBuilder:
             partition.check_names(new_spec, schema)
             partition.check_compatible(new_spec, schema)
             existing_id = max(self.specs, default=-1) + 1
+            check_number(existing_id, INT_MAX, "id of the new partition spec")
             self._put_spec(msgspec.structs.replace(new_spec, spec_id=existing_id))
         self._last_spec_id = existing_id
 
@@ -239,6 +242,7 @@ class TableBuilder:
             )
         if self.format_version == 1 and not partition.has_sequential_ids(spec):
             raise BadRequest("Spec does not use sequential IDs that are required in v1")
+        check_number(spec.last_field_id, INT_MAX, "id of the new partition field")
         self.last_partition_id = max(self.last_partition_id, spec.last_field_id)
         self.specs[spec.spec_id] = spec
         self.changed = True
@@ -265,6 +269,7 @@ class TableBuilder:
         if existing_id is None:
             sort_order.check_compatible(new_order, self._get_current_schema())
             existing_id = max((*self.orders, 0)) + 1 if new_order.fields else sort_order.UNSORTED.order_id
+            check_number(existing_id, INT_MAX, "id of the new sort order")
             self.orders[existing_id] = SortOrder(existing_id, new_order.fields)
             self.changed = True
         self._last_order_id = existing_id
@@ -319,7 +324,9 @@ class TableBuilder:
             )
         # Java adds the rows to the table's counter. Counting from the first row id of the snapshot also never assigns a
         # row id twice.
-        self.next_row_id = snapshot.first_row_id + snapshot.added_rows
+        next_row_id = snapshot.first_row_id + snapshot.added_rows
+        check_number(next_row_id, LONG_MAX, "next-row-id after this snapshot")
+        self.next_row_id = next_row_id
 
     def set_ref(self, name: str, ref: SnapshotRef) -> None:
         if self.refs.get(name) == ref:

@@ -14,10 +14,21 @@ import msgspec
 from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest
 
-Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=INT_MAX)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=LONG_MAX)]
 
 T = TypeVar("T")
+
+
+def check_number(value: int, largest: int, subject: str) -> None:
+    """Check that a number which the server computes fits into its type, because no engine could read a larger number.
+
+    Raises:
+        BadRequest: The number is too large.
+    """
+    if value > largest:
+        raise BadRequest(f"The {subject} would be {value}; the largest possible number is {largest}")
 
 
 def convert_json_value(value: object, kind: type[T], subject: str) -> T:

@@ -1,5 +1,7 @@
 """Field ids that the format reserves, which no schema contains (Iceberg spec, "Reserved Field IDs")."""
 
+FILE_PATH = 2147483646
+"""Field `_file`: the path of the data file that contains the row."""
 DELETED_PATH = 2147483546
 """Field `file_path` of position delete files: the data file of the row."""
 DELETED_POSITION = 2147483545

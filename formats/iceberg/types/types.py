@@ -103,6 +103,11 @@ def _canonicalize_geography(crs: str, algorithm: str | None) -> str:
     return f"geography({crs or _DEFAULT_CRS}, {algorithm.lower()})"
 
 
+_FLOAT_MAX = (2.0 - 2.0**-23) * 2.0**127
+_NANOSECOND_TIMES = datetime(1677, 9, 21, 0, 12, 44), datetime(2262, 4, 11, 23, 47, 16)
+"""The whole seconds between which each time has a number of nanoseconds since 1970 in 64 bits."""
+
+
 def check_default(type_name: str, value: object, column: str) -> None:
     """Check that a default is a JSON single value of a canonical primitive type.
 
@@ -127,8 +132,12 @@ def _is_int(value: object, bits: int) -> bool:
 def _is_decimal(value: object, type_name: str) -> bool:
     if not isinstance(value, str):
         return False
-    exponent = Decimal(value).as_tuple().exponent
-    return isinstance(exponent, int) and -exponent == int(type_name.rstrip(")").split(",")[1])
+    number = Decimal(value).as_tuple()
+    precision, scale = type_name.rstrip(")").partition("(")[2].split(",")
+    if not isinstance(number.exponent, int) or -number.exponent != int(scale):
+        return False
+    # Readers cannot represent a default with more digits, so they could not read any older file.
+    return len(number.digits) <= int(precision)
 
 
 def _is_date(value: object, _: str) -> bool:
@@ -144,8 +153,14 @@ def _is_timestamp(value: object, type_name: str) -> bool:
         return False
     timestamp = datetime.fromisoformat(_to_micros(value))
     if "timestamptz" in type_name:
-        return value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None
-    return timestamp.tzinfo is None
+        return value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None and _fits(timestamp, type_name)
+    return timestamp.tzinfo is None and _fits(timestamp, type_name)
+
+
+def _fits(timestamp: datetime, type_name: str) -> bool:
+    """Return whether a time has a value of its type. Nanoseconds in 64 bits range from 1677 to 2262."""
+    first, last = _NANOSECOND_TIMES
+    return not type_name.endswith("_ns") or first <= timestamp.replace(tzinfo=None) < last
 
 
 def _to_micros(value: str) -> str:
@@ -168,7 +183,7 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
     # Java rejects an integer here: with `1`, it could not read the metadata; with `1.0`, it can.
-    "float": lambda value, _: isinstance(value, float) and isfinite(value),
+    "float": lambda value, _: isinstance(value, float) and abs(value) <= _FLOAT_MAX,
     "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,
     "string": lambda value, _: isinstance(value, str),

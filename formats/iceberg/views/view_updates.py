@@ -27,7 +27,7 @@ from seamark.formats.iceberg.metadata.updates import (
     updates_by_action,
 )
 from seamark.formats.iceberg.types import schema as schemas
-from seamark.formats.iceberg.types.reading import Int32, convert_json_value
+from seamark.formats.iceberg.types.reading import INT_MAX, Int32, check_number, convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.views.view import (
     FORMAT_VERSION,
@@ -106,6 +106,7 @@ class _ViewBuilder:
         schema_id = next((old.id for old in self.schemas.values() if old.is_same_as(schema)), None)
         if schema_id is None:
             schema_id = max(self.schemas, default=-1) + 1
+            check_number(schema_id, INT_MAX, "id of the new schema")
             self.schemas[schema_id] = schemas.copy_with_id(schema, schema_id)
             self.changed = True
         self.last_schema_id = schema_id
@@ -117,6 +118,7 @@ class _ViewBuilder:
         version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
         if version_id is None:
             version_id = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)
+            check_number(version_id, INT_MAX, "id of the new version")
             self.versions[version_id] = msgspec.structs.replace(version, version_id=version_id)
             self.added_versions.add(version_id)
             self.changed = True

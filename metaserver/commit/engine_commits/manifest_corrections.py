@@ -2,18 +2,20 @@
 
 The server reads the manifests that a snapshot adds. Before the commit, it rewrites the manifests that need a
 correction, and the manifest list. The live files of the snapshot stay the same. As after a rebase, Iceberg Java then
-deletes the manifests that it wrote and that the snapshot does not list. There are two corrections:
+deletes the manifests that it wrote and that the snapshot does not list. There are three corrections:
 
 - *Shared Puffin files.* A Puffin file contains several deletion vectors. Engines mark the entry of each vector that
   they remove or replace as DELETED. When such a snapshot expires, Iceberg's incremental clean-up deletes the file of
   each marked entry, even if other vectors in the file are live (apache/iceberg#17456). Therefore only the removal of
   the last vector in a file stays marked. The server's own changes follow the same rule (`manifest_filter.py`).
+- *Partitions of deletes.* DuckDB writes deletes of older data files under the current partition spec, where no reader
+  applies them. They get the partition of their data file (`delete_partitions.py`).
 - *Metrics.* Other readers cannot use some of the metrics that engines write, such as bounds that are cut within a
   character (`repaired_metrics.py`).
 
-A partition value cannot be corrected, because delete files are matched to data files by it. Therefore a commit is
-refused if it adds a data file whose value of `truncate` on text or binary is longer than the width. Readers would never
-find the rows of this file.
+A partition value of a data file cannot be corrected, because delete files are matched to data files by it. Therefore a
+commit is refused if it adds a data file whose value of `truncate` on text or binary is longer than the width. Readers
+would never find the rows of this file.
 """
 
 from __future__ import annotations
@@ -39,6 +41,13 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.commit.change_requests.change_body import APPEND
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, ManifestReaders
+from seamark.metaserver.commit.engine_commits.delete_partitions import (
+    find_data_files,
+    get_referenced_path,
+    has_other_spec,
+    has_suspicious_partitions,
+    move_deletes,
+)
 from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
 from seamark.metaserver.commit.snapshots.manifest_filter import find_used_puffins, make_file_key
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
@@ -112,7 +121,8 @@ class ManifestCorrections:
             The updates and files. None if no snapshot needs a correction, or a file cannot be read.
 
         Raises:
-            BadRequest: A data file has an impossible partition value.
+            BadRequest: A data file has an impossible partition value, or deletes cannot get the partition of their data
+                file.
         """
         revised_updates: list[Update] = []
         files = dict(rebased_updates.files if rebased_updates else ())
@@ -129,6 +139,7 @@ class ManifestCorrections:
                 parent = base.snapshot(snapshot.parent_snapshot_id or 0)
                 correction_files = await correction.keep_shared_puffins(snapshot, parent, listed)
                 snapshot = _replace_list(snapshot, files, correction_files)
+            snapshot = _replace_list(snapshot, files, await correction.correct_delete_partitions(snapshot))
             snapshot = _replace_list(snapshot, files, await correction.correct_metrics(snapshot))
             if snapshot.manifest_list != update.snapshot.manifest_list:
                 is_changed = True
@@ -236,6 +247,88 @@ class _Correction:
             manifests.append(stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number))
         if len(manifests) == len(manifest_files) and not files.files:
             return []
+        await self._write_list(writer, snapshot, manifests)
+        return files.files
+
+    async def correct_delete_partitions(self, snapshot: Snapshot) -> Files:
+        """Give the deletes of the snapshot the partitions of the data files to which they apply.
+
+        Returns:
+            The files to write. The list is empty if the snapshot needs no correction or cannot be read.
+
+        Raises:
+            BadRequest: The partition of a data file cannot be written.
+        """
+        if snapshot.manifest_list is None or len(self._metadata.partition_specs) == 1:
+            return []
+        if snapshot.build_summary_map().get("operation") == APPEND:
+            return []
+        try:
+            manifest_files = await self._own_manifests.read_list(snapshot)
+            moved_entries = await self._move_deletes(snapshot, manifest_files)
+            return await self._write_moved(snapshot, manifest_files, moved_entries) if moved_entries else []
+        except _ImpossibleValue as error:
+            raise BadRequest(str(error)) from None
+        except (SeamarkError, ValueError):
+            return []  # As in `correct_metrics`.
+
+    async def _move_deletes(
+        self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile]
+    ) -> dict[str, list[ManifestEntry]]:
+        """Return the corrected entries of the manifests whose deletes have wrong partitions, by the manifest's path."""
+        new_manifests = _select_new(manifest_files, snapshot.snapshot_id)
+        entries_by_manifest: dict[str, list[ManifestEntry]] = {}
+        contradictory_paths: set[str] = set()
+        for manifest in new_manifests:
+            if manifest.content != DATA:
+                manifest_rows = await self._own_manifests.decode(manifest)
+                if has_suspicious_partitions(manifest_rows, manifest, self._metadata):
+                    entries = await self._read_all_entries(self._own_manifests, manifest)
+                    entries_by_manifest[manifest.manifest_path] = entries
+                if has_other_spec(manifest_rows, manifest):
+                    contradictory_paths.add(manifest.manifest_path)
+        paths = {get_referenced_path(entry.file) for entries in entries_by_manifest.values() for entry in entries}
+        data_paths = {path for path in paths if path is not None}
+        if not data_paths and not contradictory_paths:
+            return {}
+        new_paths = {manifest.manifest_path for manifest in new_manifests}
+        old_manifests = [manifest for manifest in manifest_files if manifest.manifest_path not in new_paths]
+        data_files = await find_data_files(self._published, old_manifests, data_paths, self._metadata)
+        data_files |= await find_data_files(self._own_manifests, new_manifests, data_paths, self._metadata)
+        moved_entries = {path: move_deletes(entries, data_files) for path, entries in entries_by_manifest.items()}
+        return {
+            path: entries
+            for path, entries in moved_entries.items()
+            if path in contradictory_paths or entries != entries_by_manifest[path]
+        }
+
+    async def _write_moved(
+        self,
+        snapshot: Snapshot,
+        manifest_files: Sequence[ManifestFile],
+        moved_entries: dict[str, list[ManifestEntry]],
+    ) -> Files:
+        """Write a manifest for each spec of the corrected entries, and write the manifest list."""
+        files, writer = self._open_writer(snapshot)
+        type_of = DeclaredTypes(self._metadata)
+        manifests: list[ManifestFile] = []
+        for manifest in manifest_files:
+            if manifest.manifest_path not in moved_entries:
+                manifests.append(manifest)
+                continue
+            by_spec: dict[int, list[ManifestEntry]] = {}
+            for entry in moved_entries[manifest.manifest_path]:
+                repaired_entry = structs.replace(entry, file=repair_file(entry.file, type_of))
+                by_spec.setdefault(entry.file.spec_id, []).append(_inherit_numbers(repaired_entry))
+            for spec_id, entries in by_spec.items():
+                if not can_be_written(self._metadata, spec_id):
+                    raise _ImpossibleValue(
+                        f"The commit deletes rows of files with the partition spec {spec_id}, whose source column does "
+                        "not exist any more, but its delete files have another spec, so no reader would apply them. "
+                        "DuckDB 1.5.5 writes such files: delete the rows with `seamark sql` or another engine"
+                    )
+                stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
+                manifests.append(stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number))
         await self._write_list(writer, snapshot, manifests)
         return files.files
 

@@ -296,7 +296,8 @@ class Manifests:
                 data = await self.read_encoded(manifest)
                 block = await _run_by_size(len(data), lambda: _decode_to_block(data, manifest.manifest_path))
                 self._blocks.put(manifest.manifest_path, block, block.size_bytes)
-            if block.spec_id != manifest.partition_spec_id or block.content > manifest.content:
+            differs = block.spec_id != manifest.partition_spec_id or block.content > manifest.content
+            if block.rows and differs:
                 raise Corrupt(
                     f"The spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
                 )
