@@ -207,7 +207,6 @@ async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
         for step in range(3):
             await set_property(server, "t", str(step))
         expected_events = await read_all(server)
-        server.components.catalog.documents.cache.clear()
         monkeypatch.setattr(endpoint, "SMALL_DOCUMENT_BYTES_MAX", 100)
         compare, running, most = endpoint._compare_sources, 0, 0
 
@@ -222,9 +221,11 @@ async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
                 running -= 1
 
         monkeypatch.setattr(endpoint, "_compare_sources", count_pairs)
-        pages = await asyncio.gather(*(read_all(server, page_size=number + 1) for number in range(4)))
-        assert pages == [expected_events] * 4
-        assert most == 1
+        for _ in range(2):
+            pages = await asyncio.gather(*(read_all(server, page_size=number + 1) for number in range(4)))
+            assert pages == [expected_events] * 4
+            assert most == 1
+            server.components.catalog.documents.cache.clear()
         assert server.components.worker_limits.imports.is_idle
 
 
