@@ -192,19 +192,19 @@ class _EventPage:
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
         """Add the events of a batch of instants to the page, and return the position after them."""
-        visible = await self._find_operations(batch)
+        visible_events = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
             groups.pop()  # The request may have more instants, so it is read with the next batch.
         for group in groups:
             request_id = _find_request_id(group[0])
-            count = sum(instant.position in visible for instant in group)
+            count = sum(instant.position in visible_events for instant in group)
             if request_id == position.request_id:
                 count = max(count, position.request_events)
             for instant in group:
                 if self._is_full():
                     return position
-                operation = visible.get(instant.position)
+                operation = visible_events.get(instant.position)
                 if operation is not None and self._is_selected(position, instant, operation):
                     self._events.append(await self._make_event(instant, operation, request_id, count))
                 elif _moves_pointer(instant):
