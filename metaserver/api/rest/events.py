@@ -236,16 +236,18 @@ class _EventPage:
                 securables_by_uuid.setdefault(entry.uuid, []).append(
                     Securable(entry.namespace, entry.kind.value, entry.name)
                 )
-        presents = [securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
+        securables_by_candidate = [
+            securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates
+        ]
         await self._check_rights(
             [
-                *itertools.chain.from_iterable(presents),
+                *itertools.chain.from_iterable(securables_by_candidate),
                 *(_find_source(instant) for instant in candidates),
                 *(target for instant in candidates if (target := _find_target(instant))),
             ]
         )
         operations = {}
-        for instant, securables in zip(candidates, presents, strict=True):
+        for instant, securables in zip(candidates, securables_by_candidate, strict=True):
             operation = self._make_operation(instant, securables)
             if operation is not None:
                 operations[instant.position] = operation
