@@ -209,12 +209,12 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
     "plan",
     [
         respond_with(snapshot_id=21),
-        lambda expected: {},
+        lambda request: {},
         respond_without("items"),
         respond_without("items", AccessDenied("", status=403)),
-        lambda expected: {
-            **answer_with_all_joins(expected),
-            **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
+        lambda request: {
+            **answer_with_all_joins(request),
+            **({"snapshot_id": 21} if request.table[-1] == "items" else {}),
         },
         fail_with_joins(AccessDenied("", status=403)),
     ],

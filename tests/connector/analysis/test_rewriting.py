@@ -190,19 +190,19 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
 
 async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
-    server = NumberedPlans(plan=lambda expected: {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda request: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with open_rewriter(server) as rewriter:
-        first = await rewriter.rewrite(statement, SESSION)
+        first_rewrite = await rewriter.rewrite(statement, SESSION)
         second_rewrite = await rewriter.rewrite(statement, SESSION)
-        assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
+        assert (first_rewrite.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
         assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
         assert second_rewrite.depends_on_data
         await rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
-    server = NumberedPlans(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda request: {} if server.requests[1:] else {"plan_snapshot_id": None})
     async with open_rewriter(server) as rewriter:
         assert (await rewriter.rewrite(statement, SESSION)).statement is None
         assert "OF 101 " in ((await rewriter.rewrite(statement, SESSION)).statement or "")
@@ -282,7 +282,7 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
     rewrite, _ = await run_rewrite(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
-        plan=lambda expected: {"snapshot_id": next(snapshots)},
+        plan=lambda request: {"snapshot_id": next(snapshots)},
     )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 1
     assert " u FOR VERSION AS OF 1" in (rewrite.statement or "")
@@ -470,20 +470,20 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read_statement = reading._read
-    go, reads = Event(), 0
+    may_continue, reads = Event(), 0
 
-    def rewrite_slowly(*arguments: Any) -> Any:
+    def read_slowly(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
-        go.wait()
+        may_continue.wait()
         return read_statement(*arguments)
 
-    monkeypatch.setattr(reading, "_read", rewrite_slowly)
+    monkeypatch.setattr(reading, "_read", read_slowly)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; the statement was not parsed in time")
         assert rewriter.open_breakers == []
-        go.set()
+        may_continue.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
             while (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
                 await asyncio.sleep(0.05)
