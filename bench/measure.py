@@ -36,17 +36,17 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Return the counted answers per second."""
+        """The counted answers per second."""
         return len(self.latencies_ms) / self.elapsed_s
 
     @property
     def server_cpu_us(self) -> float:
-        """Return the server's CPU microseconds per answer of any status."""
+        """The server's CPU microseconds per answer of any status."""
         return self.server_cpu_s / max(1, sum(self.statuses.values())) * 1e6
 
     @property
     def generator_cpu(self) -> float:
-        """Return the fraction of its core that the load generator used; near 1, the generator was the limit."""
+        """The fraction of its core that the load generator used; near 1, the generator was the limit."""
         return self.generator_cpu_s / self.elapsed_s
 
     def compute_quantile(self, q: float) -> float:

@@ -78,10 +78,10 @@ class FrequencySketch:
 
     def _add_to_doorkeeper(self, slots: tuple[int, int, int, int]) -> bool:
         """Add a key to the doorkeeper, and return whether it was already in it."""
-        had = self._is_inside(slots)
+        was_inside = self._is_inside(slots)
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
             self._doorkeeper[slot] |= 1 << bit
-        return had
+        return was_inside
 
     def _is_inside(self, slots: tuple[int, int, int, int]) -> bool:
         door = self._doorkeeper

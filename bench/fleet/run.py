@@ -67,14 +67,14 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             locations = await _choose_files_of_other(node, warehouse, size, rng)
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
-            counts_before = node.peers.counts()
+            counts_before = node.peers.read_counts()
             seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
                 pair = [(seamark_ms, node.read), (peer_ms, node.stored_objects.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _measure_read_s(read, location, size))
-            counts_after = node.peers.counts()
+            counts_after = node.peers.read_counts()
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))

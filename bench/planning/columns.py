@@ -68,7 +68,7 @@ class FileBatch:
 
     @property
     def day(self) -> Ints:
-        """Return the day of each file, in days since the epoch."""
+        """The day of each file, in days since the epoch."""
         return START_DAY + self.number // self.files_per_day
 
     def draw_numbers(self, high: int) -> Ints:

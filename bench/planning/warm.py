@@ -44,11 +44,11 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java_planner.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _measure_filter(
+                    seconds_by_filter = await _measure_filter(
                         report, generated_table, expected, seamark_planner, java_planner, rounds
                     )
                     if expected.name == ORDERED_COLUMN:
-                        figures_by_size[files] = filter_row
+                        figures_by_size[files] = seconds_by_filter
             if files <= 100_000:
                 _add_pyiceberg_plan(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.

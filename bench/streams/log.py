@@ -59,7 +59,7 @@ class AppendMeasurements:
 
     @property
     def rate(self) -> float:
-        """Return the batches per second."""
+        """The batches per second."""
         return len(self.latencies_s) / self.seconds
 
 

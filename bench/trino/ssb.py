@@ -55,7 +55,7 @@ class LayoutMeasurement:
 
     @property
     def files(self) -> int:
-        """Return the largest number of files that Trino received through the proxy in any round."""
+        """The largest number of files that Trino received through the proxy in any round."""
         return max(item.files for item in self.answers[OURS])
 
     @property
@@ -64,7 +64,7 @@ class LayoutMeasurement:
 
     @property
     def fewer(self) -> float:
-        """Return how many times fewer files Trino opens with the proxy than without it.
+        """How many times fewer files Trino opens with the proxy than without it.
 
         Without the proxy, Trino also leaves out some files while joins run.
         """
@@ -72,7 +72,7 @@ class LayoutMeasurement:
 
     @property
     def less_read(self) -> float:
-        """Return how many times fewer bytes Trino reads with the proxy."""
+        """How many times fewer bytes Trino reads with the proxy."""
         return max(1.0, self.compute_median(DIRECT, "kilobytes")) / max(1.0, self.compute_median(OURS, "kilobytes"))
 
     @property
@@ -81,7 +81,7 @@ class LayoutMeasurement:
 
     @property
     def slower_ms(self) -> float:
-        """Return the milliseconds by which the query is slower than tolerated."""
+        """The milliseconds by which the query is slower than tolerated."""
         direct_ms = self.compute_median(DIRECT, "wall_ms")
         return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct_ms * SLOWER_MAX, direct_ms + SLOWER_MS_MAX))
 

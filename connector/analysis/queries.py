@@ -115,7 +115,7 @@ class Queries:
             case exp.Subquery():
                 allowed_arguments, read_body = _SUBQUERY, self._read_subquery
             case exp.Values():
-                return self.read_literal_rows(node) or hide(node, visible)
+                return self.read_literal_rows(node) or make_opaque_source(node, visible)
             case _:
                 raise UnsupportedStatement
         _check_arguments(node, allowed_arguments)
@@ -314,7 +314,8 @@ class _FromClause:
         if _is_bracket(node):
             if not _list_arguments(node, set(node.args) - {"this", "joins"}):
                 return self.join(self.parse_relation(node.this), joins)
-            rows: Relation = hide(node, self._visible)  # A join in brackets with an alias is not analysed.
+            # A join in brackets with an alias is not analysed.
+            rows: Relation = make_opaque_source(node, self._visible)
         else:
             rows = self._read_rows(node)
         name, columns = _parse_alias(node)
@@ -337,16 +338,16 @@ class _FromClause:
             ):
                 return self._queries.read(node.this, self._visible)
             case exp.Unnest() | exp.Values():
-                return self._queries.read_literal_rows(node) or hide(node, self._visible)
+                return self._queries.read_literal_rows(node) or make_opaque_source(node, self._visible)
             case exp.Lateral():
-                return hide(node, self._visible)
+                return make_opaque_source(node, self._visible)
         raise UnsupportedStatement
 
     def _read_table(self, node: exp.Table) -> Relation:
         _check_arguments(node, _TABLE)
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
-            return hide(node, self._visible)
+            return make_opaque_source(node, self._visible)
         names = [canonicalize_name(part.name) for part in parts]
         version, sample = node.args.get("version"), node.args.get("sample")
         query = self._visible.get(names[0]) if len(names) == 1 else None
@@ -354,7 +355,7 @@ class _FromClause:
             return query
         is_past = version is not None and parse_version(version) is None
         if query is not None or sample is not None or is_past or any("$" in name or "@" in name for name in names):
-            return hide(node, self._visible)
+            return make_opaque_source(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
         # The columns of the table at an earlier snapshot are unknown.
         columns = None if version is not None else self._queries.find_columns((catalog, schema, str(table)))
@@ -512,8 +513,8 @@ def parse_version(version: exp.Expr) -> int | str | None:
     return int(literal.this) if str(literal.this).isdigit() else None
 
 
-def hide(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return an opaque source. The queries in WITH that it may use are read completely."""
+def make_opaque_source(node: exp.Expr, visible: _Visible) -> Relation:
+    """Return an opaque source. The queries of the WITH clause that it may use are read completely."""
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:

@@ -235,12 +235,12 @@ def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
         The texts and True. If there are too many texts, prefixes of the texts and False. The list is empty if there
         are no texts, or no known prefixes.
     """
-    also = _LOWER_ALSO if lower else _UPPER_ALSO
+    other_letters = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]
     for position, letter in enumerate(text):
         if letter != (letter.lower() if lower else letter.upper()):
             return [], True  # No text becomes `text`.
-        letters = sorted({letter, letter.swapcase(), *also.get(letter, "")})
+        letters = sorted({letter, letter.swapcase(), *other_letters.get(letter, "")})
         if not letter.isascii() or len(spellings) * len(letters) > _VARIANTS_MAX:
             return (spellings if position else []), False
         spellings = [f"{prefix}{each}" for prefix in spellings for each in letters]

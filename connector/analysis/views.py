@@ -130,7 +130,7 @@ class ViewPlanner:
                 break
         return learned_count > 0
 
-    async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
+    async def open_cached_views(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
         """Return the cached views among `names`, and the cached views nested in them.
 
         A view follows the views in its text.

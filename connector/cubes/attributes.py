@@ -131,10 +131,12 @@ def replace_tables(
             condition = _find_condition(attributes, number, facts, tables, equalities)
             if condition is None:
                 continue
-            usable = _list_usable(attributes, table.schema)
-            if _uses_only(tree, number, usable, condition.node, find):
+            usable_columns = _list_usable(attributes, table.schema)
+            if _uses_only(tree, number, usable_columns, condition.node, find):
                 partner = attributes.columns[HAS_PARTNER][0]
-                replacement = ReplacedTable(number, table.node, condition.key, condition.partner, usable, partner)
+                replacement = ReplacedTable(
+                    number, table.node, condition.key, condition.partner, usable_columns, partner
+                )
                 condition.node.replace(exp.column(exp.to_identifier(replacement.hidden_name, quoted=True)))
                 replaced_tables.append(replacement)
                 break

@@ -224,7 +224,9 @@ def _compare_counts(verdict: VerificationResult, registered_file: dict[str, Any]
     files, rows = registered_file["files"], registered_file["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
-    problem = f"the server lists {files} data files and {rows} rows; it has {verdict.files} and {verdict.rows}"
+    problem = (
+        f"the server lists {files} data files and {rows} rows; the index file has {verdict.files} and {verdict.rows}"
+    )
     return replace(verdict, problems=(*verdict.problems, problem))
 
 

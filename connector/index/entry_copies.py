@@ -85,14 +85,14 @@ def copy_unchanged_entries(
             if not missing or time.monotonic() > deadline_s:
                 return
             try:
-                listed = read_file_ids(location, task.storage)
-                unchanged = _find_unchanged(task, listed, missing, changes or (), read_ids, deadline_s)
-                if not unchanged:
+                listed_files = read_file_ids(location, task.storage)
+                unchanged_ids = _find_unchanged(task, listed_files, missing, changes or (), read_ids, deadline_s)
+                if not unchanged_ids:
                     continue
-                written = copy_entries(location, task.definition.id, unchanged, task.folder, task.storage)
+                written = copy_entries(location, task.definition.id, unchanged_ids, task.folder, task.storage)
             except (OSError, SeamarkError, UnknownVersion, ValueError):
                 continue
-            for file_id in unchanged:
+            for file_id in unchanged_ids:
                 del missing[file_id]
             yield written
             deadline_s = time.monotonic() + _SILENCE_MAX_S

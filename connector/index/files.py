@@ -56,7 +56,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class IndexTask:
-    """Describes the index to build, for any data files. Instances can be pickled.
+    """The description of an index to build, for any data files. Instances can be pickled.
 
     Attributes:
         folder: The location of new index files.

@@ -49,10 +49,10 @@ def split_buckets(
         Refused: The server refuses a commit.
     """
     source_table = open_rewritable(client, table, branch, history=settled)
-    coarse = list_coarser_specs(source_table.metadata)
+    coarse_spec_ids = list_coarser_specs(source_table.metadata)
     began_ms = now_ms()
-    tasks = list(plan(client, source_table, sequence_numbers=settled)) if coarse else []
-    due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse and is_rewritable(task)]
+    tasks = list(plan(client, source_table, sequence_numbers=settled)) if coarse_spec_ids else []
+    due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse_spec_ids and is_rewritable(task)]
     recheck_after_s = 0.0
     if settled:
         due, recheck_after_s = settle(source_table, due, lambda tasks: tasks, now_ms() - began_ms)

@@ -184,13 +184,13 @@ def _build_new_layers(
     tasks: Sequence[ScanTask], layout: ClusteringLayout, policy: CompactionPolicy, *, full: bool
 ) -> Iterator[Layer]:
     """Yield the files of each new layer, partition by partition."""
-    shared = count_deletes(tasks)
+    shared_deletes = count_deletes(tasks)
     for members in group_by_partition(tasks):
         loose_tasks, due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
             layer_and_place = parse_layer(task.path)
-            is_dirty = has_many_deletes(task, shared)
+            is_dirty = has_many_deletes(task, shared_deletes)
             due |= is_dirty
             if layer_and_place is None or (full and layer_and_place[0] != layout.digest) or is_dirty:
                 loose_tasks.append(task)

@@ -1,4 +1,4 @@
-"""Implements `MERGE FILES` and `DROP COLUMNS`: merges data files, and removes columns from data files.
+"""An implementation of `MERGE FILES` and `DROP COLUMNS`: merges data files, and removes columns from data files.
 
 Both rewrite the partitions that a condition selects, and copy row groups if possible (`write/copies.py`). A merge
 changes no row. A drop removes columns from the files, so readers see null in these partitions, but the table's schema

@@ -449,7 +449,7 @@ class Expressions:
 def check_length(characters: int, node: exp.Expr) -> None:
     """Check the length of an expression in DuckDB's SQL.
 
-    A translation that repeats an operand for each part of its node calls it before it writes the text.
+    A translation that repeats an operand must call this function before it writes the text.
 
     Raises:
         InvalidRequest: The expression is too long.

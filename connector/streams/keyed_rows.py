@@ -313,10 +313,10 @@ def _read_group_keys(
         metadata: The table's metadata.
     """
     try:
-        fields = _hash_fields(group[0].key, rows, metadata)
+        fields = _choose_key_fields(group[0].key, rows, metadata)
         return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
     except Unwritable:
-        fields = _hash_fields(group[0].key, group, metadata)
+        fields = _choose_key_fields(group[0].key, group, metadata)
         return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
 
 
@@ -324,7 +324,7 @@ def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
     return [pa.concat_arrays(column) for column in zip(*batches, strict=True)]
 
 
-def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:
+def _choose_key_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:
     """Return the fields of key columns, with types that can represent the values of all rows.
 
     Hashes depend only on the families of types. Therefore the table's current schema is used if its types belong to

@@ -518,7 +518,7 @@ class Rewriter:
             for names in statement.table_names
             if (table := self._resolve_name(names, session)) is not None
         }
-        views = await self._views.open_cached(table_names.values(), until_s)
+        views = await self._views.open_cached_views(table_names.values(), until_s)
         if len(statement.table_names) < 2 and not views and not pre_parse.needs_types:
             return statement, {}, ViewDefinitions({}, {})
         definitions = await self._views.load_definitions(table_names.values(), views, requests, until_s)

@@ -174,8 +174,10 @@ def compact(
 
 def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[ScanTask]:
     """Return the files to replace, in the order of the plan."""
-    shared = count_deletes(tasks)
-    return (task for members in group_by_partition(tasks) for task in _select_in_partition(members, shared, policy))
+    shared_deletes = count_deletes(tasks)
+    return (
+        task for members in group_by_partition(tasks) for task in _select_in_partition(members, shared_deletes, policy)
+    )
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:

@@ -26,7 +26,7 @@ class Clock(Protocol):
 
     @property
     def machine(self) -> str:
-        """Return a text that identifies the machine and its last start.
+        """A text that identifies the machine and its last start.
 
         Times of `monotonic` can be compared only if this text is equal.
         """

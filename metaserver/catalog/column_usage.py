@@ -115,7 +115,7 @@ class ColumnUsage:
 
     @property
     def today(self) -> int:
-        """Return the current day, in days since the epoch."""
+        """The current day, in days since the epoch."""
         return self._context.clock.now_ms() // DAY_MS
 
     async def run(self) -> None:

@@ -59,7 +59,7 @@ class Dropped:
     async def get(self, dropped_id: str) -> DroppedEntry:
         row = await self._context.store.find_dropped(dropped_id)
         if row is None:
-            raise make_no_such_dropped(dropped_id)
+            raise make_unknown_dropped_error(dropped_id)
         return row
 
     async def list(
@@ -270,7 +270,7 @@ def _is_expired(row: DroppedEntry, passed_time: PassedTime) -> bool:
     return passed_time.measure_ms(row.dropped_ms, passed_time.now_ms) >= row.expires_ms - row.dropped_ms
 
 
-def make_no_such_dropped(dropped_id: str) -> NotFound:
+def make_unknown_dropped_error(dropped_id: str) -> NotFound:
     """Return the error for an unknown id.
 
     The same error is necessary for the id of an entry in a namespace that the caller cannot see.

@@ -99,9 +99,11 @@ def check_encrypted_columns(
 
 def _list_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:
     """Yield the uses that publish values of encrypted columns."""
-    secret = find_encrypted_ids(metadata)
-    if secret:
-        yield from ((use, column_id) for use, column_id in _list_all_uses(metadata, indexed_ids) if column_id in secret)
+    secret_ids = find_encrypted_ids(metadata)
+    if secret_ids:
+        yield from (
+            (use, column_id) for use, column_id in _list_all_uses(metadata, indexed_ids) if column_id in secret_ids
+        )
 
 
 def _list_all_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:

@@ -94,7 +94,7 @@ class ImportLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no import uses these limits. Only tests call it."""
+        """Whether no import uses these limits. Only tests call it."""
         return self.large_file.is_free and self.checking.is_free and not self.small_files.locked()
 
 
@@ -162,7 +162,7 @@ class Imports:
         check = partial(self._check_file, caller, namespace, check_properties=check_properties, dry_run=dry_run)
         checked_files = await gather([partial(check, *file) for file in names_by_file.items()], _CONCURRENT_CHECKS_MAX)
         by_name = {name: result for results in checked_files for name, result in results.items()}
-        checked = await self._refuse_purged([by_name[name] for name in locations])
+        checked = await self._add_purge_errors([by_name[name] for name in locations])
         _raise_if_unavailable(checked)
         if dry_run:
             return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
@@ -317,7 +317,7 @@ class Imports:
         ]
         return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
-    async def _refuse_purged(
+    async def _add_purge_errors(
         self, checked: Sequence[_CheckedTable | ImportResult]
     ) -> list[_CheckedTable | ImportResult]:
         """Return the results, with an error for each table whose files are being purged."""

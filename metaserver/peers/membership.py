@@ -86,12 +86,12 @@ class Membership:
 
         Replicas with another protocol are omitted, because they cannot answer.
         """
-        compatible = tuple(
+        compatible_replicas = tuple(
             live_replica for live_replica in live_replicas if live_replica.protocol == self.replica.protocol
         )
-        if [(replica.address, replica.weight) for replica in compatible] != [
+        if [(replica.address, replica.weight) for replica in compatible_replicas] != [
             (replica.address, replica.weight) for replica in self._replicas
         ]:
-            self._ring = Rendezvous({replica.address: replica.weight for replica in compatible})
-            _log.info("replicas", addresses=[replica.address for replica in compatible])
-        self._replicas = compatible
+            self._ring = Rendezvous({replica.address: replica.weight for replica in compatible_replicas})
+            _log.info("replicas", addresses=[replica.address for replica in compatible_replicas])
+        self._replicas = compatible_replicas

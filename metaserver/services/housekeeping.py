@@ -74,7 +74,7 @@ class Housekeeping:
     async def round(self) -> dict[str, int]:
         """Run all tasks once, and return the count of each task, by name.
 
-        A task that fails does not prevent the other tasks.
+        If a task fails, the other tasks still run.
         """
         counts: dict[str, int] = {}
         for name, work in self._tasks.items():
@@ -82,7 +82,7 @@ class Housekeeping:
                 counts[name] = await work()
             except SeamarkError as error:
                 log_safely(_log.warning, "housekeeping failed", part=name, error=error.message)
-            except Exception:  # noqa: BLE001  what one table causes must not keep the others from being cleaned
+            except Exception:  # noqa: BLE001  an error about one table must not stop the tasks for the other tables
                 log_safely(_log.exception, "housekeeping failed unexpectedly", part=name)
         if any(counts.values()):
             _log.info("housekeeping", **counts)

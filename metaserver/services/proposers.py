@@ -492,10 +492,10 @@ class BucketSplitting(RewriteProposer):
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if files were written with fewer buckets."""
-        coarse = list_coarser_specs(state.metadata)
+        coarse_spec_ids = list_coarser_specs(state.metadata)
         files = find_files_by_prefix(state.view)
         specs = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
-        shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
+        shared = int(np.isin(specs, list(coarse_spec_ids)).sum()) if coarse_spec_ids else 0
         if shared:
             yield self.make_problem(
                 state,

@@ -35,10 +35,11 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
         since_ms: Failures before this time are left out, because a job that still fails runs again within `FAILED_MS`.
     """
     run_filter = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
-    last: dict[str, Instant] = {}
+    last_runs: dict[str, Instant] = {}
     for run in await timeline.read(run_filter, _SEARCHED_RUNS_MAX):
-        last.setdefault(str(run.summary.get("service")), run)
-    return {service: run for service, run in last.items() if "error" in run.summary and run.requested_ms >= since_ms}
+        last_runs.setdefault(str(run.summary.get("service")), run)
+    runs = last_runs.items()
+    return {service: run for service, run in runs if "error" in run.summary and run.requested_ms >= since_ms}
 
 
 class RunLog:

@@ -38,7 +38,7 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class CatalogTables:
-    """Implements `StreamTables`."""
+    """An implementation of `StreamTables`."""
 
     def __init__(self, catalog: Catalog, commits: Commits, search: RowSearch, logs: LogSource) -> None:
         self._context = catalog.context

@@ -86,7 +86,7 @@ class LogSource:
 
     @property
     def exists(self) -> bool:
-        """Return whether the log is open, or an earlier process has left a log."""
+        """Whether the log is open, or an earlier process has left a log."""
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:

@@ -76,7 +76,7 @@ async def _read_topics(catalog: Catalog, streams: Streams, logs: LogSource, owne
 
 
 class AppendingTables:
-    """Implements `TopicTables`."""
+    """An implementation of `TopicTables`."""
 
     def __init__(self, catalog: Catalog, streams: Streams) -> None:
         self._catalog = catalog

@@ -229,7 +229,7 @@ class RowFiles(Protocol):
 
 
 class ImportedRowFiles:
-    """Implements `RowFiles` with the functions of a module, which is imported when the first function is called."""
+    """An implementation of `RowFiles` with the functions of a module, which the first call imports."""
 
     def __init__(self, module_name: str) -> None:
         self._module_name = module_name

@@ -44,7 +44,7 @@ class Webhook:
         self.name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
 
     async def send(self, events: Sequence[Event]) -> None:
-        """Post an event.
+        """Post each event.
 
         Raises:
             NotDelivered: The receiver does not answer 2xx.

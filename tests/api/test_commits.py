@@ -471,10 +471,10 @@ async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": ids[:2]}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", expire)).status == 200
     scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
-    for read_snapshot, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
-        body = {"add": [lake.write_data_file([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot}
+    for read_snapshot_id, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
+        body = {"add": [lake.write_data_file([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot_id}
         answer = await lake.send(body)
-        assert answer.status == status, (read_snapshot, answer.raw)
+        assert answer.status == status, (read_snapshot_id, answer.raw)
     assert (await lake.send({"add": [lake.write_data_file([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
 
 

@@ -99,9 +99,9 @@ def test_screens_are_not_wider_than_a_terminal(width: int, scale: float) -> None
 
 
 def test_figures_of_a_large_scale_are_not_truncated() -> None:
-    screens = _render_screens(80, 2500)
-    assert "…" not in screens
-    assert "1,000,000" in screens
+    screen_text = _render_screens(80, 2500)
+    assert "…" not in screen_text
+    assert "1,000,000" in screen_text
 
 
 @pytest.mark.slow  # It needs more than 100 s of CPU time; test_first_act.py tests `seamark demo`.

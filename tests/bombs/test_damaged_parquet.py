@@ -61,18 +61,20 @@ def read_all_ways(data: bytes) -> list[pa.ChunkedArray]:
     BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns_at(
         PATHS, np.array([0, 5, 99])
     )
-    plain_table = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(PATHS)
-    return [plain_table[number] for number in PATHS]
+    plain_columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(
+        PATHS
+    )
+    return [plain_columns[number] for number in PATHS]
 
 
 def describe_outcome(path: str) -> str:
     try:
-        result = read_all_ways(Path(path).read_bytes())
+        columns = read_all_ways(Path(path).read_bytes())
     except (Unreadable, pa.ArrowException, OSError, ValueError) as error:
         return f"refused: {error}"
     return (
         "read"
-        if [column.to_pylist() for column in result] == list(build_random_rows().to_pydict().values())
+        if [column.to_pylist() for column in columns] == list(build_random_rows().to_pydict().values())
         else "other rows"
     )
 

@@ -22,16 +22,16 @@ CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",
 
 async def _stage_with_uuid(rig: CatalogRig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
-    staged_entry = (
+    staged_metadata = (
         await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
     ).metadata
     updates: list[dict[str, Any]] = [
-        {"action": "assign-uuid", "uuid": uuid or staged_entry.table_uuid},
+        {"action": "assign-uuid", "uuid": uuid or staged_metadata.table_uuid},
         {"action": "add-schema", "schema": SCHEMA},
         {"action": "set-current-schema", "schema-id": -1},
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "set-location", "location": staged_entry.location},
+        {"action": "set-location", "location": staged_metadata.location},
     ]
     return TableChange(namespace=("a",), name="t", requirements=[{"type": "assert-create"}], updates=updates)
 

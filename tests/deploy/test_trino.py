@@ -46,7 +46,7 @@ class TrinoCatalog:
 
     @property
     def by_name(self) -> TrinoCatalog:
-        """Return this catalog under another Trino catalog, in which plan tables have names."""
+        """This catalog under another Trino catalog, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 

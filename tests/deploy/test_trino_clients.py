@@ -64,11 +64,11 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
         "PREPARE p FROM SELECT note FROM orders WHERE id = ?",
         "EXECUTE p USING 77",
     )
-    direct_answer = run_command_line(shop.trino.base_url, *statements)
-    assert {"id": 4711, "note": "n4711"} in direct_answer
-    assert {"note": "n77"} in direct_answer
+    direct_answers = run_command_line(shop.trino.base_url, *statements)
+    assert {"id": 4711, "note": "n4711"} in direct_answers
+    assert {"note": "n77"} in direct_answers
     count_before = shop.proxy.count_statements("rewritten")
-    assert run_command_line(shop.proxy.url, *statements) == direct_answer
+    assert run_command_line(shop.proxy.url, *statements) == direct_answers
     assert shop.proxy.count_statements("rewritten") == count_before + 3
 
 

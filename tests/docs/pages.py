@@ -55,7 +55,7 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """Return the fenced blocks of the page.
+        """The fenced blocks of the page.
 
         Raises:
             ValueError: A fence is not closed, or no block follows a comment.
@@ -84,7 +84,7 @@ class Page:
 
     @cached_property
     def prose(self) -> str:
-        """Return the text outside of fenced blocks."""
+        """The text outside of fenced blocks."""
         return re.sub(r"^\s*```\w*\s*$.*?^\s*```\s*$", "", self.text, flags=re.MULTILINE | re.DOTALL)
 
     @property
@@ -97,7 +97,7 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """Return the anchors that GitHub makes from headings.
+        """The anchors that GitHub makes from headings.
 
         They are in lower case, with dashes for spaces, and keep only letters, digits, - and _.
         """

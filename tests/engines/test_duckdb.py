@@ -370,16 +370,16 @@ def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
 ) -> None:
     """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector."""
-    table = f"shop.vectors_{caches_files}".lower()
-    con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
+    file_numbers = f"shop.vectors_{caches_files}".lower()
+    con.execute(f"CREATE TABLE sea.{file_numbers} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):
-        con.execute(f"INSERT INTO sea.{table} SELECT range FROM range({first}, {end})")
+        con.execute(f"INSERT INTO sea.{file_numbers} SELECT range FROM range({first}, {end})")
     deleted_ids = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
     keys = pa.table({"id": sorted(deleted_ids)})
-    seamark.delete(SeamarkClient(server.base_url), table, keys=keys, key=["id"], mode="merge-on-read")
+    seamark.delete(SeamarkClient(server.base_url), file_numbers, keys=keys, key=["id"], mode="merge-on-read")
     if caches_files:
         con.execute("SET GLOBAL enable_external_file_cache = true")
-    rows = con.sql(f"SELECT id FROM sea.{table} ORDER BY id").fetchall()
+    rows = con.sql(f"SELECT id FROM sea.{file_numbers} ORDER BY id").fetchall()
     assert rows == [(number,) for number in range(5_020) if number not in deleted_ids]
 
 

@@ -111,11 +111,11 @@ def make_rows() -> pa.Table:
     part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
     for kind in KINDS:
-        bounds_by_column = {
+        samples_by_part = {
             number: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for number in range(PARTS)
         }
         columns[kind] = [
-            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(bounds_by_column[number % PARTS])
+            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(samples_by_part[number % PARTS])
             for number in range(ROWS)
         ]
     structs = [None, {"a": 1, "in": None}, {"a": 2, "in": {"s": "x" * 30}}, {"a": -3, "in": {"s": None}}]
@@ -201,15 +201,15 @@ def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> Writ
     loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
     target, reader = WriteTarget.from_engine_table(loaded_table), Deletes(table.storage, table.metadata)
-    removed_deleted_rows = []
+    deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
-            rows_by_file = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
-        places = np.array([place for place, value in enumerate(rows_by_file) if value in ids], dtype=np.int64)
-        removed_deleted_rows.append(
-            DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
+            file_ids = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
+        positions = np.array([position for position, value in enumerate(file_ids) if value in ids], dtype=np.int64)
+        deleted_rows.append(
+            DeletedRows(task.path, task.file["spec-id"], task.file["partition"], positions, task.deletes)
         )
-    written_files = write_deletes(target, removed_deleted_rows, reader)
+    written_files = write_deletes(target, deleted_rows, reader)
     body = {
         "read-snapshot-id": table.snapshot_id,
         "add": list(written_files.files),

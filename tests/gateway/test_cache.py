@@ -274,11 +274,11 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
             pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
             await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
-        served_count = worker.count_served()
+        served_counts = worker.count_served()
         for name, pin_metadata in ((hot_name, {}), (pinned_name, {"test_pinned": "yes"}), (metadata, {})):
             assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
-        assert worker.count_served()["memory"] == served_count["memory"] + 3 * BLOCK_BYTES
+        assert worker.count_served()["memory"] == served_counts["memory"] + 3 * BLOCK_BYTES
 
 
 async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: Path) -> None:

@@ -181,11 +181,11 @@ def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
-    snapshots = add_snapshots(buckets, 1)
+    metadata = add_snapshots(buckets, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
-        apply_json_updates(snapshots, *promote)
+        apply_json_updates(metadata, *promote)
     assert apply_json_updates(buckets, *promote).current_schema.fields[0].type == kind
-    replaced_metadata = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+    replaced_metadata = apply_json_updates(metadata, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
     assert replaced_metadata.current_schema.fields[0].type == kind
     by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
     assert apply_json_updates(by_month, *promote).current_schema.fields[0].type == kind

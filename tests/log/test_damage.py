@@ -80,10 +80,7 @@ async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
     # At the start, the log checks the bytes of a segment only if it has unreleased rows.
-    for released_offset in (
-        0,
-        12,
-    ):
+    for released_offset in (0, 12):
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):

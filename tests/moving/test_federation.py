@@ -231,9 +231,9 @@ def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
 def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
     server = federation.server
     settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
-    change_process = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
-    assert change_process["has-credentials"]
-    assert "a-secret-token" not in json.dumps(change_process) + json.dumps(load_warehouse(server, "other"))
+    changed_warehouse = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    assert changed_warehouse["has-credentials"]
+    assert "a-secret-token" not in json.dumps(changed_warehouse) + json.dumps(load_warehouse(server, "other"))
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.

@@ -37,15 +37,15 @@ def create_tables(catalog: Catalog, lake: Path) -> None:
 def check_import(target: IndexClient, catalog: Catalog, source: str, *options: str) -> None:
     """Import the catalog twice. In between, the dry run changes nothing, and a commit of another writer is refused."""
     names = {"shop", "hr", "shop.orders", "hr.people"}
-    planned = import_all(target, source, "--dry-run", *options)
-    assert {name: planned[name] for name in names} == dict.fromkeys(names, "importable")
+    planned_states = import_all(target, source, "--dry-run", *options)
+    assert {name: planned_states[name] for name in names} == dict.fromkeys(names, "importable")
     assert ("shop",) not in set(target.namespaces())
-    imported = import_all(target, source, *options)
-    assert {name: imported[name] for name in names} == dict.fromkeys(names, "imported")
+    imported_states = import_all(target, source, *options)
+    assert {name: imported_states[name] for name in names} == dict.fromkeys(names, "imported")
     assert load_namespace_properties(target, "shop")["owner"] == "ann"
     assert sorted(scan(target, "shop.orders").to_arrow().column("id").to_pylist()) == [1, 1, 2, 2]
-    repeated = import_all(target, source, *options)
-    assert {name: repeated[name] for name in names} == dict.fromkeys(names, "unchanged")
+    repeated_states = import_all(target, source, *options)
+    assert {name: repeated_states[name] for name in names} == dict.fromkeys(names, "unchanged")
     catalog.load_table("shop.orders").append(ROWS)
     assert import_all(target, source, *options)["shop.orders"] == "refused"
 

@@ -73,8 +73,8 @@ async def test_same_seed_causes_the_same_faults(tmp_path: Path) -> None:
                         pass
             return faulty.trace
 
-    first = await run_objects(tmp_path / "a", 7)
-    assert first == await run_objects(tmp_path / "b", 7)
-    assert first != await run_objects(tmp_path / "c", 8)
-    assert {line.split()[1] for line in first} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
-    assert "delete FULL" not in first
+    first_names = await run_objects(tmp_path / "a", 7)
+    assert first_names == await run_objects(tmp_path / "b", 7)
+    assert first_names != await run_objects(tmp_path / "c", 8)
+    assert {line.split()[1] for line in first_names} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
+    assert "delete FULL" not in first_names

@@ -204,10 +204,8 @@ async def test_pipes_folders_and_links_are_rejected_without_waiting(
     store: ObjectStore, base: str, tmp_path: Path, kind: str
 ) -> None:
     await store.create(f"{base}/warm", b"secret")
-    odd_folder = tmp_path / "warehouse/corner/odd"
-    {"pipe": lambda: os.mkfifo(odd_folder), "folder": odd_folder.mkdir, "link": lambda: odd_folder.symlink_to("warm")}[
-        kind
-    ]()
+    odd_path = tmp_path / "warehouse/corner/odd"
+    {"pipe": lambda: os.mkfifo(odd_path), "folder": odd_path.mkdir, "link": lambda: odd_path.symlink_to("warm")}[kind]()
     with pytest.raises(ObjectMissing):
         await store.read(f"{base}/odd")
     assert not await store.exists(f"{base}/odd")

@@ -142,8 +142,8 @@ def open_fleet(
             settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
             own_port, base_url = choose_free_port(), ""
             if place is not None:
-                door = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
-                base_url = stack.enter_context(door).url
+                proxies = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
+                base_url = stack.enter_context(proxies).url
             replica = Seamark(
                 folder / f"r{number}",
                 database=database,

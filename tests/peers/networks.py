@@ -38,7 +38,7 @@ class Host:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the prefix for a command that must run on this host."""
+        """The prefix for a command that must run on this host."""
         return ("nsenter", f"--net=/run/netns/{self.name}")
 
     def connect(self, port: int) -> socket.socket:

@@ -79,13 +79,13 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
     ):
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
-        small_file = await create_files([first_node], 6, 3 << 20)
+        small_files = await create_files([first_node], 6, 3 << 20)
         large_files = await create_files([first_node], 6, (3 << 20) + 1, seed=2)
-        for files in (small_file, large_files):
+        for files in (small_files, large_files):
             for location, content in files.items():
                 assert await second_node.read(location) == content
                 assert await first_node.read(location) == content
-        assert {count_reads([first_node, second_node], location) for location in small_file} == {1}
+        assert {count_reads([first_node, second_node], location) for location in small_files} == {1}
         for location in large_files:
             assert count_reads([first_node, second_node], location) >= (2 if first_node.owns(location) else 1)
 

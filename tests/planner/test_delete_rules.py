@@ -363,11 +363,11 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
 
     data = build_blocks(lambda partition: build_data_file(spec_id=1, partition=partition), 1)
     positions = build_blocks(lambda partition: build_delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
-    equality = build_blocks(
+    equality_blocks = build_blocks(
         lambda partition: build_delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
     )
     view = TableView(
-        [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality]
+        [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality_blocks]
     )
     index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
     assert index.find_deletes(read_positions(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2

@@ -139,8 +139,8 @@ class Situation:
         rng = self.rng
         row: dict[int, Any] = {}
         for key in (A, B, NESTED, F, LATE):
-            null = key not in self.required_ids and rng.random() < 0.25
-            row[key] = None if null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
+            is_null = key not in self.required_ids and rng.random() < 0.25
+            row[key] = None if is_null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
         return row | partition_values
 
     def _draw_partition(self, spec_id: int) -> tuple[Any, ...]:

@@ -80,8 +80,8 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
             return value in where["values"]
     if value is None:
         return False
-    known_value = where["value"]
-    return bool({"eq": value == known_value, "lt": value < known_value, "gt-eq": value >= known_value}[where["type"]])
+    literal = where["value"]
+    return bool({"eq": value == literal, "lt": value < literal, "gt-eq": value >= literal}[where["type"]])
 
 
 def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:

@@ -132,7 +132,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_quietly_ends_a_command_that_waits_for_spark(tmp_path: Path, number: signal.Signals) -> None:
     """Signals may also arrive during the clean-up. The program that replaces spark-submit does not end by itself."""
     for name, text in (("spark-submit", f"echo $$ >{tmp_path}/pid; exec sleep 600"), ("java", "exit 1")):
         program = tmp_path / "bin" / name

@@ -222,9 +222,9 @@ async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: R
     for event in receiver.events:
         validate_event(event)
     assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
-    complete = receiver.events[1]
-    assert (complete["job"]["name"], complete["inputs"]) == ("db.u.import", [])
-    assert complete["outputs"][0]["facets"]["symlinks"]["identifiers"][0]["name"] == "db.u"
+    complete_event = receiver.events[1]
+    assert (complete_event["job"]["name"], complete_event["inputs"]) == ("db.u.import", [])
+    assert complete_event["outputs"][0]["facets"]["symlinks"]["identifiers"][0]["name"] == "db.u"
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,17 @@ def list_forged_keys(keys: Keys, victim: Keys) -> list[Keys]:
     ]
 
 
-async def attack_each_warehouse(world: WarehouseServer, keys_of: dict[str, Keys]) -> None:
-    for keys in keys_of.values():
+async def attack_each_warehouse(world: WarehouseServer, keys_by_warehouse: dict[str, Keys]) -> None:
+    for keys in keys_by_warehouse.values():
         assert await read_code(world, keys, keys, "PUT") == "OK"
         assert await read_code(world, keys, keys) == "OK"
-    for attacker, victim in itertools.permutations(keys_of.values(), 2):
-        for forged in list_forged_keys(attacker, victim):
+    for attacker, victim in itertools.permutations(keys_by_warehouse.values(), 2):
+        for forged_keys in list_forged_keys(attacker, victim):
             for method in ("GET", "PUT", "DELETE"):
-                assert await read_code(world, forged, victim, method) in ("AccessDenied", "SignatureDoesNotMatch")
+                assert await read_code(world, forged_keys, victim, method) in ("AccessDenied", "SignatureDoesNotMatch")
         source = f"/{victim.bucket}/{victim.prefix}data/o"
-        copied = await read_code(world, attacker, attacker, "PUT", "data/copy", x_amz_copy_source=source)
-        assert copied == "AccessDenied"
+        code = await read_code(world, attacker, attacker, "PUT", "data/copy", x_amz_copy_source=source)
+        assert code == "AccessDenied"
 
 
 async def test_keys_of_one_warehouse_reach_nothing_of_another(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ class SourceFile:
             with memoryview(self._bytes) as view:
                 for walk in run.walks:
                     with view[walk.at : walk.end] as chunk:
-                        walk.follow(chunk, walk.at)
+                        walk.read_page_headers(chunk, walk.at)
                     walk.check()
             if self._fd >= 0:
                 sink.copy(self._fd, run.begin, run.end - run.begin)
@@ -348,10 +348,10 @@ class SourceFile:
             while pending_walks and pending_walks[0].at < end:
                 walk = pending_walks[0]
                 stop = min(end, walk.end)
-                walk.follow(memoryview(block)[: stop - begin], begin)
+                walk.read_page_headers(memoryview(block)[: stop - begin], begin)
                 while walk.at < stop:  # A page header may extend into the next block.
                     head = self.read(walk.at, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.at))
-                    walk.follow(memoryview(head), walk.at)
+                    walk.read_page_headers(memoryview(head), walk.at)
                 if walk.at < walk.end:
                     break
                 walk.check()

@@ -351,11 +351,11 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     file_rows = 0
     with TableWriter(work.target, suffix=work.suffix) as writer:
         for batch in batches:
-            remaining = batch.drop_columns(list(_OWN_COLUMNS))
-            while remaining.num_rows:
-                part = remaining.slice(0, work.file_rows - file_rows)
+            remaining_rows = batch.drop_columns(list(_OWN_COLUMNS))
+            while remaining_rows.num_rows:
+                part = remaining_rows.slice(0, work.file_rows - file_rows)
                 writer.write(part)
-                file_rows, remaining = file_rows + part.num_rows, remaining.slice(part.num_rows)
+                file_rows, remaining_rows = file_rows + part.num_rows, remaining_rows.slice(part.num_rows)
                 if file_rows == work.file_rows:
                     writer.close_files()
                     file_rows = 0

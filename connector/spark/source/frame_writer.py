@@ -1,4 +1,4 @@
-"""Implements `df.write.format("seamark")`, including modes and options that Spark does not pass to a data source.
+"""An implementation of `df.write.format("seamark")` that includes modes and options which data sources do not get.
 
 Spark passes only the modes `append` and `overwrite` to a Python data source. It runs the data source in separate
 workers, whose errors the user sees only below a traceback of the JVM. Therefore `install` makes `save`, `saveAsTable`

@@ -1,4 +1,4 @@
-"""Implements `writeStream.format("seamark").option("log", "true")`.
+"""An implementation of `writeStream.format("seamark").option("log", "true")`.
 
 Each batch is one append to the log of a stream table.
 

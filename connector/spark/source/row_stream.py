@@ -1,4 +1,4 @@
-"""Implements `spark.readStream.format("seamark")` for stream tables: reads the rows of files, then those of the log.
+"""An implementation of `spark.readStream.format("seamark")` for stream tables: the rows of files, then of the log.
 
     spark.readStream.format("seamark").option("uri", …).option("table", "db.t").option("from", "earliest").load()
 

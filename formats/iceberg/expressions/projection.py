@@ -183,13 +183,13 @@ def find_source_ranges(predicate: Bound) -> Expression:
         # The ranges contain all rows except rows whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
-        outside = compute_complement(
+        outside_ranges = compute_complement(
             invert_ranges(transform, kind, _list_matching_ranges(replace(predicate, op=OPPOSITE[op])))
         )
-        if len(outside) > RANGES_MAX or Range(None, None) in outside:
+        if len(outside_ranges) > RANGES_MAX or Range(None, None) in outside_ranges:
             return TRUE
         return join_by_or(
-            _move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside)
+            _move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside_ranges)
         )
     if not is_ordered(transform, kind):
         return _move_to_source(predicate, Op.NOT_NULL)

@@ -428,7 +428,7 @@ class PageWalk:
     end: int
     values: int
 
-    def follow(self, view: memoryview, begin: int) -> None:
+    def read_page_headers(self, view: memoryview, begin: int) -> None:
         """Read the page headers that are completely in `view`, which begins at the position `begin` of the file."""
         stop = begin + len(view)
         while self.at < self.end and begin <= self.at < stop:

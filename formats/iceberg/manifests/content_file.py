@@ -432,11 +432,11 @@ def _check_counts(file: ContentFile) -> None:
 
 
 def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
-    lower = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
-    upper = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
-    for column, (kind, lower_bound) in lower.items():
+    lower_bounds = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
+    upper_bounds = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
+    for column, (kind, lower_bound) in lower_bounds.items():
         # Java's writers order UUIDs as two signed halves.
-        if column in upper and kind != "uuid" and lower_bound > upper[column][1]:
+        if column in upper_bounds and kind != "uuid" and lower_bound > upper_bounds[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 

@@ -92,13 +92,13 @@ def _compact_heap(manifest: DecodedManifest) -> DecodedManifest:
     heap = manifest.heap[_list_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
     new_starts = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
 
-    def again(spans: Spans) -> Spans:
+    def move_spans(spans: Spans) -> Spans:
         return Spans(next(new_starts), spans.lengths)
 
     # The order must be the same as in `_list_spans`.
-    texts = {name: again(each) for name, each in manifest.texts.items()}
+    texts = {name: move_spans(each) for name, each in manifest.texts.items()}
     partition = tuple(
-        each if each.spans is None else replace(each, spans=again(each.spans)) for each in manifest.partition
+        each if each.spans is None else replace(each, spans=move_spans(each.spans)) for each in manifest.partition
     )
     bounds = {
         name: {column: (row_numbers, next(new_starts), sizes) for column, (row_numbers, _, sizes) in columns.items()}

@@ -135,7 +135,7 @@ def row_hash(parts):
             encoded.append((<char*>&head)[:4])
             encoded.append((<char*>&code)[:8])
         else:
-            raise ValueError(f"{part!r} is not a part of a key: a part is a code, bytes, null or NaN")
+            raise ValueError(f"{part!r} is no part of a key: neither code, bytes, null nor NaN")
     row = b"".join(encoded)
     return xxh64(row, len(row), 0), xxh64(row, len(row), 1)
 

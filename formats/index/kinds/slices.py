@@ -163,7 +163,7 @@ class Section:
 
     @property
     def dictionary_spot(self) -> tuple[int, int]:
-        """Return the offset and the length of the dictionary in the section."""
+        """The offset and the length of the dictionary in the section."""
         return self._pieces.spot(DICTIONARY)
 
     @property

@@ -82,7 +82,9 @@ def _read_positions(positions: object, count: int) -> list[bool]:
     """
     if positions is None:
         return [False] * count
-    if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
+    if not isinstance(positions, list) or not all(
+        type(position) is int and 0 <= position < count for position in positions
+    ):
         raise ValueError("the result is not a list of positions in the objects")
     allowed_positions = set(positions)
-    return [place in allowed_positions for place in range(count)]
+    return [position in allowed_positions for position in range(count)]

@@ -155,8 +155,8 @@ async def list_query_history(call: Call) -> ReadTables:
     """List the tables that are read most, with their statements, files and bytes."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     history = call.components.history
-    readable = call.components.authorizer.list_readable_namespaces(call.principal)
-    totals_of_tables = await history.list_table_totals(days, _TABLES_MAX, readable) if history.is_on else []
+    readable_namespaces = call.components.authorizer.list_readable_namespaces(call.principal)
+    totals_of_tables = await history.list_table_totals(days, _TABLES_MAX, readable_namespaces) if history.is_on else []
     readable_totals = await call.select(
         totals_of_tables, lambda totals: Securable(totals.namespace, TABLE, totals.name)
     )

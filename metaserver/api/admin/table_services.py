@@ -125,7 +125,7 @@ async def load_table_health(call: Call) -> TableHealth:
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
-    """Return the properties that control the table services, and where each property is set."""
+    """The properties that control the table services, and where each property is set."""
     return await load_requested_policy(call)
 
 

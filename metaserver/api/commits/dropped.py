@@ -13,7 +13,7 @@ from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.http.parameters.requests import read_boolean_query
-from seamark.metaserver.catalog.dropped import make_no_such_dropped
+from seamark.metaserver.catalog.dropped import make_unknown_dropped_error
 from seamark.metaserver.store.model import DroppedEntry, EntryKind
 
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
@@ -185,7 +185,7 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
     """
     row = await call.components.catalog.dropped.get(call.name)
     if not await call.may(Securable(row.entry.namespace), "listDropped"):
-        raise make_no_such_dropped(row.id)
+        raise make_unknown_dropped_error(row.id)
     return row
 
 

@@ -132,7 +132,7 @@ class WorkerLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request uses any of these limits. Only tests call it."""
+        """Whether no request uses any of these limits. Only tests call it."""
         is_importing = not self.imports.is_idle
         return not (is_importing or any(limit.taken for limit in self._limits)) and all(
             lock.is_free

@@ -73,9 +73,9 @@ async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expres
 
 
 async def check_attribute_rights(call: Call, attributes: Iterable[AttributeColumn]) -> None:
-    """Check that the caller may read the dimension tables of attributes, in a request that an earlier one determined.
+    """Check that the caller may read the dimension tables of attributes which an earlier request named.
 
-    The caller may be another principal than that of the earlier request, or may have lost the right since.
+    Another principal may have sent the earlier request, or the caller may have lost the right since.
 
     Raises:
         Forbidden: The caller may not read one of the dimension tables.

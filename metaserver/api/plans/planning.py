@@ -535,7 +535,7 @@ class _ClientScan:
 
     @property
     def _wants_exact_residuals(self) -> bool:
-        """Return whether the client may filter rows by residuals alone.
+        """Whether the client may filter rows by residuals alone.
 
         Raises:
             BadRequest: The header has an unknown value.

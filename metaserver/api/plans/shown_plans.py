@@ -11,7 +11,7 @@ async def list_shown_plans(call: Call, entry: Entry) -> list[PlanSnapshot]:
     """Return the plan snapshots of a table that the caller's audience sees now, and that the caller may use."""
     if call.audience is None:
         return []
-    plan_snapshots = await call.components.catalog.plan_tables.list_shown(entry, call.audience)
+    plan_snapshots = await call.components.catalog.plan_tables.list_visible_plans(entry, call.audience)
     tables = {plan.joined_tables for plan in plan_snapshots}
     usable = {joined: await may_use_plan(call.components, call.principal, joined) for joined in tables}
     return [plan for plan in plan_snapshots if usable[plan.joined_tables]]

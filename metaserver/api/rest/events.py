@@ -198,19 +198,19 @@ class _EventPage:
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
         """Add the events of a batch of instants to the page, and return the position after them."""
-        visible = await self._find_operations(batch)
+        visible_events = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
             groups.pop()  # The request may have more instants, so it is read with the next batch.
         for group in groups:
             request_id = _find_request_id(group[0])
-            count = sum(instant.position in visible for instant in group)
+            count = sum(instant.position in visible_events for instant in group)
             if request_id == position.request_id:
                 count = max(count, position.request_events)
             for instant in group:
                 if self._is_full():
                     return position
-                operation = visible.get(instant.position)
+                operation = visible_events.get(instant.position)
                 if operation is not None and self._is_selected(position, instant, operation):
                     self._events.append(await self._make_event(instant, operation, request_id, count))
                 elif _moves_pointer(instant):
@@ -242,16 +242,18 @@ class _EventPage:
                 securables_by_uuid.setdefault(entry.uuid, []).append(
                     Securable(entry.namespace, entry.kind.value, entry.name)
                 )
-        presents = [securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
+        securables_by_candidate = [
+            securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates
+        ]
         await self._check_rights(
             [
-                *itertools.chain.from_iterable(presents),
+                *itertools.chain.from_iterable(securables_by_candidate),
                 *(_find_source(instant) for instant in candidates),
                 *(target for instant in candidates if (target := _find_target(instant))),
             ]
         )
         operations = {}
-        for instant, securables in zip(candidates, presents, strict=True):
+        for instant, securables in zip(candidates, securables_by_candidate, strict=True):
             operation = self._make_operation(instant, securables)
             if operation is not None:
                 operations[instant.position] = operation

@@ -52,10 +52,10 @@ async def list_streams(call: Call) -> StreamList:
     token, page_limit = call.read_paging()
     after_uuid = _read_token(token)
     store = call.components.store
-    durable = await call.components.streams.list_durable_offsets()
+    durable_offsets = await call.components.streams.list_durable_offsets()
     last_uuid = ""
     page: list[ListedStream] = []
-    uuids = sorted(uuid for uuid in durable if uuid > after_uuid)
+    uuids = sorted(uuid for uuid in durable_offsets if uuid > after_uuid)
     # If there is one table more than the page shows, there is a next page.
     size = min(page_limit + 1, FOUND_TABLES_MAX)
     for start in range(0, len(uuids), size):
@@ -66,7 +66,7 @@ async def list_streams(call: Call) -> StreamList:
             entry = next(names)
             if len(page) == page_limit:
                 return StreamList(page, last_uuid)
-            page.append(await _describe_stream(call, entry, durable[uuid]))
+            page.append(await _describe_stream(call, entry, durable_offsets[uuid]))
             last_uuid = uuid
     return StreamList(page, None)
 

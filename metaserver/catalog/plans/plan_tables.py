@@ -231,7 +231,7 @@ class PlanTables:
         metadata = msgspec.structs.replace(plan.metadata, location=plan.table.metadata.location)
         return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
 
-    async def list_shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
+    async def list_visible_plans(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
         """Return the plan snapshots of the table that an audience sees now."""
         limit = self._context.settings.plan_snapshots_limit
         now_ms = self._context.clock.now_ms()

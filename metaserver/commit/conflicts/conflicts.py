@@ -133,8 +133,8 @@ class ConflictCheck:
             The view with the entry ids of the live data files, and the first path without a live data file, or None.
         """
         data = [manifest for manifest in self._manifest_files if manifest.content == DATA]
-        listing = await self._manifests.find_listing_manifests(data, paths)
-        view = TableView(listing, await self._manifests.read_blocks(listing))
+        manifest_files = await self._manifests.find_listing_manifests(data, paths)
+        view = TableView(manifest_files, await self._manifests.read_blocks(manifest_files))
         rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
         return (view, rows), missing
 

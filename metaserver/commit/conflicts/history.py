@@ -149,10 +149,10 @@ class History:
                 for manifest in await self._list_own_manifests(snapshot)
                 if (manifest.content != _DATA) == deletes
             ]
-        still_listed = await self._manifests.read_blocks(own_manifests)
+        listed_blocks = await self._manifests.read_blocks(own_manifests)
         view = TableView(dropped, await self._manifests.read_blocks(dropped))
-        rows = view.file_count + sum(block.rows for block in still_listed)
-        return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, still_listed)))
+        rows = view.file_count + sum(block.rows for block in listed_blocks)
+        return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, listed_blocks)))
 
     async def _list_own_manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
@@ -183,5 +183,5 @@ def _list_keys(block: Block) -> list[tuple[bytes | None, int]]:
 
 def find_rows_by_path(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
     """Return the rows of the block with these paths, by path."""
-    stored = read_strings(block.find_text_column("file_path"), np.arange(block.rows, dtype=np.int64))
-    return {path: row for row, path in enumerate(stored) if path is not None and path in paths}
+    stored_paths = read_strings(block.find_text_column("file_path"), np.arange(block.rows, dtype=np.int64))
+    return {path: row for row, path in enumerate(stored_paths) if path is not None and path in paths}

@@ -91,21 +91,21 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
 
 def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
     """Return the snapshot to undo and its parent."""
-    undone = head
-    while undone is not None and undone.snapshot_id != snapshot_id:
-        parent_id = undone.parent_snapshot_id
-        undone = None if parent_id is None else metadata.snapshot(parent_id)
-    if undone is None:
+    snapshot = head
+    while snapshot is not None and snapshot.snapshot_id != snapshot_id:
+        parent_id = snapshot.parent_snapshot_id
+        snapshot = None if parent_id is None else metadata.snapshot(parent_id)
+    if snapshot is None:
         raise BadRequest(
             f"Snapshot {snapshot_id} is not in the history of the branch, or has expired; it cannot be undone"
         )
-    operation = undone.build_summary_map().get("operation")
+    operation = snapshot.build_summary_map().get("operation")
     if operation != REPLACE:
         raise BadRequest(
             f"Snapshot {snapshot_id} has the operation {operation!r}; only snapshots that replace files by files with "
             "the same rows can be undone"
         )
-    parent = None if undone.parent_snapshot_id is None else metadata.snapshot(undone.parent_snapshot_id)
+    parent = None if snapshot.parent_snapshot_id is None else metadata.snapshot(snapshot.parent_snapshot_id)
     if parent is None:
         raise BadRequest(
             f"The snapshot before {snapshot_id} has expired, and the files that it replaced may be deleted; it cannot "
@@ -113,7 +113,7 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
         )
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and parent.first_row_id is None:
         raise BadRequest(f"The table was upgraded after snapshot {snapshot_id}, and rows would get other row ids")
-    return undone, parent
+    return snapshot, parent
 
 
 async def _restore_manifests(

@@ -197,9 +197,11 @@ class Expiration:
         Returns:
             The number of continued deletions.
         """
-        pending = await list_pending_expirations(self._context.store)
+        pending_instants = await list_pending_expirations(self._context.store)
         old_expirations = [
-            instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
+            instant
+            for instant in pending_instants
+            if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
         ]
         for instant in old_expirations:
             try:

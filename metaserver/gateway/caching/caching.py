@@ -452,17 +452,17 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     Raises:
         BrokenAnswer: A piece cannot be read.
     """
-    turn = 0
+    bytes_in_turn = 0
     try:
         # Wait for the client before reading the next piece into memory.
         await writer.drain()
         async for piece in pieces:
-            turn += len(piece)
+            bytes_in_turn += len(piece)
             await writer.write(piece)
             await writer.drain()  # `write` waits for the client only after 64 KiB.
             # Yield to other tasks, because `write` never yields if the client is fast.
-            if turn >= _BYTES_PER_TURN:
-                turn = 0
+            if bytes_in_turn >= _BYTES_PER_TURN:
+                bytes_in_turn = 0
                 await asyncio.sleep(0)
     except (ChangedObject, RefusedRead, RetryLater) as error:
         _log.warning("answer could not be completed", error=f"{type(error).__name__}: {error}")

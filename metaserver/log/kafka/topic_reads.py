@@ -110,7 +110,7 @@ class KafkaTopics:
 
 
 class _Consumer:
-    """Implements `TopicConsumer`."""
+    """An implementation of `TopicConsumer`."""
 
     def __init__(self, topics: KafkaTopics, topic: InputTopic, consumer: Consumer) -> None:
         self._topics = topics

@@ -246,8 +246,11 @@ class DeleteIndex:
         If the column was promoted, dates are converted to the unit of timestamps.
         """
         values = _read_partition_values(block, field_id, rows)
-        day = self._count_units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
-        return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
+        is_date = (field_id, "date") in block.partition_fields
+        units_per_day = self._count_units_per_day(block.spec_id, field_id) if is_date else 1
+        if units_per_day == 1:
+            return values
+        return [value * units_per_day if isinstance(value, int) else None for value in values]
 
     def _count_units_per_day(self, spec_id: int, field_id: int) -> int:
         """Return the number of a field's units in one day.

@@ -74,7 +74,7 @@ def _run_as_transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 class GeneratorStore(ABC):
-    """Implements `PointerStore`, which documents the methods."""
+    """An implementation of `PointerStore`, which documents the methods."""
 
     def __init__(self, clock: Clock, stale_reads: StaleReads | None) -> None:
         self._clock = clock

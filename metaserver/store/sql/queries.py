@@ -281,22 +281,22 @@ def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     watermark = yield StoreStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
 
-    def term(sql: str, value: object) -> None:
+    def add_term(sql: str, value: object) -> None:
         params.append(value)
         terms.append(f"{sql} ${len(params)}")
 
     if where.since is not None:
-        term("position <" if where.newest_first else "position >", where.since)
+        add_term("position <" if where.newest_first else "position >", where.since)
     if where.uuid is not None:
-        term("uuid =", where.uuid)
+        add_term("uuid =", where.uuid)
     if where.namespace is not None:
-        term("namespace =", pack(where.namespace))
+        add_term("namespace =", pack(where.namespace))
     if where.name is not None:
-        term("name =", where.name)
+        add_term("name =", where.name)
     if where.action is not None:
-        term("action =", where.action)
+        add_term("action =", where.action)
     if where.state is not None:
-        term("state =", where.state.value)
+        add_term("state =", where.state.value)
         if where.state in _UNFINISHED:
             terms.append("state IN ('requested', 'inflight')")
     params.append(limit)

@@ -34,7 +34,7 @@ _OWN_TABLES = ("timeline_epoch", VERSION_TABLE)
 
 
 class PostgresReader:
-    """Implements `DatabaseReader` on a connection with a transaction that sees one consistent state."""
+    """An implementation of `DatabaseReader` on a connection with a transaction that sees one consistent state."""
 
     dialect = POSTGRES
 
@@ -47,7 +47,7 @@ class PostgresReader:
 
 
 class PostgresWriter:
-    """Implements `DatabaseWriter` on a connection with an open transaction."""
+    """An implementation of `DatabaseWriter` on a connection with an open transaction."""
 
     dialect = POSTGRES
 

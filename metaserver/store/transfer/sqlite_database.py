@@ -23,7 +23,7 @@ from seamark.metaserver.store.transfer.layout import CONTENT_TABLES, VERSION_TAB
 
 
 class SqliteReader:
-    """Implements `DatabaseReader` on a connection with an open transaction."""
+    """An implementation of `DatabaseReader` on a connection with an open transaction."""
 
     dialect = SQLITE
 
@@ -36,7 +36,7 @@ class SqliteReader:
 
 
 class SqliteWriter:
-    """Implements `DatabaseWriter` on a connection with an open transaction."""
+    """An implementation of `DatabaseWriter` on a connection with an open transaction."""
 
     dialect = SQLITE
 

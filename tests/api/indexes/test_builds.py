@@ -124,9 +124,9 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
-    listing = await list_missing_files(api_with_table, build, limit=limit)
-    assert listing[:6] == PATHS
-    assert sorted(listing[6:]) == [file.path for file in branch_files]
+    locations = await list_missing_files(api_with_table, build, limit=limit)
+    assert locations[:6] == PATHS
+    assert sorted(locations[6:]) == [file.path for file in branch_files]
     await register_files(
         api_with_table, build, write_index_file(build, "a", build_index_file(build, [*FILES, branch_files[0]]))
     )

@@ -41,7 +41,7 @@ def test_groups_of_several_files_are_combined() -> None:
     assert table.schema.metadata[b"covered"] == b"BQ==", "files 0 and 2 are covered, and file 1 is not"
 
 
-def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_stops_at_the_maximum_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cube_groups, "_COMBINED_BYTES", 1000)
     monkeypatch.setattr(cube_groups, "BYTES_MAX", 2000)
     reading = GroupReading(SCHEMA, FUNCTIONS, 5)

@@ -40,6 +40,6 @@ def test_each_earlier_definition_is_compared_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(builds, "remove_snapshots", record_and_remove_snapshots)
     ids = [define(1).id, define(2).id, define(1, attribute_id=5).id, define_index("k", "bitmap", ["shop"], SCHEMA).id]
     files = IndexFiles(1, [register(ids[number % 4], number) for number in range(400)])
-    earlier = builds.list_earlier_files(files, define(2))
-    assert [file["location"] for file in earlier] == [f"file{number}" for number in range(396, -1, -4)]
+    earlier_files = builds.list_earlier_files(files, define(2))
+    assert [file["location"] for file in earlier_files] == [f"file{number}" for number in range(396, -1, -4)]
     assert len(compared_ids) == len(set(compared_ids))

@@ -182,8 +182,8 @@ def number_fields() -> list[tuple[int, tuple[str, pa.DataType]]]:
 
 
 def read_rows(file: DataFile) -> list[Row]:
-    table = pq.read_table(file.path.removeprefix("file://"))
-    return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
+    rows_by_id = pq.read_table(file.path.removeprefix("file://"))
+    return list(zip(*(rows_by_id.column(name).to_pylist() for name, _ in FIELDS), strict=True))
 
 
 def write_parquet(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:

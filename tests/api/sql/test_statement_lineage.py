@@ -37,11 +37,11 @@ async def run_sql(server: RunningServer, statement: str, **options: Any) -> int:
 
 
 async def cancel_running_statement(server: RunningServer) -> None:
-    running = asyncio.create_task(run_sql(server, LONG_STATEMENT, id="long"))
+    statement_task = asyncio.create_task(run_sql(server, LONG_STATEMENT, id="long"))
     async with asyncio.timeout(PATIENCE_S):
         while (await Api(server)("DELETE", "/api/v1/sql/long")).status != 204:
             await asyncio.sleep(0.02)
-    assert await running == 400
+    assert await statement_task == 400
 
 
 def list_outcomes(receiver: Receiver) -> list[tuple[str, str, int]]:

@@ -62,7 +62,7 @@ class Week:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """Return the trials, the oldest first."""
+        """The trials, the oldest first."""
         applied_advice = load_advice(self.client, TABLE)["applied"]
         return [proposal for proposal in reversed(applied_advice) if proposal["trial"] is not None]
 

@@ -61,11 +61,11 @@ def filter_requests(table: str, requests: list[TablePlanRequest]) -> list[TableP
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
-    rewrite, plan_request = await run_rewrite(STAR)
-    assert [request.joins for request in filter_requests("sales", plan_request)] == [
+    rewrite, plan_requests = await run_rewrite(STAR)
+    assert [request.joins for request in filter_requests("sales", plan_requests)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), parse_filter(RED_FILTER), 20),)
     ]
-    (items,) = filter_requests("items", plan_request)
+    (items,) = filter_requests("items", plan_requests)
     attributes = (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins)
     assert attributes == (parse_filter(RED_FILTER), 20, 1.0, ())
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
@@ -107,13 +107,13 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
-    rewrite, plan_request = await run_rewrite(sql)
-    ((join,),) = [request.joins for request in filter_requests("sales", plan_request)]
+    rewrite, plan_requests = await run_rewrite(sql)
+    ((join,),) = [request.joins for request in filter_requests("sales", plan_requests)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(nested_join.table, nested_join.on, nested_join.filter) for nested_join in join.joins] == [
         (("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x'"))
     ]
-    assert [(request.table[-1], request.snapshot_id) for request in plan_request if request.table[-1] != "sales"] == [
+    assert [(request.table[-1], request.snapshot_id) for request in plan_requests if request.table[-1] != "sales"] == [
         ("items", 20),
         ("brands", 30),
     ]
@@ -127,15 +127,15 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     The dimension has one file, so a plan could not leave any file out.
     """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
-    rewrite, plan_request = await run_rewrite(sql)
-    (sales,) = filter_requests("sales", plan_request)
+    rewrite, plan_requests = await run_rewrite(sql)
+    (sales,) = filter_requests("sales", plan_requests)
     assert {(join.on, join.filter) for join in sales.joins} == {
         ((("day", "d_day"),), parse_filter("year = 1")),
         ((("ship", "d_day"),), parse_filter("year = 2")),
     }
     assert [
         (request.filter, request.snapshot_id, request.max_kept_fraction)
-        for request in filter_requests("days", plan_request)
+        for request in filter_requests("days", plan_requests)
     ] == [(None, 40, 1.0)]
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 3
 
@@ -155,8 +155,8 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     ],
 )
 async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
-    _, plan_request = await run_rewrite(sql, tables=tables)
-    assert all(request.joins == () for request in filter_requests("sales", plan_request))
+    _, plan_requests = await run_rewrite(sql, tables=tables)
+    assert all(request.joins == () for request in filter_requests("sales", plan_requests))
 
 
 async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
@@ -209,12 +209,12 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
     "plan",
     [
         respond_with(snapshot_id=21),
-        lambda expected: {},
+        lambda request: {},
         respond_without("items"),
         respond_without("items", AccessDenied("", status=403)),
-        lambda expected: {
-            **answer_with_all_joins(expected),
-            **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
+        lambda request: {
+            **answer_with_all_joins(request),
+            **({"snapshot_id": 21} if request.table[-1] == "items" else {}),
         },
         fail_with_joins(AccessDenied("", status=403)),
     ],
@@ -222,16 +222,16 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
-    rewrite, plan_request = await run_rewrite(f"{STAR} AND price > 3", plan)
-    assert [bool(request.joins) for request in filter_requests("sales", plan_request)] == [True, False]
+    rewrite, plan_requests = await run_rewrite(f"{STAR} AND price > 3", plan)
+    assert [bool(request.joins) for request in filter_requests("sales", plan_requests)] == [True, False]
     assert "joins=" not in rewrite.summary
-    number = plan_request.index(filter_requests("sales", plan_request)[1])
+    number = plan_requests.index(filter_requests("sales", plan_requests)[1])
     assert f"sales FOR VERSION AS OF {100 + number}" in (rewrite.statement or "")
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    rewrite, request = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
-    assert len(filter_requests("sales", request)) == 1
+    rewrite, plan_requests = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
+    assert len(filter_requests("sales", plan_requests)) == 1
     assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
@@ -256,8 +256,8 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
             raise AccessDenied("", status=403)
         return answer_with_all_joins(plan_request)
 
-    rewrite, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
-    assert filter_requests("sales", request)[0].joins
+    rewrite, plan_requests = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
+    assert filter_requests("sales", plan_requests)[0].joins
     assert rewrite.statement is None
 
 
@@ -296,11 +296,11 @@ def _count_joins(joins: tuple[JoinRequest, ...]) -> int:
 
 
 async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
-    rewrite, plan_request = await run_rewrite(
+    rewrite, plan_requests = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
-    (expected,) = [request for request in filter_requests("sales", plan_request) if request.joins]
+    (expected,) = [request for request in filter_requests("sales", plan_requests) if request.joins]
     join_requests = [
         (join.table[-1], join.on, join.filter, join.any_of is None, join.exempt_condition) for join in expected.joins
     ]
@@ -314,26 +314,26 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
 
 async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:
     large_table = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
-    _, plan_request = await run_rewrite(
+    _, plan_requests = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020)",
         tables={"days": large_table},
     )
-    assert not any(request.joins for request in filter_requests("sales", plan_request))
+    assert not any(request.joins for request in filter_requests("sales", plan_requests))
 
 
 async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
     tables = {"sales": KnownTable("1", {"at": "timestamp", "price": "long"}, 10, LARGE, 1000)}
-    _, plan_request = await run_rewrite(
+    _, plan_requests = await run_rewrite(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
     )
     assert [
-        (request.joins[0].on, request.joins[0].transform) for request in filter_requests("sales", plan_request)
+        (request.joins[0].on, request.joins[0].transform) for request in filter_requests("sales", plan_requests)
     ] == [((("at", "d_day"),), "day")]
 
 
 async def test_self_join_is_requested_only_if_a_condition_selects_few_rows() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
-        _, plan_request = await run_rewrite(self_join.format(condition))
-        assert any(request.joins for request in filter_requests("sales", plan_request)) == is_joined, condition
+        _, plan_requests = await run_rewrite(self_join.format(condition))
+        assert any(request.joins for request in filter_requests("sales", plan_requests)) == is_joined, condition

@@ -287,11 +287,11 @@ def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str,
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
-    joins_report = find_joins(
+    joins_by_table = find_joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
     )
-    assert joins_report == {
+    assert joins_by_table == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
         "brands": ["b_key=items.i_brand"],

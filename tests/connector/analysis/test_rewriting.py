@@ -75,9 +75,9 @@ def fail_with(error: Exception) -> Callable[[TablePlanRequest], Any]:
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     statement: str, session: Session, expected: str, table: tuple[str, ...]
 ) -> None:
-    rewrite, plan_request = await run_rewrite(statement, session)
+    rewrite, plan_requests = await run_rewrite(statement, session)
     assert rewrite.statement == expected
-    assert [request.table for request in plan_request] == [table]
+    assert [request.table for request in plan_requests] == [table]
     assert (rewrite.files, rewrite.considered_files) == (1, 100)
     assert rewrite.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(table)}=1/100; ms=")
 
@@ -118,23 +118,23 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
 async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
     statement: str, session: Session, reason: str
 ) -> None:
-    rewrite, expected = await run_rewrite(statement, session)
+    rewrite, plan_requests = await run_rewrite(statement, session)
     assert rewrite.statement is None
     assert rewrite.summary.partition("; ms=")[0] == f"unchanged; {reason}"
-    assert expected == []
+    assert plan_requests == []
 
 
 async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_catalog() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
-        rewrite, expected = await run_rewrite(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        rewrite, plan_requests = await run_rewrite(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
         assert rewrite.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
-        assert len(expected) == 1
+        assert len(plan_requests) == 1
 
 
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        (lambda expected: {"plan_snapshot_id": None}, "plans keep too many of the files"),
+        (lambda plan_requests: {"plan_snapshot_id": None}, "plans keep too many of the files"),
         (
             fail_with(NoSuchResource("", status=404, kind="NoSuchTableException")),
             "Seamark refused: NoSuchTableException",
@@ -146,9 +146,9 @@ async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_cat
 async def test_summary_names_the_reason_if_there_is_no_plan(
     plan: Callable[[TablePlanRequest], Any], reason: str
 ) -> None:
-    rewrite, expected = await run_rewrite("SELECT * FROM t WHERE id = 1", plan=plan)
+    rewrite, plan_requests = await run_rewrite("SELECT * FROM t WHERE id = 1", plan=plan)
     assert (rewrite.statement, rewrite.summary.partition("; ms=")[0]) == (None, f"unchanged; {reason}")
-    assert len(expected) == 1
+    assert len(plan_requests) == 1
 
 
 async def test_each_statement_requests_a_new_plan() -> None:
@@ -190,19 +190,19 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
 
 async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
-    server = NumberedPlans(plan=lambda expected: {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda request: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with open_rewriter(server) as rewriter:
-        first = await rewriter.rewrite(statement, SESSION)
+        first_rewrite = await rewriter.rewrite(statement, SESSION)
         second_rewrite = await rewriter.rewrite(statement, SESSION)
-        assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
+        assert (first_rewrite.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
         assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
         assert second_rewrite.depends_on_data
         await rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
-    server = NumberedPlans(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda request: {} if server.requests[1:] else {"plan_snapshot_id": None})
     async with open_rewriter(server) as rewriter:
         assert (await rewriter.rewrite(statement, SESSION)).statement is None
         assert "OF 101 " in ((await rewriter.rewrite(statement, SESSION)).statement or "")
@@ -233,8 +233,8 @@ async def test_bug_in_the_translation_to_a_cube_fails_no_statement(monkeypatch: 
 
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
-    rewrite, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
-    assert {(request.table[-1], request.filter) for request in expected} == {
+    rewrite, plan_requests = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    assert {(request.table[-1], request.filter) for request in plan_requests} == {
         ("t", parse_filter("x = 1")),
         ("u", parse_filter("y = 2")),
     }
@@ -264,13 +264,15 @@ async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pyte
 
 
 async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
-    rewrite, expected = await run_rewrite("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    rewrite, plan_requests = await run_rewrite(
+        "SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL"
+    )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
-    rewrite, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    rewrite, plan_requests = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
     assert rewrite.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
-    assert [(request.filter, request.snapshot_id, request.max_kept_fraction) for request in expected] == [
+    assert [(request.filter, request.snapshot_id, request.max_kept_fraction) for request in plan_requests] == [
         (parse_filter("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
@@ -280,7 +282,7 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
     rewrite, _ = await run_rewrite(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
-        plan=lambda expected: {"snapshot_id": next(snapshots)},
+        plan=lambda request: {"snapshot_id": next(snapshots)},
     )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 1
     assert " u FOR VERSION AS OF 1" in (rewrite.statement or "")
@@ -292,9 +294,9 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
             raise NoSuchResource("", status=404)
         return {}
 
-    rewrite, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    rewrite, plan_requests = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
     assert rewrite.statement is None
-    assert len(expected) == 2
+    assert len(plan_requests) == 2
 
 
 async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
@@ -303,16 +305,18 @@ async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
             raise InvalidRequest("", status=400)
         return {}
 
-    rewrite, expected = await run_rewrite("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    rewrite, plan_requests = await run_rewrite(
+        "SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan
+    )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert expected[-1].filter is None
+    assert plan_requests[-1].filter is None
 
 
 async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
-    rewrite, expected = await run_rewrite(statement)
+    rewrite, plan_requests = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(request.snapshot_id, request.past) for request in expected] == [(5, True)]
+    assert [(request.snapshot_id, request.past) for request in plan_requests] == [(5, True)]
     rewrite, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert rewrite.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in rewrite.statement
@@ -320,17 +324,17 @@ async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
 
 async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
-    rewrite, expected = await run_rewrite(statement)
+    rewrite, plan_requests = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(request.snapshot_id, request.ref, request.past) for request in expected] == [(None, "it's", True)]
+    assert [(request.snapshot_id, request.ref, request.past) for request in plan_requests] == [(None, "it's", True)]
     rewrite, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert rewrite.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     union_of_branches = (
         "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
     )
-    rewrite, expected = await run_rewrite(union_of_branches)
+    rewrite, plan_requests = await run_rewrite(union_of_branches)
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert [(request.snapshot_id, request.ref) for request in expected] == [(None, "dev"), (7, None)]
+    assert [(request.snapshot_id, request.ref) for request in plan_requests] == [(None, "dev"), (7, None)]
 
 
 @pytest.mark.parametrize(
@@ -343,13 +347,13 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
     refs = {} if audit is None else {"audit": audit}
-    rewrite, expected = await run_rewrite(
+    rewrite, plan_requests = await run_rewrite(
         f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
-        plan=lambda expected: {} if expected.ref is None else {"snapshot_id": 8},
+        plan=lambda plan_requests: {} if plan_requests.ref is None else {"snapshot_id": 8},
         tables={"t": KnownTable("1", COLUMNS["t"], current_id, 1 << 30, 100, refs=refs)},
     )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
-    assert {(request.table[-1], request.ref) for request in expected} == {("t", None), ("t", "audit"), ("u", None)}
+    assert {(request.table[-1], request.ref) for request in plan_requests} == {("t", None), ("t", "audit"), ("u", None)}
 
 
 async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None:
@@ -371,9 +375,9 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
 async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
-    rewrite, expected = await run_rewrite("EXECUTE p USING 5", session)
+    rewrite, plan_requests = await run_rewrite("EXECUTE p USING 5", session)
     assert (rewrite.prepared, rewrite.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
-    assert expected[0].filter == parse_filter("id = 5")
+    assert plan_requests[0].filter == parse_filter("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", rewrite.statement or "")
     assert read_session(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
@@ -385,8 +389,8 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
 )
 async def test_execution_that_is_not_understood_stays_unchanged(statement: str) -> None:
     session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    rewrite, expected = await run_rewrite(statement, session)
-    assert (rewrite.statement, expected) == (None, [])
+    rewrite, plan_requests = await run_rewrite(statement, session)
+    assert (rewrite.statement, plan_requests) == (None, [])
 
 
 def test_session_is_read_from_the_headers() -> None:
@@ -466,20 +470,20 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read_statement = reading._read
-    go, reads = Event(), 0
+    may_continue, reads = Event(), 0
 
-    def rewrite_slowly(*arguments: Any) -> Any:
+    def read_slowly(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
-        go.wait()
+        may_continue.wait()
         return read_statement(*arguments)
 
-    monkeypatch.setattr(reading, "_read", rewrite_slowly)
+    monkeypatch.setattr(reading, "_read", read_slowly)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; the statement was not parsed in time")
         assert rewriter.open_breakers == []
-        go.set()
+        may_continue.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
             while (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
                 await asyncio.sleep(0.05)

@@ -232,13 +232,13 @@ def check_same_rows(
     Returns:
         The number of rows that only joins leave out.
     """
-    replacements, names, omitted_count = store_plan_tables(rng, connection, text, scans)
+    replaced_text, names, omitted_count = store_plan_tables(rng, connection, text, scans)
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
-    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n{requested_text}"
+    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n{requested_text}"
     try:
-        rows = count_rows(connection, replacements)
+        rows = count_rows(connection, replaced_text)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     assert rows == expected, note

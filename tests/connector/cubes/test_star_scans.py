@@ -68,14 +68,14 @@ def translate_to_cube(tables: Sequence[KnownTable]) -> str:
 
 
 async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema_of_its_snapshot() -> None:
-    shops = add_snapshots(build_table(schema=build_schema(*SHOPS)), 7)
-    statement = translate_to_cube(await load_tables(build_facts(2), shops))
+    shop_metadata = add_snapshots(build_table(schema=build_schema(*SHOPS)), 7)
+    statement = translate_to_cube(await load_tables(build_facts(2), shop_metadata))
     assert 'LEFT JOIN db.shops FOR VERSION AS OF 7 AS "d" ON' in statement
-    renamed_shops = apply_json_updates(
-        shops,
+    renamed_metadata = apply_json_updates(
+        shop_metadata,
         {"action": "add-schema", "schema": build_schema(*RENAMED_FIELDS, schema_id=1), "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     )
     # The snapshot 7 has the name `region` for the field 2, and the cube has the field 3.
     with pytest.raises(NotFromCube, match="columns of a dimension table have changed since its current snapshot"):
-        translate_to_cube(await load_tables(build_facts(3), renamed_shops))
+        translate_to_cube(await load_tables(build_facts(3), renamed_metadata))

@@ -195,11 +195,11 @@ def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch:
 
     def collect_removed_nodes(tree: sqlglot.Expr, *arguments: Any) -> Any:
         ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
-        new_tree = replace_tables(tree, *arguments)
+        replaced_tables = replace_tables(tree, *arguments)
         gc.collect()
         new_nodes = [sqlglot.exp.column("region") for _ in range(1000)]
         reused_ids.extend(ids & {id(node) for node in new_nodes})
-        return new_tree
+        return replaced_tables
 
     monkeypatch.setattr(stars, "replace_tables", collect_removed_nodes)
     translate_to_cube(f"SELECT region, i.brand, sum(f.amount) FROM {FROM_CLAUSES[0]} GROUP BY 1, 2")

@@ -167,12 +167,12 @@ def check_one(
     )
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored_copies))
-    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
+    replaced_text = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored_copies))
+    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
-        rows = _count_rows(connection, replacements)
+        rows = _count_rows(connection, replaced_text)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):

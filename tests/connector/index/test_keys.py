@@ -202,17 +202,17 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     model: dict[str, tuple[str, int]] = {}
     for step in range(14):
         sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
-        input_doubles = build_doubles(*((x, 0.0, step) for x in sample))
+        input_table = build_doubles(*((x, 0.0, step) for x in sample))
         write_options: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
-            change = delete(client, "db.t", keys=input_doubles, key=["x"], **write_options)
+            change = delete(client, "db.t", keys=input_table, key=["x"], **write_options)
             model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in sample}}
         else:
-            change = upsert(client, "db.t", input_doubles, keys=["x"], **write_options)
+            change = upsert(client, "db.t", input_table, keys=["x"], **write_options)
             model |= {repr(x + 0.0): (repr(x), step) for x in sample}
         assert not change.duplicate
         assert list_numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:
-            assert delete(client, "db.t", keys=input_doubles, key=["x"], **write_options).duplicate, (
+            assert delete(client, "db.t", keys=input_table, key=["x"], **write_options).duplicate, (
                 f"seed {seed}, step {step}"
             )

@@ -58,7 +58,7 @@ def build_rows(ids: range | list[int], seed: str = "", names: int = 100) -> pa.T
     )
 
 
-def spread_rows(count: int, seed: int) -> pa.Table:
+def build_random_rows(count: int, seed: int) -> pa.Table:
     draw = np.random.default_rng(seed)
     return pa.table(
         {
@@ -194,9 +194,9 @@ def test_query_on_a_clustered_table_opens_few_files(
     with open_catalog(server.url) as catalog:
         create_table(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
-        input_spread_rows = spread_rows(20_000, 1)
+        input_rows = build_random_rows(20_000, 1)
         for number in range(8):
-            table.append(input_spread_rows.slice(2500 * number, 2500))
+            table.append(input_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
         rows_before = count_scanned_rows(client)
@@ -240,10 +240,8 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
         table = catalog.load_table("db.t")
         for number in range(8):
-            input_spread_rows = spread_rows(1200, number)
-            table.append(
-                input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 200))
-            )
+            input_rows = build_random_rows(1200, number)
+            table.append(input_rows.set_column(1, "part", pa.array((input_rows["id"].to_numpy() * 37) % 200)))
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert count_scanned_rows(client) == rows_before
@@ -252,10 +250,8 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         # The next layer places the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
-            input_spread_rows = spread_rows(1200, 100 + number)
-            table.append(
-                input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 220))
-            )
+            input_rows = build_random_rows(1200, 100 + number)
+            table.append(input_rows.set_column(1, "part", pa.array((input_rows["id"].to_numpy() * 37) % 220)))
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert count_scanned_rows(client) == rows_before

@@ -108,8 +108,8 @@ class IndexedStar:
         self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
 
     def _define(self, name: str, kind: str, attribute: str) -> None:
-        pin_answer = self.pin(attribute, add_partners=False)
-        self._client.put_index((self.name, "facts"), name, kind=kind, columns=pin_answer)
+        pinned_names = self.pin(attribute, add_partners=False)
+        self._client.put_index((self.name, "facts"), name, kind=kind, columns=pinned_names)
         self.definitions.add(name)
 
     def pin(self, attribute: str, *, add_partners: bool) -> list[str]:

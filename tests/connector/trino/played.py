@@ -48,7 +48,7 @@ class NumberedPlans:
         tables: The known tables, if more than their columns is known.
     """
 
-    plan: Callable[[TablePlanRequest], Any] = lambda expected: {}
+    plan: Callable[[TablePlanRequest], Any] = lambda request: {}
     wait_s: float = 0.0
     version: str = "1"
     tables: Mapping[str, KnownTable] = field(default_factory=dict)

@@ -413,8 +413,18 @@ async def test_logs_do_not_contain_the_secrets_of_query_results(
 
 async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> None:
     key_options = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", *kind, *key_options], check=True, capture_output=True)
+    request_options = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    subprocess.run(["openssl", "req", "-x509", *request_options, *key_options], check=True, capture_output=True)
     tls = create_server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with run_fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
@@ -422,6 +432,6 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
         # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
             create_server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
-        async with run_proxy(rig.url) as outer:
-            status, _, body = await outer.ask("GET", "/v1/info")
+        async with run_proxy(rig.url) as outer_rig:
+            status, _, body = await outer_rig.ask("GET", "/v1/info")
             assert (status, b"certificate" in body.lower()) == (502, True)

@@ -89,11 +89,11 @@ def test_upsert_replaces_rows_with_existing_keys_and_inserts_rows_with_new_keys(
     second_report = upsert(client, "db.t", build_rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
     assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
     assert second_report.updated == 2
-    removed_delete = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
-    assert (removed_delete.deleted, removed_delete.attempts) == (2, 1)
+    delete_report = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
+    assert (delete_report.deleted, delete_report.attempts) == (2, 1)
     assert [row[0] for row in read_rows(client)] == [2, 7, 9]
-    removed_delete = delete(client, "db.t", where="ts = 1", mode=mode)
-    assert removed_delete.deleted == 1
+    delete_report = delete(client, "db.t", where="ts = 1", mode=mode)
+    assert delete_report.deleted == 1
     assert [row[0] for row in read_rows(client)] == [2, 9]
 
 
@@ -375,8 +375,8 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         pairs = zip(typed.to_plain(kind, actual_table["k"]), actual_table["v"].to_pylist(), strict=True)
         expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
-        removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)
-        assert removed_delete.deleted == len(chosen_values), kind
+        delete_report = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)
+        assert delete_report.deleted == len(chosen_values), kind
 
 
 @pytest.mark.few_cases(1)

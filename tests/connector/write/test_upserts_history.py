@@ -222,7 +222,7 @@ class Shape:
 
     @property
     def by_key(self) -> bool:
-        """Return True if equality deletes by the key apply to every file.
+        """True if equality deletes by the key apply to every file.
 
         In version 2 the result is False, because PyIceberg checks the rows and does not support equality
         deletes.

@@ -70,9 +70,9 @@ def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     with change_conf(
         spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")
     ):
-        result, exchanges = run_and_count_exchanges(spark.sql(query))
+        rows, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges >= 1
-    return result
+    return rows
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def test_excluded_day_is_kept_if_it_may_have_rows_of_the_previous_day() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
         query_predicate = build_predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
         assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == expected
-    several = build_predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
-    assert format_expression(project_inclusive(several, build_spec("day"))) == "p0 not-in 2 5"
+    query_predicate = build_predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
+    assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == "p0 not-in 2 5"
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])

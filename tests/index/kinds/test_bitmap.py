@@ -45,7 +45,7 @@ def build_ranges(*values: int) -> KeyRanges:
     return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(encode_long, set(values)))))
 
 
-def make_between(low: int | None, high: int | None) -> KeyRanges:
+def make_range(low: int | None, high: int | None) -> KeyRanges:
     return KeyRanges(
         "long", (KeyRange(low if low is None else encode_long(low), high if high is None else encode_long(high)),)
     )
@@ -126,8 +126,8 @@ def test_files_with_matching_rows_are_found_for_any_number_of_files(files: int, 
         low = rng.randrange(-5, 7 * files + 60)
         for ranges, expected in (
             (build_ranges(low), lambda v, low=low: v == low),
-            (make_between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
-            (make_between(None, low), lambda v, low=low: v <= low),
+            (make_range(low, low + 20), lambda v, low=low: low <= v <= low + 20),
+            (make_range(None, low), lambda v, low=low: v <= low),
             (build_ranges(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
             assert index.mark_files(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
@@ -197,7 +197,7 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
     for position in np.random.default_rng(7).integers(0, len(distinct_values), 20):
         value = int(distinct_values[position])
         assert find_rows(index, 0, build_ranges(value), len(values)) == np.flatnonzero(values == value).tolist()
-        assert find_rows(index, 0, make_between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
+        assert find_rows(index, 0, make_range(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:

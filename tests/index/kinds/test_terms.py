@@ -114,7 +114,7 @@ def test_column_id_refers_to_the_newest_schema_that_has_it() -> None:
 
 
 @given(st.sampled_from(["identity", "lower", "upper", "bucket[7]"]), st.text(min_size=1, max_size=12))
-def test_any_column_name_is_parsed_from_its_text_alone_and_in_a_list(transform: str, name: str) -> None:
+def test_any_column_name_is_parsed_alone_and_in_a_list(transform: str, name: str) -> None:
     text = format_term(transform, name)
     assert parse_term(text) == (transform, name)
     assert [parse_term(part) for part in split_arguments(f"{text}, {text}")] == [(transform, name)] * 2

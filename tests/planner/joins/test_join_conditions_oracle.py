@@ -370,7 +370,7 @@ async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 0)
         await days.commit([days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
-        queries = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
-        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": queries, "files": True})
+        joins = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": joins, "files": True})
         assert not answer.json["joins"][0]["used"]
         assert len(answer.json["kept"]) == len(fact.data)

@@ -42,7 +42,7 @@ class ScanCase:
 
     @property
     def nan_above(self) -> bool:
-        """Return whether NaN is greater than every number for the clients of the plan."""
+        """Whether NaN is greater than every number for the clients of the plan."""
         return self.number % 2 == 1
 
     @property
@@ -66,7 +66,7 @@ class ScanCase:
 
     @property
     def compares_zero(self) -> bool:
-        """Return whether the filter compares a float column with a zero. Clients differ in the result."""
+        """Whether the filter compares a float column with a zero. Clients differ in the result."""
         return _is_zero_compared(self.filter, self.names)
 
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:

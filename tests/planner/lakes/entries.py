@@ -122,11 +122,13 @@ def assert_same(record: Record, original_record: Record, note: str) -> None:
     assert partition.keys() == original_partition.keys(), note
     for key, value in partition.items():
         expected = original_partition[key]
-        days = isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
-        wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
+        is_multiple = (
+            isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
+        )
+        is_wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True
         )
-        assert days or wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
+        assert is_multiple or is_wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
     assert record.pop("status") in (0, original_record.pop("status")), note
     record["file_format"], original_record["file_format"] = (
         record["file_format"].upper(),

@@ -96,14 +96,14 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         is_named = make_bindable(residual, metadata.current_schema) == residual
         report[path] = JudgedTask(deletes, encode_expression(residual) if is_named else None)
     try:
-        parsed_answer = _parse_answer(scan)
+        tasks_by_path = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
-    for path, task in parsed_answer.items():
+    for path, task in tasks_by_path.items():
         if _is_tautology(task.residual) and path in report and report[path].residual is True:
             report[path] = task  # PyIceberg must not count rows by TRUE, so the answer has a tautology.
-    assert parsed_answer == report, f"the JSON differs from the plan\n{case}"
+    assert tasks_by_path == report, f"the JSON differs from the plan\n{case}"
     return plan
 
 

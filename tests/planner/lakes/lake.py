@@ -45,7 +45,7 @@ class ContentFile:
 
     @property
     def partition_key(self) -> tuple[object, ...]:
-        """Return the spec and the partition values in comparable form; NaN equals NaN, and the zeros differ."""
+        """The spec and the partition values in comparable form; NaN equals NaN, and the zeros differ."""
         return (self.spec_id, *(repr(value) for value in self.partition))
 
 
@@ -72,7 +72,7 @@ class DeleteFile(ContentFile):
 
     @property
     def name(self) -> str:
-        """Return the path, for a deletion vector with the offset, because several vectors share a file."""
+        """The path, for a deletion vector with the offset, because several vectors share a file."""
         return self.path if self.content_offset is None else f"{self.path}#{self.content_offset}"
 
     @property
@@ -91,7 +91,7 @@ class LakeSnapshot:
 
     @cached_property
     def data_files(self) -> list[DataFile]:
-        """Return the live data files in manifest order."""
+        """The live data files in manifest order."""
         return [file for file in self._list_live_files() if isinstance(file, DataFile)]
 
     @cached_property

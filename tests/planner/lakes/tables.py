@@ -125,7 +125,7 @@ class Table:
 
     @property
     def snapshots(self) -> list[dict[str, Any]]:
-        """Return the snapshots of the metadata, oldest first."""
+        """The snapshots of the metadata, oldest first."""
         return self._snapshots
 
     def write_metadata(self) -> str:

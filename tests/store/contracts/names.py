@@ -71,10 +71,10 @@ class NamesContract(StorePair):
         for leaf in leaves:
             await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
         await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
-        listed_ids: list[str] = []
-        while page := await store.list_namespaces(NS, listed_ids[-1] if listed_ids else None, 3):
-            listed_ids += [child[-1] for child in page]
-        assert listed_ids == sorted(leaves)
+        listed_names: list[str] = []
+        while page := await store.list_namespaces(NS, listed_names[-1] if listed_names else None, 3):
+            listed_names += [child[-1] for child in page]
+        assert listed_names == sorted(leaves)
         assert await store.list_namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.list_namespaces((), "ns", 10) == [("ns2",)]
         assert await store.list_namespaces(("nowhere",), None, 10) == []
@@ -135,15 +135,15 @@ class NamesContract(StorePair):
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non-existing$"):
             await store.transact([CreateEntry(make_entry("t", namespace=("non-existing",)))])
 
-    async def test_entries_list_one_kind_in_code_point_order_by_pages(self, store: GeneratorStore) -> None:
+    async def test_list_entries_returns_pages_of_one_kind_in_code_point_order(self, store: GeneratorStore) -> None:
         names = ["t", "T", "ä", "ﬀ", "\U0001f600", "t1", "t 1", "t.1"]
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])
         await store.transact([CreateEntry(make_entry("view", VIEW)), CreateEntry(make_entry("f", FUNCTION))])
-        listed_ids: list[str] = []
-        while page := await store.list_entries(TABLE, NS, listed_ids[-1] if listed_ids else None, 3):
-            listed_ids += [entry.name for entry in page]
-        assert listed_ids == sorted(names)
+        listed_names: list[str] = []
+        while page := await store.list_entries(TABLE, NS, listed_names[-1] if listed_names else None, 3):
+            listed_names += [entry.name for entry in page]
+        assert listed_names == sorted(names)
         assert [entry.name for entry in await store.list_entries(VIEW, NS, None, 9)] == ["view"]
 
     async def test_swap_from_an_old_location_is_rejected(self, store: GeneratorStore) -> None:

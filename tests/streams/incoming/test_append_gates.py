@@ -39,14 +39,14 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
     async def run(is_change: bool) -> None:
         await pass_time()
         uuids = rng.sample(TABLES, rng.randint(1, len(TABLES)))
-        running = changes if is_change else appends
+        counts = changes if is_change else appends
         async with gates.hold_appends(uuids) if is_change else gates.hold_commits(uuids):
-            running.update(uuids)
+            counts.update(uuids)
             try:
                 await pass_time()
                 assert all(changes[uuid] <= 1 and not (changes[uuid] and appends[uuid]) for uuid in TABLES)
             finally:
-                running.subtract(uuids)
+                counts.subtract(uuids)
 
     tasks = [asyncio.create_task(run(rng.random() < 0.3)) for _ in range(100)]
     for task in rng.sample(tasks, 10):

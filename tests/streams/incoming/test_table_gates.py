@@ -78,7 +78,7 @@ async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     assert not log.gate.is_closed
 
 
-async def test_commit_whose_gate_may_not_be_closed_is_told_that_nothing_was_committed(store: PointerStore) -> None:
+async def test_commit_whose_gate_cannot_be_closed_reports_that_nothing_was_committed(store: PointerStore) -> None:
     log, gates = FaultyLog(), TableGates(store, SystemClock())
     log.closing_error = CommitUnknown("The rows may be stored or not")
     with pytest.raises(RetryLater, match="nothing was committed"):

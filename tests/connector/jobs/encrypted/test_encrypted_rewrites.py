@@ -132,21 +132,21 @@ def append_unclustered_files(
 
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
     """The test's check for plain text must find the plain text in files without encryption."""
-    batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
+    flags = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
     for is_sealed in (False, True):
         folder = tmp_path / str(is_sealed)
         folder.mkdir()
         keys = np.arange(5000).astype(">u8").view("S8")
         numbers = np.arange(5000) % 3
         with clustering._Spill(folder, 3, sealed=is_sealed) as spill:
-            spill.add(batch, np.arange(5000), keys, numbers)
-            spill.add(batch, np.arange(5000), keys, numbers)
+            spill.add(flags, np.arange(5000), keys, numbers)
+            spill.add(flags, np.arange(5000), keys, numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
         assert (b"plain text" in data) is not is_sealed
         parts = [part for part, _, _ in spill.read_ranges()]
         assert [part.num_rows for part in parts] == [3334, 3334, 3332]
         assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
-            [*batch.column(0).to_pylist()] * 2
+            [*flags.column(0).to_pylist()] * 2
         )
 
 
@@ -157,10 +157,10 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
     """A cipher processes less than 2 GiB at once, and each read of a block copies the rest of the block."""
     monkeypatch.setattr(clustering, "_SEALED_BYTES", 1000)
     text = random.Random(first_seed()).randbytes(50_000).hex()
-    batch = pa.record_batch({"text": [text, text[::-1]]})
+    flags = pa.record_batch({"text": [text, text[::-1]]})
     keys = np.arange(2).astype(">u8").view("S8")
     with clustering._Spill(tmp_path, 2, sealed=True) as spill:
-        spill.add(batch, np.arange(2), keys, np.arange(2))
+        spill.add(flags, np.arange(2), keys, np.arange(2))
     for path in tmp_path.iterdir():
         data, offset, blocks = path.read_bytes(), 0, 0
         while offset < len(data):
