@@ -169,6 +169,14 @@ class TableOpenings:
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
+    async def reopen(self, entry: Entry, metadata: TableMetadata) -> None:
+        """Open a table that has returned to the catalog if the log has rows of it, so that plans have these rows."""
+        try:
+            if self._logs.exists and (await self._logs.open()).list_shards(entry.uuid):
+                await self._open_table(entry, metadata)
+        except SeamarkError as error:  # The next append opens the table.
+            _log.warning("a table that has returned was not opened", table=entry.uuid, error=error.message)
+
     async def list_waiting_schemas(self, metadata: TableMetadata) -> set[int]:
         """Return the ids of the schemas of the rows that wait in the log for a table without a name.
 
