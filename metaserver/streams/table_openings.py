@@ -184,13 +184,13 @@ class TableOpenings:
             LogUnavailable: The log does not answer.
         """
         schema_ids: set[int] = set()
-        if not self._logs.exists:
+        if not self._logs.exists or metadata.table_uuid is None:
             return schema_ids
         try:
             log = await self._logs.open()
         except LogElsewhere:  # The rows of this table would wait in the log of another server.
             return schema_ids
-        offsets = await load_returning_offsets(log, metadata)
+        offsets = await load_returning_offsets(log, metadata.table_uuid, metadata)
         for shard, state in log.list_shards(metadata.table_uuid).items():
             offset = offsets.get(shard.number, state.watermark)
             while offset < state.watermark:
