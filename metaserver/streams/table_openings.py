@@ -25,6 +25,7 @@ from seamark.metaserver.streams.catalog_tables import CatalogTables, load_return
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.stream_properties import is_stream_table
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _CHECK_INTERVAL_S = 1.0
@@ -170,9 +171,10 @@ class TableOpenings:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
     async def reopen(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Open a table that has returned to the catalog if the log has rows of it, so that plans have these rows."""
+        """Open a stream table that has returned to the catalog if the log has rows of it, so that plans have them."""
         try:
-            if self._logs.exists and (await self._logs.open()).list_shards(entry.uuid):
+            # Other tables do not wait for a log that does not answer.
+            if is_stream_table(metadata) and self._logs.exists and (await self._logs.open()).list_shards(entry.uuid):
                 await self._open_table(entry, metadata)
         except SeamarkError as error:  # The next append opens the table.
             _log.warning("a table that has returned was not opened", table=entry.uuid, error=error.message)
