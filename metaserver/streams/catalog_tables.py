@@ -73,7 +73,7 @@ class CatalogTables:
             LogElsewhere: The rows of the table are in another log.
             NoSuchTable: No name refers to the table.
         """
-        starts = await load_returning_offsets(log, metadata)
+        starts = await load_returning_offsets(log, entry.uuid, metadata)
         shards = max(read_shard_count(LoadedTable(entry, metadata)), 1 + max(starts, default=0))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
@@ -159,11 +159,11 @@ class CatalogTables:
         return self._search.open(entry, metadata)
 
 
-async def load_returning_offsets(log: StreamLog, metadata: TableMetadata) -> dict[int, int]:
+async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetadata) -> dict[int, int]:
     """Return the offset of each shard in the log below which a table that returns has its rows in files."""
     await log.catch_up()
-    shards = log.list_shards(metadata.table_uuid)
-    received_ms = {}
+    shards = log.list_shards(uuid)
+    received_ms: dict[int, int] = {}
     for shard, state in shards.items():
         offset = find_released_offset(state)
         if offset < state.watermark:

@@ -25,6 +25,7 @@ from seamark.metaserver.streams.catalog_tables import CatalogTables, load_return
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.stream_properties import is_stream_table
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _CHECK_INTERVAL_S = 1.0
@@ -168,6 +169,15 @@ class TableOpenings:
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
+    async def reopen(self, entry: Entry, metadata: TableMetadata) -> None:
+        """Open a stream table that has returned to the catalog if the log has rows of it, so that plans have them."""
+        try:
+            # Other tables do not wait for a log that does not answer.
+            if is_stream_table(metadata) and self._logs.exists and (await self._logs.open()).list_shards(entry.uuid):
+                await self._open_table(entry, metadata)
+        except SeamarkError as error:  # The next append opens the table.
+            _log.warning("a table that has returned was not opened", table=entry.uuid, error=error.message)
+
     async def list_waiting_schemas(self, metadata: TableMetadata) -> set[int]:
         """Return the ids of the schemas of the rows that wait in the log for a table without a name.
 
@@ -175,13 +185,13 @@ class TableOpenings:
             LogUnavailable: The log does not answer.
         """
         schema_ids: set[int] = set()
-        if not self._logs.exists:
+        if not self._logs.exists or metadata.table_uuid is None:
             return schema_ids
         try:
             log = await self._logs.open()
         except LogElsewhere:  # The rows of this table would wait in the log of another server.
             return schema_ids
-        offsets = await load_returning_offsets(log, metadata)
+        offsets = await load_returning_offsets(log, metadata.table_uuid, metadata)
         for shard, state in log.list_shards(metadata.table_uuid).items():
             offset = offsets.get(shard.number, state.watermark)
             while offset < state.watermark:

@@ -157,7 +157,7 @@ async def check_returning(call: Call, entry: Entry | None, metadata: TableMetada
     if entry is None:
         if not is_stream_table(metadata):
             return
-        last_ids = await call.components.streams.openings.list_waiting_schemas(metadata)
+        last_ids: set[int | None] = {*await call.components.streams.openings.list_waiting_schemas(metadata)}
     else:
         last = await _load_former(call, entry)
         if last is None or not is_stream_table(last):

@@ -72,6 +72,7 @@ async def test_table_that_returns_after_the_database_has_forgotten_its_offsets_h
         status, answer = await register(stream, first["metadata-location"])
         assert (status, "lack its schemas 1" in str(answer)) == (400, True)
         assert (await register(stream, last_location))[0] == 200
+        assert await stream.ids() == [0, 1]
         await stream.post({"id": 2})
         assert await stream.ids() == [0, 1, 2]
         await stream.flush()
