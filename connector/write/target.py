@@ -32,7 +32,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.reserved import ROW_ID
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import get_transform_name
-from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.definitions import list_writable_definitions
 from seamark.formats.protocol.wire import INDEX_FOLDER
 
 ENCRYPTION_KEY = "encryption.key-id"
@@ -129,7 +129,7 @@ def create_target(metadata: TableMetadata, storage: Storage, name: Name | None =
         storage=storage,
         indexes=tuple(
             IndexTask(table_uuid, definition, projection, folder, storage, file_keys)
-            for definition in read_definitions(metadata).enabled
+            for definition in list_writable_definitions(metadata)
         ),
     )
 

@@ -237,6 +237,15 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
     return definitions
 
 
+def list_writable_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
+    """Return the enabled indexes whose columns the table still has. New files can have entries only of these indexes.
+
+    An index with a dropped column stays defined, because the plans of earlier snapshots can use it.
+    """
+    columns = metadata.current_schema.index.by_id
+    return tuple(index for index in read_definitions(metadata).enabled if columns.keys() >= set(index.column_ids))
+
+
 def _read_definitions(metadata: TableMetadata) -> Definitions:
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:

@@ -35,7 +35,7 @@ _FREE_TABLES = 200
 _KNOWN_MAX = 1_000_000
 """The maximum number of tables for which the next examination is stored. Each takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
-"""The actions of the records of jobs, which change no table. What a job commits has actions of its own.
+"""The actions of the records of jobs, which change no table. A commit of a job has another action.
 
 If these records led to new jobs, a job that fails would cause itself.
 """

@@ -34,6 +34,7 @@ from seamark.connector.index.builds import (
     group_files,
 )
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
+from seamark.connector.write.appends import append
 from tests.connector.lake import SCHEMA, append_parts, build_columns, create_lake_table, open_catalog, spread_ids
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
@@ -219,6 +220,16 @@ def test_build_tries_and_reports_each_file_that_cannot_be_indexed_once(client: I
     second_report = build(client, "db.t", "b", InProcessWorkers())
     assert (second_report.json["state"], second_report.files_not_indexed) == ("rolled_back", 1)
     assert damaged_path.name in second_report.json["reason"]
+
+
+def test_rows_are_written_after_the_column_of_an_index_was_dropped(client: IndexClient) -> None:
+    with open_catalog(client.url) as catalog:
+        with catalog.load_table("db.t").update_schema() as update:
+            update.delete_column("id")
+        columns = catalog.load_table("db.t").schema().as_arrow()
+    append(client, "db.t", pa.Table.from_pylist([{}], columns))
+    index = client.index("db.t", "b")
+    assert (index.health, index.json["problem"]) == ("broken", "The column was dropped from the table")
 
 
 @pytest.mark.slow
