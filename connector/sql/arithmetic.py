@@ -13,8 +13,10 @@ from seamark.connector.sql.types import (
     DATE,
     INTERVAL,
     PRECISION_MAX,
+    TIME,
     TIMESTAMP,
     SqlType,
+    UnsupportedInDuckDB,
     as_decimal,
     make_decimal,
     name_duckdb_type,
@@ -161,12 +163,32 @@ def round_to_milliseconds(value: SqlValue) -> SqlValue:
     return SqlValue(f"make_timestamp({shifted_micros} - ({shifted_micros} % 1000 + 1000) % 1000)", TIMESTAMP)
 
 
+def refuse_operation(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> Exception:
+    """Return the error of an operation that is not translated: `UnsupportedInDuckDB` if Trino defines it."""
+    types = f"the types {left.type} and {right.type}"
+    if _is_operation_of_times(left.type, right.type, sign):
+        return UnsupportedInDuckDB(f"{describe(node)}: {sign} is not translated for {types}")
+    return InvalidRequest(f"{describe(node)}: {sign} is not defined for {types}")
+
+
+def _is_operation_of_times(left: SqlType, right: SqlType, sign: str) -> bool:
+    """Return whether Trino defines the operation for intervals, dates and times of these types."""
+    if left == right == INTERVAL:
+        return sign in "+-"
+    if INTERVAL in (left, right):
+        other = right if left == INTERVAL else left
+        if other.is_number:
+            return sign == "*" or (sign == "/" and left == INTERVAL)
+        return other == TIME and (sign == "+" or (sign == "-" and left == TIME))
+    return sign == "-" and (left == right == TIME or (left.is_time and right.is_time))
+
+
 def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> SqlValue:
     """Return a time plus or minus an interval."""
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:
-        raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
+        raise refuse_operation(left, right, sign, node)
     text = f"({left.sql} {sign} {right.sql})"
     if left.type == DATE:
         if right.sql.rpartition(" ")[2] not in ("DAY", "WEEK", "MONTH", "YEAR"):

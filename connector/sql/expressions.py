@@ -17,6 +17,7 @@ from seamark.connector.analysis.conditions import COMPARISONS
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.arithmetic import (
+    refuse_operation,
     round_to_milliseconds,
     shift_by_interval,
     translate_comparison,
@@ -41,6 +42,7 @@ from seamark.connector.sql.types import (
     DOUBLE,
     INTERVAL,
     REAL,
+    TIME,
     TIMESTAMP,
     UNKNOWN,
     UUID,
@@ -380,6 +382,8 @@ class Expressions:
             constant = parse_number(str(inner.this), node, negative=True)
             return SqlValue(constant.sql, constant.type, node)
         value = self.translate_value(inner, scope)
+        if value.type in (INTERVAL, UNKNOWN):
+            raise UnsupportedInDuckDB(f"{describe(node)}: - is not translated for the type {value.type}")
         if not value.type.is_number:
             raise InvalidRequest(f"{describe(node)}: a value of the type {value.type} cannot be negated")
         return SqlValue(f"(-{value.sql})", value.type)
@@ -393,13 +397,15 @@ class Expressions:
             return shift_by_interval(left, right, sign, node)
         if UNKNOWN in (left.type, right.type):
             operand_type = right.type if left.type == UNKNOWN else left.type
+            if operand_type == TIME:
+                raise UnsupportedInDuckDB(f"{describe(node)}: {sign} is not translated for the type {operand_type}")
             if not (operand_type == UNKNOWN or operand_type.is_number or operand_type.is_time):
                 raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the type {operand_type}")
             return SqlValue(
                 "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {name_duckdb_type(operand_type)})", operand_type
             )
         if not (left.type.is_number and right.type.is_number):
-            raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
+            raise refuse_operation(left, right, sign, node)
         kind = find_common_type(left.type, right.type)
         assert kind is not None
         if kind.is_float:

@@ -20,6 +20,7 @@ from seamark.connector.sql.types import (
     DATE,
     DOUBLE,
     INTEGER,
+    INTERVAL,
     PRECISION_MAX,
     REAL,
     TIME,
@@ -102,7 +103,7 @@ def _translate_moment(e: Expressions, argument: exp.Expr, node: exp.Expr, scope:
 def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.Expr) -> SqlValue:
     if value.type == ZONED and "timestamp" in kinds:
         value = SqlValue(f"CAST({value.sql} AS TIMESTAMP)", TIMESTAMP)
-    if value.type == TIME:
+    if value.type in (TIME, INTERVAL):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     if value.type.name not in (*kinds, "unknown"):
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
@@ -293,6 +294,11 @@ def _translate_count_if(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
     )
 
 
+def _refuse_interval(value: SqlValue, node: exp.Expr) -> None:
+    if value.type == INTERVAL:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
+
+
 def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "sum")
@@ -305,6 +311,7 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
         return SqlValue(f"sum({distinct}{value.sql})", DOUBLE)
     if value.type == REAL:
         return SqlValue(f"CAST(sum({distinct}CAST({value.sql} AS DOUBLE)) AS FLOAT)", REAL)
+    _refuse_interval(value, node)
     raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
@@ -321,6 +328,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
         return SqlValue(f"avg({distinct}{cast(value, DOUBLE).sql})", DOUBLE)
     if value.type == REAL:
         return SqlValue(f"CAST(avg({distinct}CAST({value.sql} AS DOUBLE)) AS FLOAT)", REAL)
+    _refuse_interval(value, node)
     raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 

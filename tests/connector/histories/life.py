@@ -42,7 +42,16 @@ from tests.connector.histories.columns import (
     list_kinds,
 )
 from tests.connector.histories.predicates import Row, draw_filter
-from tests.connector.histories.statements import can_be_written, draw_change, draw_literal_value, format_literal, quote
+from tests.connector.histories.statements import (
+    can_be_read,
+    can_be_written,
+    draw_change,
+    draw_literal_value,
+    format_literal,
+    make_sql_column,
+    quote,
+    to_sql_value,
+)
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -213,6 +222,7 @@ class TableHistory:
             **{self._append: 3, self._upsert: 6, self._upsert_unlocated: 1, self._delete: 2, self._delete_matching: 2},
             **{self._compact: 3, self._cluster_table: 1, self._index_table: 2, self._list_again: 1},
             **{self._evolve: 4, self._change_partitioning: 1, self._run_sql_change: 3, self._run_sql_insert: 1},
+            **{self._run_sql_join: 2},
         }
         choice = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched_ids = set()
@@ -367,6 +377,37 @@ class TableHistory:
             with SqlSession(self._client.url) as session:
                 session.sql(text).to_arrow()
             self.rows += rows.values()
+        return text
+
+    def _run_sql_join(self) -> str:
+        """Join the table with itself by its keys, and compare the values of all columns that SQL can read."""
+        columns = [column for column in self._columns if can_be_read(column)]
+        names = ", ".join(f"x.{quote(column.name)}" for column in columns)
+        conditions = [f"x.{quote(key.name)} = y.{quote(key.name)}" for key in self._keys]
+        key = self._rng.choice(self._keys)
+        name = quote(key.name)
+        if key.kind != "double":
+            conditions.append(f"x.{name} IN (SELECT {name} FROM {self._table})")
+        if key.kind not in ("double", "boolean"):
+            conditions.append(f"y.{name} >= (SELECT min({name}) FROM {self._table})")
+        text = f"SELECT {names} FROM {self._table} x, {self._table} y WHERE {' AND '.join(conditions)}"
+        # In SQL, NaN is equal to no key.
+        rows = [row for row in self.rows if all(row[key.id] == row[key.id] for key in self._keys)]
+        with SqlSession(self._client.url) as session:
+            result = session.sql(text).to_arrow().combine_chunks()
+        sql_columns = [make_sql_column(column) for column in columns]
+        actual_values = [
+            map(column.freeze, column.to_plain_values(_combine_chunks(result.column(place))))
+            for place, column in enumerate(sql_columns)
+        ]
+        expected = Counter(
+            tuple(
+                sql_column.freeze(to_sql_value(column, column.read_value(row)))
+                for column, sql_column in zip(columns, sql_columns, strict=True)
+            )
+            for row in rows
+        )
+        assert Counter(zip(*actual_values, strict=True)) == expected, text
         return text
 
     def _compact(self) -> str:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from tests.connector.histories.columns import RandomColumn, draw_value
 from tests.connector.histories.predicates import Row
@@ -38,6 +39,34 @@ def can_be_written(column: RandomColumn) -> bool:
     SQL has no literals of the type real.
     """
     return column.kind in _KINDS or column.kind.startswith("decimal(")
+
+
+def can_be_read(column: RandomColumn) -> bool:
+    """Return True if statements can read the column. They cannot read times with nanoseconds."""
+    return all(not child.kind.endswith("_ns") for child in column.walk())
+
+
+def make_sql_column(column: RandomColumn) -> RandomColumn:
+    """Return the column as results of statements have it: UUIDs are texts."""
+    kind = "string" if column.kind == "uuid" else column.kind
+    return RandomColumn(column.id, column.name, kind, [make_sql_column(child) for child in column.children])
+
+
+def to_sql_value(column: RandomColumn, value: Any) -> Any:
+    """Return a value of the column as results of statements have it."""
+    if value is None:
+        return None
+    match column.kind:
+        case "uuid":
+            return str(UUID(bytes=value))
+        case "struct":
+            return {child.id: to_sql_value(child, child.read_value(value)) for child in column.children}
+        case "list":
+            return [to_sql_value(column.children[0], each) for each in value]
+        case "map":
+            key_column, value_column = column.children
+            return [(to_sql_value(key_column, key), to_sql_value(value_column, each)) for key, each in value]
+    return value
 
 
 def draw_change(

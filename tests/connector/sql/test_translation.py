@@ -30,6 +30,7 @@ from seamark.connector.sql.types import (
     DATE,
     DOUBLE,
     INTEGER,
+    TIME,
     VARCHAR,
     SqlType,
     UnsupportedInDuckDB,
@@ -224,6 +225,23 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
 def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         translate_text(text)
+
+
+def test_operations_of_times_and_intervals_run_on_trino() -> None:
+    """Trino defines them. `InvalidRequest` would refuse the statement, also if a session has Trino."""
+    day, interval = "DATE '2024-01-02'", "INTERVAL '1' DAY"
+    moment, zoned = "TIMESTAMP '2024-01-02 10:00:00'", "TIMESTAMP '2024-01-02 10:00:00 UTC'"
+    columns = {"t": TIME, "k": INTEGER}
+    for expression in (
+        *(f"{day} - {day}", f"{moment} - {day}", f"{zoned} - {moment}", "t - t", "t + NULL"),
+        *(f"t + {interval}", f"{interval} + t", f"t - {interval}", f"{interval} - {interval}", f"-{interval}"),
+        *(f"{interval} * k", f"k * {interval}", f"{interval} / k", f"sum({interval} * k)", f"year({interval})"),
+    ):
+        with pytest.raises(UnsupportedInDuckDB, match="is not translated for the type"):
+            translate(parse(f"SELECT {expression} FROM s.t").tree, lambda _: columns, NOW)
+    for expression in (f"{day} + {day}", f"{interval} - {day}", f"k - {interval}", f"{day} * {interval}", "t - k"):
+        with pytest.raises(InvalidRequest, match="is not defined for the types"):
+            translate(parse(f"SELECT {expression} FROM s.t").tree, lambda _: columns, NOW)
 
 
 @pytest.mark.parametrize(
