@@ -55,7 +55,7 @@ from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
 from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, find_used_puffins, make_file_key
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
-from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
+from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter, StoredManifest
 from seamark.metaserver.runtime.gathering import gather
 
 _VECTORS_MIN_FORMAT_VERSION = 3
@@ -297,7 +297,7 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST
             )
-            manifests.append(stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number))
+            manifests.append(_describe_copy(stored_manifest, manifest))
         for spec_id in sorted({entry.file.spec_id for entry in lost_vectors}):
             entries = [entry for entry in lost_vectors if entry.file.spec_id == spec_id]
             stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
@@ -391,7 +391,7 @@ class _Correction:
                         "DuckDB 1.5.5 writes such files: delete the rows with `seamark sql` or another engine"
                     )
                 stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
-                manifests.append(stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number))
+                manifests.append(_describe_copy(stored_manifest, manifest))
         await self._write_list(writer, snapshot, manifests)
         return files.files
 
@@ -451,7 +451,7 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, manifest.content
             )
-            new_manifest = stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
+            new_manifest = _describe_copy(stored_manifest, manifest)
             manifests.append(structs.replace(new_manifest, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
         return files.files
@@ -478,6 +478,12 @@ def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files
     files.pop(snapshot.manifest_list or "", None)
     files.update(list_files)
     return structs.replace(snapshot, manifest_list=list_files[-1][0])
+
+
+def _describe_copy(stored_manifest: StoredManifest, manifest: ManifestFile) -> ManifestFile:
+    """Return the entry of a corrected manifest in a manifest list, with the snapshot and the number of the original."""
+    assert manifest.added_snapshot_id is not None, "only manifests of the new snapshots are corrected"
+    return stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
 
 
 def _find_published_ancestor(snapshot: Snapshot, metadata: TableMetadata, base: TableMetadata) -> Snapshot | None:
