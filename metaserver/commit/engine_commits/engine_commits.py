@@ -61,6 +61,7 @@ from seamark.metaserver.commit.engine_commits.rebase import (
     find_snapshot_commit,
     rebase_snapshot,
 )
+from seamark.metaserver.commit.engine_commits.removed_specs import check_removed_specs
 from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
 from seamark.metaserver.commit.removed_files import check_stored_snapshots
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
@@ -349,6 +350,8 @@ class EngineCommits:
             metadata = await self._apply(commit, base, updates)
         if base is None:
             await self._check_new_uuid(metadata)
+        else:
+            await check_removed_specs(commit.manifests.unchecked, base, metadata)
         events = [_describe_commit(commit, updates)]
         files = rebased_updates.files if rebased_updates else ()
         prepared_commit = await self.publisher.prepare(

@@ -2,12 +2,14 @@
 
 The server reads the manifests that a snapshot adds. Before the commit, it rewrites the manifests that need a
 correction, and the manifest list. The live files of the snapshot stay the same. As after a rebase, Iceberg Java then
-deletes the manifests that it wrote and that the snapshot does not list. There are three corrections:
+deletes the manifests that it wrote and that the snapshot does not list. There are four corrections:
 
 - *Shared Puffin files.* A Puffin file contains several deletion vectors. Engines mark the entry of each vector that
   they remove or replace as DELETED. When such a snapshot expires, Iceberg's incremental clean-up deletes the file of
   each marked entry, even if other vectors in the file are live (apache/iceberg#17456). Therefore only the removal of
   the last vector in a file stays marked. The server's own changes follow the same rule (`manifest_filter.py`).
+- *Lost vectors.* DuckDB removes all vectors of a Puffin file if it replaces one of them. The others stay live
+  (`lost_vectors.py`).
 - *Partitions of deletes.* DuckDB writes deletes of older data files under the current partition spec, where no reader
   applies them. They get the partition of their data file (`delete_partitions.py`).
 - *Metrics.* Other readers cannot use some of the metrics that engines write, such as bounds that are cut within a
@@ -48,11 +50,12 @@ from seamark.metaserver.commit.engine_commits.delete_partitions import (
     has_suspicious_partitions,
     move_deletes,
 )
+from seamark.metaserver.commit.engine_commits.lost_vectors import read_lost_vectors, select_candidates
 from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
-from seamark.metaserver.commit.snapshots.manifest_filter import find_used_puffins, make_file_key
+from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, find_used_puffins, make_file_key
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
-from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
+from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter, StoredManifest
 from seamark.metaserver.runtime.gathering import gather
 
 _VECTORS_MIN_FORMAT_VERSION = 3
@@ -90,7 +93,7 @@ class ManifestCorrections:
             if isinstance(update, AddSnapshot) and update.snapshot.manifest_list is not None:
                 with contextlib.suppress(SeamarkError, ValueError):
                     manifest_files = await own_manifests.read_list_at(update.snapshot.manifest_list)
-                    new_manifests = _select_new(manifest_files, update.snapshot.snapshot_id)
+                    new_manifests = _select_new(manifest_files, {update.snapshot.snapshot_id})
                     await gather(
                         [partial(own_manifests.read_encoded, manifest) for manifest in new_manifests],
                         MANIFESTS_CONCURRENT_MAX,
@@ -128,18 +131,23 @@ class ManifestCorrections:
         files = dict(rebased_updates.files if rebased_updates else ())
         listed = rebased_updates.listed if rebased_updates else None
         is_changed = False
+        new_ids = frozenset(update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshot))
         for update in updates:
             revised_updates.append(update)
             snapshot = metadata.snapshot(update.snapshot.snapshot_id) if isinstance(update, AddSnapshot) else None
             if snapshot is None or (base is not None and base.snapshot(snapshot.snapshot_id) is not None):
                 continue
             assert isinstance(update, AddSnapshot)
-            correction = _Correction(self._clock, manifests.with_checks(uuid, _MEMORY_BYTES), folder, metadata)
+            readers = manifests.with_checks(uuid, _MEMORY_BYTES)
+            correction = _Correction(self._clock, readers, folder, metadata, new_ids)
+            # First, because the other corrections cannot read a manifest that contradicts its manifest list.
+            moved_files = await correction.correct_delete_partitions(snapshot, listed)
+            snapshot = _replace_list(snapshot, files, moved_files)
             if base is not None:
-                parent = base.snapshot(snapshot.parent_snapshot_id or 0)
-                correction_files = await correction.keep_shared_puffins(snapshot, parent, listed)
+                parent = _find_published_ancestor(snapshot, metadata, base)
+                listed_now = None if moved_files else listed
+                correction_files = await correction.keep_shared_puffins(snapshot, parent, listed_now)
                 snapshot = _replace_list(snapshot, files, correction_files)
-            snapshot = _replace_list(snapshot, files, await correction.correct_delete_partitions(snapshot))
             snapshot = _replace_list(snapshot, files, await correction.correct_metrics(snapshot))
             if snapshot.manifest_list != update.snapshot.manifest_list:
                 is_changed = True
@@ -149,9 +157,21 @@ class ManifestCorrections:
 
 
 class _Correction:
-    """Corrects the snapshots that a commit adds to one table."""
+    """Corrects the snapshots that a commit adds to one table.
 
-    def __init__(self, clock: Clock, manifests: ManifestReaders, folder: str, metadata: TableMetadata) -> None:
+    `new_ids` are the ids of these snapshots. The manifest list of the second one also names manifests of the first one,
+    as the engine wrote them.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        manifests: ManifestReaders,
+        folder: str,
+        metadata: TableMetadata,
+        new_ids: Collection[int],
+    ) -> None:
+        self._new_ids = new_ids
         self._clock = clock
         self._published = manifests.published
         self._own_manifests = manifests.own
@@ -161,11 +181,11 @@ class _Correction:
     async def keep_shared_puffins(
         self, snapshot: Snapshot, parent: Snapshot | None, manifest_files: Sequence[ManifestFile] | None
     ) -> Files:
-        """Remove DELETED marks of deletion vectors whose Puffin file has other live vectors.
+        """Remove DELETED marks of deletion vectors whose Puffin file has other live vectors, and keep lost vectors.
 
         Args:
             snapshot: The new snapshot.
-            parent: The parent of the snapshot, or None if the table does not have it.
+            parent: The nearest ancestor of the snapshot that the table already has, or None.
             manifest_files: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
 
         Returns:
@@ -174,37 +194,68 @@ class _Correction:
         """
         if self._metadata.format_version < _VECTORS_MIN_FORMAT_VERSION or snapshot.manifest_list is None:
             return []
-        if snapshot.build_summary_map().get("operation") == APPEND:
+        if self._is_only_append(snapshot):
             return []
         try:
             manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
-            removals = await self._read_removals(snapshot, manifest_files)
-            removed_keys = {
-                make_file_key(entry.file)
-                for entries in removals.values()
-                for entry in entries
-                if entry.file.is_deletion_vector and entry.snapshot_id == snapshot.snapshot_id
-            }
+            removals = await self._read_removals(manifest_files)
+            # DuckDB 1.5.5 does not write its own snapshot id into these entries.
+            marks = [entry for entries in removals.values() for entry in entries if entry.file.is_deletion_vector]
+            removed_keys = {make_file_key(entry.file) for entry in marks}
             if not removed_keys:
                 return []
-            published_paths = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
+            parent_manifests = await self._published.read_list(parent)
+            published_paths = {manifest.manifest_path for manifest in parent_manifests}
             old_manifests = [manifest for manifest in manifest_files if manifest.manifest_path in published_paths]
             new_manifests = [manifest for manifest in manifest_files if manifest.manifest_path not in published_paths]
             in_use = await find_used_puffins(self._published, old_manifests, removed_keys, self._metadata, {})
             in_use |= await find_used_puffins(self._own_manifests, new_manifests, removed_keys, self._metadata, {})
-            return await self._write_without_marks(snapshot, manifest_files, removals, in_use)
+            lost_vectors = await self._find_lost_vectors(marks, parent_manifests, old_manifests, new_manifests)
+            in_use |= {entry.file.file_path for entry in lost_vectors}
+            return await self._write_without_marks(snapshot, manifest_files, removals, in_use, lost_vectors)
         except SeamarkError:
             return []
 
-    async def _read_removals(
-        self, snapshot: Snapshot, manifest_files: Iterable[ManifestFile]
-    ) -> dict[str, list[ManifestEntry]]:
+    def _is_only_append(self, snapshot: Snapshot) -> bool:
+        """Return whether the commit only appends, so that none of its manifests removes or deletes anything."""
+        return len(self._new_ids) == 1 and snapshot.build_summary_map().get("operation") == APPEND
+
+    async def _find_lost_vectors(
+        self,
+        marks: Sequence[ManifestEntry],
+        parent_manifests: Sequence[ManifestFile],
+        old_manifests: Sequence[ManifestFile],
+        new_manifests: Sequence[ManifestFile],
+    ) -> list[ManifestEntry]:
+        """Return the entries of the vectors that the snapshot removes by mistake.
+
+        Args:
+            marks: The entries of vectors with the status DELETED.
+            parent_manifests: The manifests of the parent.
+            old_manifests: The manifests of the snapshot that its parent has too.
+            new_manifests: The other manifests of the snapshot.
+        """
+        replaced_data_files: set[str] = set()
+        for manifest in drop_dead_manifests(new_manifests):
+            if manifest.content != DATA:
+                entries = await self._own_manifests.read_entries(manifest, self._metadata)
+                paths = (entry.file.referenced_data_file for entry in entries if entry.file.is_deletion_vector)
+                replaced_data_files.update(path for path in paths if path is not None)
+        candidates = select_candidates(marks, replaced_data_files)
+        if not candidates:
+            return []
+        data_paths = {entry.file.referenced_data_file or "" for entry in candidates}
+        live_files = await find_data_files(self._published, old_manifests, data_paths, self._metadata)
+        live_files |= await find_data_files(self._own_manifests, new_manifests, data_paths, self._metadata)
+        return await read_lost_vectors(self._published, parent_manifests, candidates, set(live_files), self._metadata)
+
+    async def _read_removals(self, manifest_files: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
         """Return the entries with the status DELETED in each new delete manifest, by the path of the manifest."""
         removals: dict[str, list[ManifestEntry]] = {}
         for manifest in manifest_files:
             if (
                 manifest.content != DATA
-                and manifest.added_snapshot_id == snapshot.snapshot_id
+                and manifest.added_snapshot_id in self._new_ids
                 and manifest.deleted_files_count != 0
                 and manifest.key_metadata is None
                 and can_be_written(self._metadata, manifest.partition_spec_id)
@@ -218,12 +269,14 @@ class _Correction:
         manifest_files: Sequence[ManifestFile],
         removals: dict[str, list[ManifestEntry]],
         in_use: Collection[str],
+        lost_vectors: Sequence[ManifestEntry],
     ) -> Files:
         """Write the manifests without the DELETED entries of files in use, and write the manifest list.
 
         Args:
             removals: The DELETED entries of each manifest, by its path.
             in_use: The paths of the Puffin files with other live vectors.
+            lost_vectors: The entries of the vectors that stay live in spite of their marks.
         """
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
@@ -244,14 +297,24 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST
             )
-            manifests.append(stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number))
+            manifests.append(_describe_copy(stored_manifest, manifest))
+        for spec_id in sorted({entry.file.spec_id for entry in lost_vectors}):
+            entries = [entry for entry in lost_vectors if entry.file.spec_id == spec_id]
+            stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
+            manifests.append(stored_manifest.describe(snapshot.snapshot_id, snapshot.sequence_number))
         if len(manifests) == len(manifest_files) and not files.files:
             return []
         await self._write_list(writer, snapshot, manifests)
         return files.files
 
-    async def correct_delete_partitions(self, snapshot: Snapshot) -> Files:
+    async def correct_delete_partitions(
+        self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile] | None
+    ) -> Files:
         """Give the deletes of the snapshot the partitions of the data files to which they apply.
+
+        Args:
+            snapshot: The new snapshot.
+            manifest_files: See `keep_shared_puffins`.
 
         Returns:
             The files to write. The list is empty if the snapshot needs no correction or cannot be read.
@@ -261,10 +324,10 @@ class _Correction:
         """
         if snapshot.manifest_list is None or len(self._metadata.partition_specs) == 1:
             return []
-        if snapshot.build_summary_map().get("operation") == APPEND:
+        if self._is_only_append(snapshot):
             return []
         try:
-            manifest_files = await self._own_manifests.read_list(snapshot)
+            manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
             moved_entries = await self._move_deletes(snapshot, manifest_files)
             return await self._write_moved(snapshot, manifest_files, moved_entries) if moved_entries else []
         except _ImpossibleValue as error:
@@ -276,7 +339,7 @@ class _Correction:
         self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
         """Return the corrected entries of the manifests whose deletes have wrong partitions, by the manifest's path."""
-        new_manifests = _select_new(manifest_files, snapshot.snapshot_id)
+        new_manifests = _select_new(manifest_files, self._new_ids)
         entries_by_manifest: dict[str, list[ManifestEntry]] = {}
         contradictory_paths: set[str] = set()
         for manifest in new_manifests:
@@ -328,7 +391,7 @@ class _Correction:
                         "DuckDB 1.5.5 writes such files: delete the rows with `seamark sql` or another engine"
                     )
                 stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
-                manifests.append(stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number))
+                manifests.append(_describe_copy(stored_manifest, manifest))
         await self._write_list(writer, snapshot, manifests)
         return files.files
 
@@ -346,9 +409,7 @@ class _Correction:
         try:
             manifest_files = await self._own_manifests.read_list(snapshot)
             find_type = DeclaredTypes(self._metadata)
-            paths_to_correct = await self._find_wrong_metrics(
-                _select_new(manifest_files, snapshot.snapshot_id), find_type
-            )
+            paths_to_correct = await self._find_wrong_metrics(_select_new(manifest_files, self._new_ids), find_type)
             return (
                 await self._write_corrected(snapshot, manifest_files, paths_to_correct, find_type)
                 if paths_to_correct
@@ -397,7 +458,7 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, manifest.content
             )
-            new_manifest = stored_manifest.describe(snapshot.snapshot_id, manifest.sequence_number)
+            new_manifest = _describe_copy(stored_manifest, manifest)
             manifests.append(structs.replace(new_manifest, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
         return files.files
@@ -426,14 +487,30 @@ def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files
     return structs.replace(snapshot, manifest_list=list_files[-1][0])
 
 
-def _select_new(manifest_files: Iterable[ManifestFile], snapshot_id: int) -> list[ManifestFile]:
-    """Return the manifests that the snapshot adds.
+def _describe_copy(stored_manifest: StoredManifest, manifest: ManifestFile) -> ManifestFile:
+    """Return the entry of a corrected manifest in a manifest list, with the snapshot and the number of the original."""
+    assert manifest.added_snapshot_id is not None, "only manifests of the new snapshots are corrected"
+    return stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
+
+
+def _find_published_ancestor(snapshot: Snapshot, metadata: TableMetadata, base: TableMetadata) -> Snapshot | None:
+    """Return the nearest ancestor of a new snapshot that the table already has, or None."""
+    ancestor: Snapshot | None = snapshot
+    for _ in range(len(metadata.snapshots)):
+        if ancestor is None or base.snapshot(ancestor.snapshot_id) is not None:
+            return ancestor
+        ancestor = metadata.snapshot(ancestor.parent_snapshot_id or 0)
+    return None
+
+
+def _select_new(manifest_files: Iterable[ManifestFile], snapshot_ids: Collection[int]) -> list[ManifestFile]:
+    """Return the manifests that the snapshots add.
 
     Their number and size are limited, because the commit waits while the server reads them.
     """
     new_manifests, size_bytes = list[ManifestFile](), 0
     for manifest in manifest_files:
-        if manifest.added_snapshot_id != snapshot_id or manifest.key_metadata is not None:
+        if manifest.added_snapshot_id not in snapshot_ids or manifest.key_metadata is not None:
             continue
         size_bytes += manifest.manifest_length
         if size_bytes > _CHECKED_BYTES_MAX or len(new_manifests) == _CHECKED_MANIFESTS_MAX:
