@@ -47,7 +47,7 @@ def build_rich_table(version: int) -> TableMetadata:
                 "file-size-in-bytes": 10,
                 "file-footer-size-in-bytes": 3,
                 "blob-metadata": [
-                    # Of the blob types that are not indexes, PyIceberg 0.12 reads only this one.
+                    # Of the blob types that are not indexes, PyIceberg 0.12 reads only this type.
                     {"type": "apache-datasketches-theta-v1", "snapshot-id": 12, "sequence-number": 2, "fields": []}
                 ],
             },

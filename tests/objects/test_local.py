@@ -133,7 +133,7 @@ async def test_file_that_need_not_be_durable_is_complete_but_not_synced(
 async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    # The folders exist already, so the sync of the bytes is the one that fails.
+    # The folders exist already, so only the sync of the bytes fails.
     await store.create(f"{base}/warm", b"")
 
     def fail(*_: object, **__: object) -> None:
