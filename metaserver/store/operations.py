@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -303,7 +302,7 @@ class OpenStream(Operation, frozen=True):
     shards: int
     log: str = ""
     """The identity of the log."""
-    starts: Mapping[int, int] = {}
+    starts: dict[int, int] = {}
     """The flushed offsets that the log and the snapshots of the table state, by shard."""
 
 
