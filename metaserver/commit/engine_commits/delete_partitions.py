@@ -76,7 +76,7 @@ def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, Cont
 
     Args:
         entries: The entries of a manifest.
-        data_files: The live data files by path. Deletes of other files stay as they are.
+        data_files: The live data files by path. Deletes of other files stay unchanged.
 
     Returns:
         The entries in the same order. Their files may have different specs.

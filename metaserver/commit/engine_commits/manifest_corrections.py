@@ -159,8 +159,8 @@ class ManifestCorrections:
 class _Correction:
     """Corrects the snapshots that a commit adds to one table.
 
-    `new_ids` are the ids of these snapshots. The manifest list of the second one also names manifests of the first one,
-    as the engine wrote them.
+    `new_ids` are the ids of these snapshots. The manifest list of the second snapshot also names manifests of the first
+    snapshot, without their corrections.
     """
 
     def __init__(
@@ -386,8 +386,8 @@ class _Correction:
             for spec_id, entries in by_spec.items():
                 if not can_be_written(self._metadata, spec_id):
                     raise _ImpossibleValue(
-                        f"The commit deletes rows of files with the partition spec {spec_id}, whose source column does "
-                        "not exist any more, but its delete files have another spec, so no reader would apply them. "
+                        f"The commit deletes rows of files with the partition spec {spec_id}, whose source column no "
+                        "longer exists, but its delete files have another spec, so no reader would apply them. "
                         "DuckDB 1.5.5 writes such files: delete the rows with `seamark sql` or another engine"
                     )
                 stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
