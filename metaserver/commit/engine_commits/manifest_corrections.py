@@ -373,7 +373,7 @@ class _Correction:
     ) -> Files:
         """Write a manifest for each spec of the corrected entries, and write the manifest list."""
         files, writer = self._open_writer(snapshot)
-        type_of = DeclaredTypes(self._metadata)
+        find_type = DeclaredTypes(self._metadata)
         manifests: list[ManifestFile] = []
         for manifest in manifest_files:
             if manifest.manifest_path not in moved_entries:
@@ -381,7 +381,7 @@ class _Correction:
                 continue
             by_spec: dict[int, list[ManifestEntry]] = {}
             for entry in moved_entries[manifest.manifest_path]:
-                repaired_entry = structs.replace(entry, file=repair_file(entry.file, type_of))
+                repaired_entry = structs.replace(entry, file=repair_file(entry.file, find_type))
                 by_spec.setdefault(entry.file.spec_id, []).append(_inherit_numbers(repaired_entry))
             for spec_id, entries in by_spec.items():
                 if not can_be_written(self._metadata, spec_id):
