@@ -138,7 +138,7 @@ def merge_index_files(
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
     masks = _mask_entries(index_files, dropped_entries or {})
     if not any(mask.any() for mask in masks):
-        return MergedIndex(None, 0, 0, 0, (), unsupported_locations)
+        return MergedIndex(None, 0, 0, 0, (), unsupported=unsupported_locations)
     header = index_files[0].header
     kind = KINDS[header.kind]
     files = FilesTable.merge(zip((index_file.files for index_file in index_files), masks, strict=True))
@@ -152,7 +152,9 @@ def merge_index_files(
         level=max(index_file.header.level for index_file in index_files) + 1,
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
-    return MergedIndex(location, len(files), files.rows, storage.write(location, parts), (), unsupported_locations)
+    return MergedIndex(
+        location, len(files), files.rows, storage.write(location, parts), (), unsupported=unsupported_locations
+    )
 
 
 def read_file_ids(location: str, storage: Storage) -> list[tuple[int, int]]:

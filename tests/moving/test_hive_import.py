@@ -27,8 +27,10 @@ from thrift.transport.TTransport import TBufferedTransportFactory
 from seamark.connector.client.catalog import create_namespace, create_table, load_namespace_properties, load_view
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.moving import hive_metastore as hive_source
+from seamark.connector.moving import opening
 from seamark.connector.moving.opening import open_source
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
+from seamark.formats.runtime.lazy_module import LazyModule
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.moving.test_import import COLUMNS, append_ids, import_all, run_import
 
@@ -238,6 +240,7 @@ def test_error_names_the_extra_that_installs_a_missing_library(
 ) -> None:
     for name in ("hive_metastore", "glue"):
         monkeypatch.delitem(sys.modules, f"seamark.connector.moving.{name}", raising=False)
+        monkeypatch.setattr(opening, name, LazyModule(f"seamark.connector.moving.{name}"))
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(CatalogRefusal, match=r"needs the library .*: pip install 'seamark\[moving\]'"):
         open_source(address, {}, 1)

@@ -98,9 +98,12 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
 
 async def test_concurrent_changes_of_one_definition_are_not_lost(api_with_table: Api) -> None:
     definition_id = (await define_index(api_with_table, "i", kind="bloom", columns=["id"]))["definition-id"]
-    changes: list[dict[str, Any]] = [{"columns": [column], "replaces": definition_id} for column in ("data", "part")]
+    changes: list[dict[str, Any]] = [
+        {"columns": [column], "replaces": definition_id} for column in ("data", "lower(data)")
+    ]
     replacements = [api_with_table("PUT", f"{INDEXES}/i", change) for change in changes]
-    assert sorted([answer.status for answer in await asyncio.gather(*replacements)]) == [200, 409]
+    answers = await asyncio.gather(*replacements)
+    assert sorted([answer.status for answer in answers]) == [200, 409], [answer.json for answer in answers]
     changes = [{"fpp": 0.25}, {"state": "paused"}]
     await asyncio.gather(*(api_with_table("PUT", f"{INDEXES}/i", change) for change in changes))
     index = (await api_with_table("GET", f"{INDEXES}/i")).json
