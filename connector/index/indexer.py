@@ -238,7 +238,7 @@ class Indexer:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
         redefined_before = round_.redefined
-        # A definition of a dropped column stays as it is, because its name may belong to another column now.
+        # A definition with a dropped column stays unchanged, because its name may belong to another column now.
         for definition in writable_definitions:
             if definition.dimension_tables:
                 action = partial(self._redefine, table, definition, round_)

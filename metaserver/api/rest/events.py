@@ -360,7 +360,7 @@ class _EventPage:
             except TooLarge:
                 # As a dict, a large document needs gigabytes. So there is one such pair at a time in the process.
                 async with self._call.components.worker_limits.imports.large_file.hold(self._call.principal.name):
-                    # It is alone, so it needs no share of the memory of large metadata, which one pair can exceed.
+                    # No share of a principal limits this pair, which may be larger than the share.
                     with set_principal(""):
                         updates = await compare(METADATA_BYTES_MAX)
         except _UNREADABLE as error:

@@ -42,7 +42,7 @@ class RefusedFiles:
         for path, reason in reasons:
             if len(files) < self._files_max:
                 files[_digest(path)] = (ends_s, reason[:_REASON_CHARACTERS_MAX])
-        if files:  # An index without files would never reach the limit, and stay for ever.
+        if files:  # An index without files does not count toward the limit, so nothing would remove it.
             self._reasons[key] = files
         self._count += len(files)
         while self._count > self._files_max:

@@ -448,7 +448,7 @@ def test_attribute_of_a_changed_dimension_table_is_not_used_until_the_job_define
             update.delete_column("shop_id")
         catalog.load_table(f"{sales}.shops").append(pa.Table.from_pylist([shop | {"shop_id": 3}], SHOPS))
     with closing(IndexClient(server.url)) as client:
-        assert run_indexing(client, (sales, "facts")) == {}, "the cube of a dropped column stays as it is"
+        assert run_indexing(client, (sales, "facts")) == {}, "a cube with a dropped column stays unchanged"
 
 
 @pytest.mark.slow
