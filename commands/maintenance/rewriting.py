@@ -150,5 +150,8 @@ def _format_result(report: RewriteReport, table: str, verb: str, *, dry_run: boo
             "command again."
         )
     if report.files_skipped:
-        text += f" {show_count(report.files_skipped, 'file')} skipped, because they are not Parquet or are encrypted."
+        text += (
+            f" {show_count(report.files_skipped, 'file')} skipped, because they are not Parquet, are encrypted, or are "
+            "in the table twice."
+        )
     return text

@@ -52,7 +52,7 @@ from seamark.connector.index.merges import (
 )
 from seamark.connector.index.verification import VerificationResult
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.definitions import IndexDefinition, list_writable_definitions, read_definitions
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 
@@ -233,17 +233,18 @@ class Indexer:
 
     def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
-        definitions = self._read_definitions(table)
+        definitions, writable_definitions = self._read_definitions(table)
         if not definitions:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
         redefined_before = round_.redefined
-        for definition in definitions:
+        # A definition with a dropped column stays unchanged, because its name may belong to another column now.
+        for definition in writable_definitions:
             if definition.dimension_tables:
                 action = partial(self._redefine, table, definition, round_)
                 self._run_unless_backed_off((table, definition.name, "redefine"), action, round_)
         if round_.redefined > redefined_before:
-            definitions = self._read_definitions(table)
+            definitions, _ = self._read_definitions(table)
         indexes = self.client.indexes(table)
         self._read_dimensions_ahead(definitions, indexes)
         for index in indexes:
@@ -262,9 +263,11 @@ class Indexer:
                 if self._is_due(index):
                     due.append(_DueAudit(index.audited_ms or 0, table, index.name))
 
-    def _read_definitions(self, table: Table) -> tuple[IndexDefinition, ...]:
+    def _read_definitions(self, table: Table) -> tuple[tuple[IndexDefinition, ...], tuple[IndexDefinition, ...]]:
+        """Return the enabled indexes, and those of them whose columns the table still has."""
         engine_table = self.client.load_table(table)
-        return read_definitions(decode_table(engine_table.metadata, engine_table.location)).enabled
+        metadata = decode_table(engine_table.metadata, engine_table.location)
+        return read_definitions(metadata).enabled, list_writable_definitions(metadata)
 
     def _read_dimensions_ahead(self, definitions: Sequence[IndexDefinition], indexes: Sequence[Index]) -> None:
         """Read the dimension tables of several builds together, so that each of them is read once.

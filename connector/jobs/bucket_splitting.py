@@ -18,9 +18,9 @@ from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, g
 from seamark.connector.write.replacements import (
     RewriteReport,
     announce_batches,
-    is_rewritable,
     open_rewritable,
     replace_batches,
+    select_rewritable,
 )
 from seamark.formats.iceberg.metadata.bucket_counts import list_coarser_specs
 from seamark.formats.iceberg.metadata.snapshot import MAIN
@@ -52,7 +52,7 @@ def split_buckets(
     coarse_spec_ids = list_coarser_specs(source_table.metadata)
     began_ms = now_ms()
     tasks = list(plan(client, source_table, sequence_numbers=settled)) if coarse_spec_ids else []
-    due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse_spec_ids and is_rewritable(task)]
+    due: Sequence[ScanTask] = [task for task in select_rewritable(tasks) if task.spec_id in coarse_spec_ids]
     recheck_after_s = 0.0
     if settled:
         due, recheck_after_s = settle(source_table, due, lambda tasks: tasks, now_ms() - began_ms)

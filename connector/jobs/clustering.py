@@ -67,10 +67,10 @@ from seamark.connector.write.replacements import (
     RewriteReport,
     RewrittenFiles,
     announce_batches,
-    is_rewritable,
     open_rewritable,
     replace_batches,
     run_here,
+    select_rewritable,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discard_on_error
@@ -148,7 +148,7 @@ def cluster_incrementally(
     policy = CompactionPolicy.from_metadata(source_table.metadata, policy_properties)
     began_ms = now_ms()
     tasks = list(plan(client, source_table, sequence_numbers=settled))
-    candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
+    candidates: Sequence[ScanTask] = select_rewritable(tasks)
     choose = partial(_build_new_layers, layout=layout, policy=policy, full=full)
     recheck_after_s = 0.0
     if settled:

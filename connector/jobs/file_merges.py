@@ -34,10 +34,10 @@ from seamark.connector.write.replacements import (
     BatchRunner,
     RewriteReport,
     RewrittenFiles,
-    is_rewritable,
     open_rewritable,
     replace_batches,
     run_here,
+    select_rewritable,
 )
 from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, collect_predicates
@@ -81,7 +81,7 @@ def merge_files(
     policy = CopyPolicy.from_properties(target.properties)
     tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema)))
     selected_tasks = []
-    tasks_to_merge = filter(is_rewritable, _select_tasks(source_table, tasks, where, utc=utc))
+    tasks_to_merge = _select_tasks(source_table, select_rewritable(tasks), where, utc=utc)
     for members in group_by_partition(tasks_to_merge):
         due = [task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes]
         if len(due) > 1 or any(task.deletes for task in due):
@@ -331,11 +331,13 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
     Raises:
         InvalidRequest: A file cannot be rewritten.
     """
-    unsupported_paths = [task.path for task in tasks if not is_rewritable(task)]
+    rewritable_paths = {task.path for task in select_rewritable(tasks)}
+    unsupported_paths = [task.path for task in tasks if task.path not in rewritable_paths]
     if unsupported_paths:
         raise InvalidRequest(
             f"Columns cannot be dropped from {len(unsupported_paths):,} of {len(tasks):,} files, because they are not "
-            f"Parquet or are encrypted by Iceberg's table encryption; the first is {unsupported_paths[0]}"
+            f"Parquet, are encrypted by Iceberg's table encryption, or are in the table twice; the first is "
+            f"{unsupported_paths[0]}"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,8 +201,13 @@ def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: Plann
         if stream.has_uuids:
             columns = stream.write_columns()
             con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {columns} FROM {registered_name}")  # noqa: S608
-            stack.callback(con.execute, f"DROP VIEW IF EXISTS {name}")
+            stack.callback(_drop_view, con, name)
         yield stream
+
+
+def _drop_view(con: duckdb.DuckDBPyConnection, name: str) -> None:
+    with suppress(duckdb.Error):  # After a fatal error, the database accepts no statements, and the caller replaces it.
+        con.execute(f"DROP VIEW IF EXISTS {name}")
 
 
 def execute(

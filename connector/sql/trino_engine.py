@@ -29,6 +29,7 @@ else:
 PAGE_ROWS = 1000
 _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
+_TIME = re.compile(r"time(?:\(\d+\))?")
 _NESTED = re.compile(r"(array|map|row)\((.*)\)", re.DOTALL)
 _ROW_FIELD = re.compile(r"(?:\"((?:[^\"]|\"\")*)\"|([^\s\"(),]+)) (?!with )(.+)", re.DOTALL)
 """Matches a field with a name: the quoted or the plain name, and the type."""
@@ -153,6 +154,8 @@ def find_arrow_type(kind: str) -> pa.DataType:
         types = [find_arrow_type(text) for text in arguments]
         if len(types) == (2 if nested_match[1] == "map" else 1):
             return pa.map_(*types) if nested_match[1] == "map" else pa.list_(*types)
+    if _TIME.fullmatch(kind):
+        return pa.time64("us")
     if kind.startswith("timestamp"):
         return pa.timestamp("us", tz="UTC" if kind.endswith("with time zone") else None)
     return _PLAIN.get(kind, pa.string())

@@ -45,10 +45,10 @@ from seamark.connector.write.replacements import (
     RewriteReport,
     RewrittenFiles,
     announce_batches,
-    is_rewritable,
     open_rewritable,
     replace_batches,
     run_here,
+    select_rewritable,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discard_on_error
@@ -151,7 +151,7 @@ def compact(
         policy = CompactionPolicy.from_metadata(source_table.metadata, read_effective_properties(client, table))
     began_ms = now_ms()
     tasks = list(plan(client, source_table, stats=find_float_columns(source_table.schema), sequence_numbers=settled))
-    candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
+    candidates: Sequence[ScanTask] = select_rewritable(tasks)
     recheck_after_s = 0.0
     if settled:
         choose = partial(_select_all, policy=policy)

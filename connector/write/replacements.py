@@ -12,7 +12,8 @@ this group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -405,7 +406,7 @@ class RewriteReport:
         recheck_after_s: The time in seconds after which to run again, because files were left out that writers may
             replace soon. It is 0 if no files were left out.
         errors: The errors of batches that could not be read.
-        files_skipped: The number of files whose format cannot be rewritten.
+        files_skipped: The number of files that cannot be replaced: of another format, encrypted, or in the table twice.
         row_groups_copied: The number of row groups that were copied without decoding.
         bytes_copied: The size of these row groups.
         row_groups_encoded: The number of row groups that were not copied, by the reason (`write/copies.py`).
@@ -465,9 +466,7 @@ def replace_batches(
     Raises:
         Refused: The server refuses a commit.
     """
-    report = RewriteReport(
-        files_skipped=sum(not is_rewritable(task) for task in tasks), recheck_after_s=recheck_after_s
-    )
+    report = RewriteReport(files_skipped=len(tasks) - len(select_rewritable(tasks)), recheck_after_s=recheck_after_s)
     for batch, rewrite in batches if dry_run else runner(batches):
         size_bytes = sum(task.size_bytes for task in batch)
         if dry_run:
@@ -519,7 +518,19 @@ def replace_batches(
     return report
 
 
-def is_rewritable(task: ScanTask) -> bool:
+def select_rewritable(tasks: Collection[ScanTask]) -> list[ScanTask]:
+    """Return the data files that a commit can replace, in the order of the plan.
+
+    A commit removes files by their paths, so it cannot replace a file that was added to the table twice.
+
+    Args:
+        tasks: All tasks of a plan.
+    """
+    counts = Counter(task.path for task in tasks)
+    return [task for task in tasks if counts[task.path] == 1 and _has_supported_format(task)]
+
+
+def _has_supported_format(task: ScanTask) -> bool:
     """Return whether the data file and its delete files have a supported format and are not encrypted."""
     formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
     is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"

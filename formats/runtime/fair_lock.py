@@ -7,9 +7,9 @@ loop little time, and use the threads that all other work of the server needs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 T = TypeVar("T")
@@ -49,6 +49,19 @@ class FairLock:
         Args:
             holder: The client.
             work: The work.
+            group: A group of holders. See `finish`.
+        """
+        return await self.finish(holder, lambda: _in_thread(work), group=group)
+
+    async def finish(self, holder: str, start: Callable[[], Coroutine[Any, Any, T]], *, group: str | None = None) -> T:
+        """Await the work that `start` returns, and return its result.
+
+        The lock is held until the work ends, even if the caller is cancelled earlier, because the work may have started
+        a thread.
+
+        Args:
+            holder: The client.
+            start: A function that returns the work.
             group: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """
         names = dict.fromkeys((holder,) if group is None else (holder, group))
@@ -61,8 +74,8 @@ class FairLock:
         except BaseException:
             _release_slots(acquired_slots)
             raise
-        task = asyncio.ensure_future(_in_thread(work))
-        task.add_done_callback(lambda _: _release_slots(acquired_slots))
+        task = asyncio.create_task(start())
+        task.add_done_callback(lambda finished_task: _end_work(finished_task, acquired_slots))
         return await asyncio.shield(task)
 
     @property
@@ -88,6 +101,12 @@ def _drop_contents(collections: list[Collection[object]]) -> None:
         objects = list(collections.pop())
         while objects:  # Between these steps, the interpreter can run other threads.
             del objects[-_FREED_PER_STEP:]
+
+
+def _end_work(task: asyncio.Task[T], slots: list[asyncio.Lock]) -> None:
+    _release_slots(slots)
+    if not task.cancelled():
+        task.exception()  # Mark the error as retrieved, because the caller may have been cancelled.
 
 
 def _release_slots(slots: list[asyncio.Lock]) -> None:

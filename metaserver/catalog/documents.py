@@ -21,6 +21,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -44,7 +45,7 @@ from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, Obje
 from seamark.metaserver.access.principal import get_current_principal
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.large_metadata import LARGE_METADATA_BYTES, LargeMetadata
+from seamark.metaserver.runtime.large_metadata import LARGE_METADATA_BYTES, LargeMetadata, TooMuchMemory
 from seamark.metaserver.runtime.staleness import get_current_staleness
 
 SnapshotMode = Literal["all", "refs"]
@@ -89,6 +90,8 @@ class Documents:
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         # The cache keeps metadata in use, so the share of a principal is larger than the cache.
         self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, 4 * budget_bytes))
+        self._large_keys: dict[tuple[str, str], str] = {}
+        """The principals whose requests have caused large metadata to be cached, by key of the cache."""
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
         self._seen_times: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
@@ -107,7 +110,13 @@ class Documents:
         cached_value = self._cache.get(("table", location))
         if isinstance(cached_value, TableMetadata):
             return cached_value
-        metadata = await self._flights.run(("table", location), lambda: self._fetch_table(location))
+        try:
+            metadata = await self._flights.run(("table", location), lambda: self._fetch_table(location))
+        except TooMuchMemory as error:
+            if error.principal == get_current_principal():
+                raise
+            # The other request that has begun this read may not use more memory, but the caller may.
+            metadata = await self._fetch_table(location)
         assert isinstance(metadata, TableMetadata)
         return metadata
 
@@ -292,7 +301,10 @@ class Documents:
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         metadata, json_bytes = await self._read_table(location, METADATA_BYTES_MAX)
-        self._cache.put(("table", location), metadata, estimate_memory(metadata, json_bytes))
+        key = ("table", location)
+        if self._cache.put(key, metadata, estimate_memory(metadata, json_bytes)) and json_bytes > LARGE_METADATA_BYTES:
+            cached_keys = {each: name for each, name in self._large_keys.items() if each in self._cache}
+            self._large_keys = {**cached_keys, key: get_current_principal()}
         return metadata
 
     async def _read_table(self, location: str, limit_bytes: int) -> tuple[TableMetadata, int]:
@@ -301,20 +313,32 @@ class Documents:
         Large metadata are read one after the other, and their memory is counted for the current principal.
 
         Raises:
-            RetryLater: The current principal uses too much memory for large metadata.
+            TooMuchMemory: The current principal uses too much memory for large metadata.
             TooLarge: The file exceeds the limit.
         """
         if limit_bytes <= LARGE_METADATA_BYTES:
-            data = await self._read_json(location, limit_bytes)
-            return await _decode_table(data, location), len(data)
+            return await self._read_and_decode(location, limit_bytes)
         with contextlib.suppress(TooLarge):
-            return await self._read_table(location, LARGE_METADATA_BYTES)
+            return await self._read_and_decode(location, LARGE_METADATA_BYTES)
         principal = get_current_principal()
-        async with self._large.queue.hold(principal):
-            data = await self._read_json(location, limit_bytes)
-            metadata = await _decode_table(data, location)
-        self._large.count(metadata, principal, estimate_memory(metadata, len(data)))
-        return metadata, len(data)
+        # The queue is held until the decoder ends, which also runs after the request was cancelled.
+        read = partial(self._read_and_decode, location, limit_bytes)
+        metadata, json_bytes = await self._large.queue.finish(principal, read)
+        size_bytes = estimate_memory(metadata, json_bytes)
+        if not self._large.has_room(principal, size_bytes):
+            self._evict_large(principal)
+        self._large.count(metadata, principal, size_bytes)
+        return metadata, json_bytes
+
+    async def _read_and_decode(self, location: str, limit_bytes: int) -> tuple[TableMetadata, int]:
+        data = await self._read_json(location, limit_bytes)
+        return await _decode_table(data, location), len(data)
+
+    def _evict_large(self, principal: str) -> None:
+        """Evict large metadata that requests of a principal have caused to be cached."""
+        for key in [key for key, name in self._large_keys.items() if name == principal]:
+            del self._large_keys[key]
+            self._cache.discard(key)
 
     async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
         """Return the decompressed JSON. Its size determines the size of the cache entry."""

@@ -19,6 +19,21 @@ LARGE_METADATA_BYTES = 16 << 20
 _CHARGE = "_memory_charge"
 
 
+class TooMuchMemory(RetryLater):
+    """Raised if metadata would take more memory than the principal may use now.
+
+    Attributes:
+        principal: The principal.
+    """
+
+    def __init__(self, principal: str) -> None:
+        super().__init__(
+            "The requests in progress use too much memory for metadata of tables with more than "
+            f"{LARGE_METADATA_BYTES:,} bytes; expire snapshots of these tables, or try again"
+        )
+        self.principal = principal
+
+
 class _Charge:
     """An object that lives as long as the metadata to which it belongs."""
 
@@ -50,22 +65,26 @@ class LargeMetadata:
             size_bytes: The memory of the metadata.
 
         Raises:
-            RetryLater: The principal, or all principals together, use too much memory.
+            TooMuchMemory: The principal, or all principals together, use too much memory.
         """
         if not principal:
             return
-        share_bytes = self._limit_bytes // 2
-        size_bytes = min(size_bytes, share_bytes)
-        used_bytes = self._used_bytes_by_principal[principal]
-        if used_bytes + size_bytes > share_bytes or self._used_bytes + size_bytes > self._limit_bytes:
-            raise RetryLater(
-                "The requests in progress use too much memory for metadata of tables with more than "
-                f"{LARGE_METADATA_BYTES:,} bytes; expire snapshots of these tables, or try again"
-            )
+        if not self.has_room(principal, size_bytes):
+            raise TooMuchMemory(principal)
+        size_bytes = min(size_bytes, self._limit_bytes // 2)
         self._used_bytes += size_bytes
         self._used_bytes_by_principal[principal] += size_bytes
         charge = metadata.__dict__[_CHARGE] = _Charge()
         finalize(charge, self._release, principal, size_bytes).atexit = False
+
+    def has_room(self, principal: str, size_bytes: int) -> bool:
+        """Return whether `count` accepts metadata of this size."""
+        if not principal:
+            return True
+        share_bytes = self._limit_bytes // 2
+        size_bytes = min(size_bytes, share_bytes)
+        used_bytes = self._used_bytes_by_principal[principal]
+        return used_bytes + size_bytes <= share_bytes and self._used_bytes + size_bytes <= self._limit_bytes
 
     def _release(self, principal: str, size_bytes: int) -> None:
         self._used_bytes -= size_bytes

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from seamark.commands.serving import explain_query
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import schema
 from seamark.formats.runtime import fair_lock, lazy_module
@@ -183,8 +184,14 @@ async def test_large_metadata_of_one_principal_leave_memory_to_others(
             held_metadata = [await cache.table(first), await cache.table(second)]
             with pytest.raises(RetryLater, match="too much memory"):
                 await cache.table(first)
-        with set_principal("viola"):
-            assert (await cache.table(first)).table_uuid == held_metadata[0].table_uuid
+            refused_request = asyncio.create_task(cache.table(first))
+            await asyncio.sleep(0)
+        with set_principal("viola"):  # She waits for the read that mallory has begun.
+            (error, metadata) = await asyncio.gather(refused_request, cache.table(first), return_exceptions=True)
+            assert isinstance(error, RetryLater)
+            assert isinstance(metadata, TableMetadata)
+            assert metadata.table_uuid == held_metadata[0].table_uuid
+            del metadata
         # The server's own work has no principal, and is not limited.
         own_metadata = [await cache.peek(first) for _ in range(5)]
         assert len(own_metadata) == 5
@@ -196,6 +203,32 @@ async def test_large_metadata_of_one_principal_leave_memory_to_others(
             assert (await cache.table(second)).location, "a single table is accepted"
         cache._large.check_invariants()
         assert cache._large.queue.is_free
+
+        cache = documents.Documents(server.components.catalog.context.objects, SystemClock(), budget_bytes=1 << 20)
+        cache._large = LargeMetadata(200)
+        with set_principal("mallory"):
+            for location in (first, second, first):  # Metadata that only the cache keeps are evicted.
+                assert (await cache.table(location)).location
+
+        is_decoding, may_end = threading.Event(), threading.Event()
+
+        def decode(data: bytes, location: str) -> TableMetadata:
+            is_decoding.set()
+            may_end.wait(60)
+            return decode_table(data, location)
+
+        cache.cache.clear()
+        monkeypatch.setattr(documents, "LARGE_BYTES", 100)
+        monkeypatch.setattr(documents, "decode_table", decode)
+        monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 0)
+        request = asyncio.create_task(cache.peek(first))
+        assert await asyncio.to_thread(is_decoding.wait, 60)
+        request.cancel()
+        await asyncio.wait((request,))
+        assert not cache._large.queue.is_free, "the thread of a cancelled request keeps its place"
+        may_end.set()
+        while not cache._large.queue.is_free:
+            await asyncio.sleep(0.01)
 
 
 async def test_first_requests_import_modules_off_the_event_loop(

@@ -19,3 +19,6 @@ def test_refused_files_are_remembered_for_a_day_within_the_limit() -> None:
     assert refused_files.find_reasons(("a", "1"), "w") == {}
     now_s = REMEMBERED_S
     assert refused_files.find_reasons(("a", "1"), "xyz") == {}
+    for number in range(5):
+        refused_files.add(("a", str(number)), [])
+    assert not refused_files._reasons, "indexes without refused files take no memory"

@@ -24,6 +24,7 @@ from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, TooLarge
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -359,7 +360,9 @@ class _EventPage:
             except TooLarge:
                 # As a dict, a large document needs gigabytes. So there is one such pair at a time in the process.
                 async with self._call.components.worker_limits.imports.large_file.hold(self._call.principal.name):
-                    updates = await compare(METADATA_BYTES_MAX)
+                    # No share of a principal limits this pair, which may be larger than the share.
+                    with set_principal(""):
+                        updates = await compare(METADATA_BYTES_MAX)
         except _UNREADABLE as error:
             _log.warning("an event has no updates", instant=instant.id, error=error.message)
             return _NO_UPDATES

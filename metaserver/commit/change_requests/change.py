@@ -161,7 +161,10 @@ def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedR
     replace_filter, replace_written = _read_replace(body.replace)
     repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
     if repeated:
-        raise BadRequest(f"remove names {repeated[0][:500]} twice")
+        raise BadRequest(
+            f"remove names {repeated[0][:500]} twice; name each file once. If the table has the file twice, replace "
+            "its partition or the whole table instead"
+        )
     request = ChangeRequest(
         **{name: getattr(body, name) for name in ChangeFields.__struct_fields__},
         reads=body.read_snapshot_id is not UNSET,

@@ -28,20 +28,22 @@ class RefusedFiles:
     def __init__(self, monotonic: Callable[[], float], *, files_max: int = FILES_MAX) -> None:
         self._monotonic = monotonic
         self._files_max = files_max
-        self._reasons: dict[IndexKey, dict[bytes, tuple[float, str]]] = {}
-        """The end of the memory and the reason, by digest of the path. The indexes are in the order of their use."""
+        self._reasons: dict[bytes, dict[bytes, tuple[float, str]]] = {}
+        """The end of the memory and the reason, by digests of the index and of the path, in the order of their use."""
         self._count = 0
 
     def add(self, index: IndexKey, reasons: Iterable[tuple[str, str]]) -> None:
         """Remember files of an index by their paths, with the reasons. Other indexes are forgotten at the limit."""
-        now_s, remembered_files = self._monotonic(), self._reasons.pop(index, {})
+        key = _digest("\n".join(index))
+        now_s, remembered_files = self._monotonic(), self._reasons.pop(key, {})
         self._count -= len(remembered_files)
         files = {digest: entry for digest, entry in remembered_files.items() if entry[0] > now_s}
         ends_s = now_s + REMEMBERED_S
         for path, reason in reasons:
             if len(files) < self._files_max:
                 files[_digest(path)] = (ends_s, reason[:_REASON_CHARACTERS_MAX])
-        self._reasons[index] = files
+        if files:  # An index without files does not count toward the limit, so nothing would remove it.
+            self._reasons[key] = files
         self._count += len(files)
         while self._count > self._files_max:
             oldest = next(iter(self._reasons))
@@ -49,7 +51,7 @@ class RefusedFiles:
 
     def find_reasons(self, index: IndexKey, paths: Iterable[str]) -> Mapping[str, str]:
         """Return the reasons of the remembered files among `paths`, by path."""
-        files = self._reasons.get(index)
+        files = self._reasons.get(_digest("\n".join(index)))
         if not files:
             return {}
         now_s = self._monotonic()
@@ -57,5 +59,5 @@ class RefusedFiles:
         return {path: entry[1] for path, entry in entries_by_path.items() if entry is not None and entry[0] > now_s}
 
 
-def _digest(path: str) -> bytes:
-    return blake2b(path.encode(), digest_size=16).digest()
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()

@@ -29,6 +29,8 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.rest import events as endpoint
+from seamark.metaserver.catalog import documents
+from seamark.metaserver.runtime.large_metadata import LargeMetadata
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import InstantFilter
@@ -208,6 +210,9 @@ async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
             await set_property(server, "t", str(step))
         expected_events = await read_all(server)
         monkeypatch.setattr(endpoint, "SMALL_DOCUMENT_BYTES_MAX", 100)
+        # A pair is larger than the share of a principal.
+        monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 100)
+        monkeypatch.setattr(server.components.catalog.documents, "_large", LargeMetadata(2_000))
         compare, running, most = endpoint._compare_sources, 0, 0
 
         def count_pairs(*arguments: Any) -> Any:
@@ -234,7 +239,6 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
 ) -> None:
     async with run_server(tmp_path) as server:
         await create_table(server, "t")
-        documents = server.components.catalog.documents
         for error, status in (
             (RetryLater("the storage is away"), 503),
             (StorageError("the storage refuses the keys"), StorageError.code),
@@ -243,7 +247,7 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
             (Corrupt("damaged"), 200),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(documents, "peek", AsyncMock(side_effect=error))
+                patch.setattr(server.components.catalog.documents, "peek", AsyncMock(side_effect=error))
                 async with server.http.post(f"{server.url}/v1/events", json={}) as answer:
                     page = await answer.json()
                     assert answer.status == status, page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import duckdb
 import pytest
@@ -42,6 +43,25 @@ def test_error_of_a_write_shows_the_whole_message_of_the_catalog(*, is_nested: b
         text = f"{request} body: {body}"
     error = duckdb_engine._to_client_error(duckdb.Error(text), ())
     assert error.message == f"The statement fails: {message}"
+
+
+def test_failure_of_duckdb_is_reported_although_its_views_cannot_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailedConnection:
+        """DuckDB fails only because of its own bugs, so no statement makes it fail."""
+
+        def register(self, *_: object) -> None: ...
+
+        def unregister(self, *_: object) -> None: ...
+
+        def execute(self, text: str) -> None:
+            if text.startswith("DROP"):
+                raise duckdb.FatalException("the database has been invalidated")
+
+    stream: Any = SimpleNamespace(has_uuids=True, write_columns=lambda: "c0")
+    connection: Any = FailedConnection()
+    monkeypatch.setattr(duckdb_engine, "TableStream", lambda _: stream)
+    with pytest.raises(duckdb_engine.DuckDBFailed), duckdb_engine.register_stream(connection, "t", stream):
+        raise duckdb_engine.DuckDBFailed("DuckDB failed", status=500)
 
 
 @pytest.fixture

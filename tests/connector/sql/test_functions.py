@@ -270,6 +270,7 @@ def test_absent_element_in_brackets_is_an_error(session: SqlSession, expression:
             ),
         ),
         ("row(bigint, varchar)", pa.struct([("field0", pa.int64()), ("field1", pa.string())])),
+        ("row(time(6), time(3) with time zone)", pa.struct([("field0", pa.time64("us")), ("field1", pa.string())])),
         ("row(timestamp(3) with time zone)", pa.struct([("field0", pa.timestamp("us", tz="UTC"))])),
     ],
 )

@@ -443,6 +443,12 @@ def test_attribute_of_a_changed_dimension_table_is_not_used_until_the_job_define
         assert "redefined" not in run_indexing(client, (sales, "facts"))
     summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary.index, rows) == ("by_region", [("north", 10), ("west", 10), (None, 20)])
+    with open_catalog(server.url) as catalog:
+        with catalog.load_table(f"{sales}.facts").update_schema() as update:
+            update.delete_column("shop_id")
+        catalog.load_table(f"{sales}.shops").append(pa.Table.from_pylist([shop | {"shop_id": 3}], SHOPS))
+    with closing(IndexClient(server.url)) as client:
+        assert run_indexing(client, (sales, "facts")) == {}, "a cube with a dropped column stays unchanged"
 
 
 @pytest.mark.slow

@@ -460,6 +460,22 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         )
 
 
+def test_file_that_was_added_twice_stays_and_other_files_are_merged(client: IndexClient, server: ServerThread) -> None:
+    with open_catalog(server.url) as catalog:
+        create(catalog, 2)
+        for number in range(6):
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
+        table = catalog.load_table("db.t")
+        file = next(iter(table.scan().plan_files())).file
+        with table.transaction() as transaction, transaction.update_snapshot().fast_append() as files:
+            files.append_data_file(file)
+        rows_before = count_scanned_rows(client)
+        assert sorted(rows_before.values()) == [1] * 5 + [2]
+        report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+        assert (report.files_before, report.files_after, report.files_skipped, report.errors) == (5, 1, 2, [])
+        assert count_scanned_rows(client) == rows_before
+
+
 @pytest.mark.slow
 def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
