@@ -118,6 +118,22 @@ class FailingObjects:
         await self._objects.delete(location)
 
 
+class BusyObjects:
+    """Storage that does not answer reads of manifests and manifest lists while `is_busy` is true."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.is_busy = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        if self.is_busy and location.endswith(".avro"):
+            raise RetryLater("injected: slow down")
+        return await self._objects.read(location, limit_bytes=limit_bytes)
+
+
 class RacingStore:
     """A store that runs `intruder` once, just before the first pointer swap, like a faster second server."""
 

@@ -103,9 +103,10 @@ def _canonicalize_geography(crs: str, algorithm: str | None) -> str:
     return f"geography({crs or _DEFAULT_CRS}, {algorithm.lower()})"
 
 
-_FLOAT_MAX = (2.0 - 2.0**-23) * 2.0**127
-_NANOSECOND_TIMES = datetime(1677, 9, 21, 0, 12, 44), datetime(2262, 4, 11, 23, 47, 16)
-"""The whole seconds between which each time has a number of nanoseconds since 1970 in 64 bits."""
+_FLOAT_LIMIT = (2.0 - 2.0**-24) * 2.0**127
+"""The least number that does not round to a float. Java writes the largest float as 3.4028235E38, which is less."""
+_NANOSECOND_TIMES = "1677-09-21T00:12:43.145224192", "2262-04-11T23:47:16.854775807"
+"""The first and the last time whose number of nanoseconds since 1970 has 64 bits."""
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
@@ -153,14 +154,19 @@ def _is_timestamp(value: object, type_name: str) -> bool:
         return False
     timestamp = datetime.fromisoformat(_to_micros(value))
     if "timestamptz" in type_name:
-        return value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None and _fits(timestamp, type_name)
-    return timestamp.tzinfo is None and _fits(timestamp, type_name)
+        has_right_zone = value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None
+    else:
+        has_right_zone = timestamp.tzinfo is None
+    return has_right_zone and (not type_name.endswith("_ns") or _fits_nanoseconds(timestamp, value))
 
 
-def _fits(timestamp: datetime, type_name: str) -> bool:
-    """Return whether a time has a value of its type. Nanoseconds in 64 bits range from 1677 to 2262."""
+def _fits_nanoseconds(timestamp: datetime, value: str) -> bool:
+    """Return whether the number of nanoseconds of a time has 64 bits."""
+    fraction = re.search(r"[.,](\d{1,9})", value)
+    seconds = timestamp.replace(microsecond=0, tzinfo=None).isoformat()
+    nanoseconds = "" if fraction is None else fraction[1]
     first, last = _NANOSECOND_TIMES
-    return not type_name.endswith("_ns") or first <= timestamp.replace(tzinfo=None) < last
+    return first <= f"{seconds}.{nanoseconds:0<9}" <= last
 
 
 def _to_micros(value: str) -> str:
@@ -183,7 +189,7 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
     # Java rejects an integer here: with `1`, it could not read the metadata; with `1.0`, it can.
-    "float": lambda value, _: isinstance(value, float) and abs(value) <= _FLOAT_MAX,
+    "float": lambda value, _: isinstance(value, float) and abs(value) < _FLOAT_LIMIT,
     "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,
     "string": lambda value, _: isinstance(value, str),

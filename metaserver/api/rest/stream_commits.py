@@ -76,7 +76,10 @@ async def prepare_stream_table(
                 f"run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
-        if fresh_snapshot is None and _read_operation(snapshot) in _REMOVING_OPERATIONS:
+        snapshot_id = snapshot.get("snapshot-id")
+        is_repeated = isinstance(snapshot_id, int) and metadata.snapshot(snapshot_id) is not None
+        # A repeated commit gets its first answer. After an error, the client would delete live files.
+        if fresh_snapshot is None and not is_repeated and _read_operation(snapshot) in _REMOVING_OPERATIONS:
             parent_id = snapshot.get("parent-snapshot-id")
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
     return fresh_snapshot

@@ -351,7 +351,8 @@ class EngineCommits:
         if base is None:
             await self._check_new_uuid(metadata)
         else:
-            await check_removed_specs(commit.manifests.unchecked, base, metadata)
+            readers = commit.manifests.with_checks(get_uuid(entry, base), context.settings.commit_memory_bytes)
+            await check_removed_specs(readers, base, metadata)
         events = [_describe_commit(commit, updates)]
         files = rebased_updates.files if rebased_updates else ()
         prepared_commit = await self.publisher.prepare(

@@ -40,7 +40,7 @@ from seamark.formats.iceberg.metadata.updates import AddSnapshot, Update
 from seamark.formats.iceberg.types.transforms import get_transform_name, get_transform_width
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.runtime.errors import BadRequest, RetryLater, SeamarkError
 from seamark.metaserver.commit.change_requests.change_body import APPEND
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, ManifestReaders
 from seamark.metaserver.commit.engine_commits.delete_partitions import (
@@ -126,6 +126,7 @@ class ManifestCorrections:
         Raises:
             BadRequest: A data file has an impossible partition value, or deletes cannot get the partition of their data
                 file.
+            RetryLater: The storage does not answer.
         """
         revised_updates: list[Update] = []
         files = dict(rebased_updates.files if rebased_updates else ())
@@ -191,6 +192,9 @@ class _Correction:
         Returns:
             The files to write. The list is empty if the snapshot needs no correction. It is also empty if the snapshot
             cannot be read: a refusal would not help, because the engine could not correct the snapshot.
+
+        Raises:
+            RetryLater: The storage does not answer. Without the correction, deleted rows could come back.
         """
         if self._metadata.format_version < _VECTORS_MIN_FORMAT_VERSION or snapshot.manifest_list is None:
             return []
@@ -213,6 +217,8 @@ class _Correction:
             lost_vectors = await self._find_lost_vectors(marks, parent_manifests, old_manifests, new_manifests)
             in_use |= {entry.file.file_path for entry in lost_vectors}
             return await self._write_without_marks(snapshot, manifest_files, removals, in_use, lost_vectors)
+        except RetryLater:
+            raise
         except SeamarkError:
             return []
 
@@ -321,6 +327,7 @@ class _Correction:
 
         Raises:
             BadRequest: The partition of a data file cannot be written.
+            RetryLater: See `keep_shared_puffins`.
         """
         if snapshot.manifest_list is None or len(self._metadata.partition_specs) == 1:
             return []
@@ -332,6 +339,8 @@ class _Correction:
             return await self._write_moved(snapshot, manifest_files, moved_entries) if moved_entries else []
         except _ImpossibleValue as error:
             raise BadRequest(str(error)) from None
+        except RetryLater:
+            raise
         except (SeamarkError, ValueError):
             return []  # As in `correct_metrics`.
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.runtime.errors import CommitConflict, SeamarkError
+from seamark.formats.runtime.errors import CommitConflict, Corrupt, RequestError
 from seamark.metaserver.commit.engine_commits.commit_manifests import ManifestReaders
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX
 from seamark.metaserver.runtime.gathering import gather
@@ -23,10 +23,11 @@ _CHECKED_SNAPSHOTS_MAX = 1_000
 async def check_removed_specs(readers: ManifestReaders, base: TableMetadata, metadata: TableMetadata) -> None:
     """Check that no snapshot of the new metadata has files of a spec that the commit removes.
 
-    Manifest lists that cannot be read are not checked.
+    Manifest lists that are missing, damaged or in the location of another table are not checked.
 
     Raises:
         CommitConflict: A snapshot has such files.
+        RetryLater, StorageError: The storage does not answer, so it is unknown which specs the files have.
     """
     removed_ids = {spec.spec_id for spec in base.partition_specs} - {spec.spec_id for spec in metadata.partition_specs}
     if not removed_ids:
@@ -41,7 +42,7 @@ async def check_removed_specs(readers: ManifestReaders, base: TableMetadata, met
     async def check(snapshot: Snapshot) -> None:
         is_published = base.snapshot(snapshot.snapshot_id) is not None
         manifests = readers.published if is_published else readers.own
-        with contextlib.suppress(SeamarkError):
+        with contextlib.suppress(Corrupt, RequestError):
             used_ids = {manifest.partition_spec_id for manifest in await manifests.read_list(snapshot)}
             if used_ids & removed_ids:
                 conflicts[snapshot.snapshot_id] = min(used_ids & removed_ids)

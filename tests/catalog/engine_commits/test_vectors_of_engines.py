@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
 from tests.catalog.appender import (
@@ -24,7 +25,8 @@ from tests.catalog.appender import (
     read_list,
 )
 from tests.catalog.appends import append_files, commit_table, find_head_snapshot, load_metadata
-from tests.catalog.rig import CatalogRig, open_rig
+from tests.catalog.rig import BusyObjects, CatalogRig, open_rig
+from tests.support.wrapper_capture import WrapperCapture
 
 
 def build_entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
@@ -96,6 +98,26 @@ async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) ->
             f"{equality} None": (ADDED, second_appender.snapshot_id, 1, None),
             f"{puffin}-2 4": (ADDED, second_appender.snapshot_id, None, None),
         }
+
+
+async def test_removal_of_vectors_is_not_committed_while_the_storage_does_not_answer(tmp_path: Path) -> None:
+    """Without the correction, rows of other data files could come back."""
+    capture = WrapperCapture(BusyObjects)
+    async with open_rig(tmp_path, wrap_objects=capture) as rig:
+        await rig.table(properties={"format-version": "3"})
+        await append_files(rig, {"a": 1, "b": 1})
+        appender = EngineAppender(await load_metadata(rig))
+        puffin = f"{appender.metadata['location']}/data/p.puffin"
+        vectors = [build_vector(puffin, path, offset) for path, offset in (("a", 4), ("b", 44))]
+        await commit_delete_files(rig, appender, [build_entry(appender.snapshot_id, ADDED, None, v) for v in vectors])
+        appender = EngineAppender(await load_metadata(rig))
+        mark = build_entry(appender.snapshot_id, DELETED, appender.sequence - 1, vectors[0])
+        stays = build_entry(appender.snapshot_id, EXISTING, appender.sequence - 1, vectors[1])
+        capture.wrapper.is_busy = True
+        with pytest.raises(RetryLater):
+            await commit_delete_files(rig, appender, [mark, stays])
+        capture.wrapper.is_busy = False
+        assert list(await commit_delete_files(rig, appender, [mark, stays])) == [f"{puffin} 44"]
 
 
 async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(

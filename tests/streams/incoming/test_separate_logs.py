@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.table.metadata import TableMetadata
 
 import seamark
 from tests.streams.incoming.test_append_gates import commit_table, make_schema_updates
@@ -48,11 +49,33 @@ async def test_server_without_the_log_of_a_table_refuses_commits_that_depend_on_
         assert await first.ids() == [1, 2, 4]
         await first.flush()
         assert await second.ids() == [1, 2, 4]
+        # The second server gets the request again, because the answer of the first server was lost.
+        deletion = make_deletion((await asyncio.to_thread(second.catalog.load_table, "db.t")).metadata)
+        assert [await commit_table(stream, deletion) for stream in (first, second)] == [200, 200]
 
         await asyncio.to_thread(disable_stream, second)
         for delete in (delete_by_pyiceberg, delete_by_seamark):
             assert await asyncio.to_thread(run_refused, delete) == ""
         assert await first.ids() == await second.ids() == [4]
+
+
+def make_deletion(metadata: TableMetadata) -> list[Any]:
+    """Return the updates of a commit that deletes rows by its operation, and keeps all files."""
+    parent = metadata.current_snapshot()
+    assert parent is not None
+    snapshot = {
+        "snapshot-id": 1,
+        "parent-snapshot-id": parent.snapshot_id,
+        "sequence-number": metadata.last_sequence_number + 1,
+        "timestamp-ms": metadata.last_updated_ms,
+        "manifest-list": parent.manifest_list,
+        "schema-id": metadata.current_schema_id,
+        "summary": {"operation": "delete"},
+    }
+    return [
+        {"action": "add-snapshot", "snapshot": snapshot},
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
+    ]
 
 
 def append_row(stream: StreamServer, number: int) -> None:
