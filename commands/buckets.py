@@ -82,7 +82,7 @@ def buckets(
 
 
 def _to_json(sizes: BucketSizes) -> dict[str, Any]:
-    each = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
+    bucket_sizes = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
     return {
         "column": sizes.column,
         "field": sizes.field,
@@ -93,7 +93,7 @@ def _to_json(sizes: BucketSizes) -> dict[str, Any]:
         "skew": round(sizes.skew, 3),
         "shared-files": sizes.shared_files,
         "shared-bytes": sizes.shared_bytes,
-        "sizes": [{"files": files, "rows": rows, "bytes": size} for files, rows, size in each],
+        "sizes": [{"files": files, "rows": rows, "bytes": size} for files, rows, size in bucket_sizes],
     }
 
 
@@ -120,6 +120,6 @@ def _print_sizes(table: str, columns: list[BucketSizes]) -> None:
             description = f"with rows of several buckets of {sizes.column}"
             say(f"{share} {description} in older partition specs.")
         if sizes.advice > sizes.buckets:
-            each = show_size(round(sizes.partition_bytes / sizes.advice))
+            bucket_size = show_size(round(sizes.partition_bytes / sizes.advice))
             column_option = "" if len(columns) == 1 else f" --column {sizes.column}"
-            say(f"Of about {each} each: seamark buckets {table}{column_option} --resize {sizes.advice}")
+            say(f"Of about {bucket_size} each: seamark buckets {table}{column_option} --resize {sizes.advice}")

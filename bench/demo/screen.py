@@ -13,12 +13,12 @@ from seamark.commands.terminal import print_bars
 
 MIB = 1 << 20
 LAYOUT_TITLES = {
-    ICEBERG: "stock Iceberg",
+    ICEBERG: "Iceberg alone",
     UNTOUCHED: "with Seamark, files as written",
     CLUSTERED: "with Seamark's layout",
     CUBED: "with cubes",
 }
-HEADS = {ICEBERG: "stock", UNTOUCHED: "plans", CLUSTERED: "layout", CUBED: "cube"}
+HEADS = {ICEBERG: "alone", UNTOUCHED: "plans", CLUSTERED: "layout", CUBED: "cube"}
 """The heads of the columns, short enough for three groups of figures in 80 characters."""
 BOUND = "files with a row of the answer"
 _LINE_MAX = 1000

@@ -70,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "the first two cases is one JSON request, and is durable on the disk when it is acknowledged. "
         "`seamark.stream_writer` takes a batch in each call. Its requests have the rows of all calls since the last "
         "request. Its rate is until the last acknowledgement.",
-        "Stock PyIceberg counts the rows after each case: all acknowledged rows are there.",
+        "Unmodified PyIceberg counts the rows after each case: all acknowledged rows are there.",
     ]
     if peer is None:
         report.notes.append("The package duckdb-extension-ducklake is not installed, so there is no peer.")

@@ -54,8 +54,8 @@ def _run_bench(folder: Path, size_bytes: int) -> Report:
                 report.rows.append(Row(name, measure, "s", {OURS: round(seconds, 2)}, goal=goal))
     report.notes.append(
         f"Rows of {ROW_BYTES:,} random bytes, in Arrow requests of {BATCH_ROWS:,}. All times are from the start of the "
-        "new process. The scan counts all rows by stock PyIceberg with a plan of the server, and is checked. The files "
-        "are in the page cache."
+        "new process. The scan counts all rows by unmodified PyIceberg with a plan of the server, and is checked. "
+        "The files are in the page cache."
     )
     return report
 

@@ -61,7 +61,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
     report = Report(
-        "streams_spark", "After how long does stock Spark read a row of a stream table?", peer="Structured Streaming"
+        "streams_spark",
+        "After how long does unmodified Spark read a row of a stream table?",
+        peer="Structured Streaming",
     )
     with (
         Seamark(folder / "home", env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(1000 * FLUSH_S)}) as server,

@@ -123,7 +123,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _run_bench(folder: Path, quick: bool) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
-    report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?", peer="none")
+    report = Report(
+        "streams_visible", "After how long does unmodified PyIceberg read a row of a stream table?", peer="none"
+    )
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
         catalog.create_namespace("bench")

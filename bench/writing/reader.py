@@ -66,7 +66,7 @@ class Size:
     """The size of a table.
 
     Attributes:
-        shares: For each key column, the number of its values; a value selects one row of so many.
+        shares: The number of distinct values of each key column. Each value is in about as many rows.
         group_bytes: The bytes of a row group.
     """
 

@@ -253,7 +253,7 @@ def show_demo_result(result: DemoResult, console: Console) -> None:
     """Print the result as bars and a sentence."""
     scan_before, scan_after = result.lookup_before, result.lookup_after
     rows = (
-        ("stock Iceberg", scan_before.files, scan_before.seconds),
+        ("Iceberg alone", scan_before.files, scan_before.seconds),
         (f"with {DEFINITION}", scan_after.files, scan_after.seconds),
         ("files that hold a row of the answer", result.files_with_rows, None),
     )

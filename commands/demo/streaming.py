@@ -130,7 +130,7 @@ def show_stream(result: StreamResult, console: Console) -> None:
     """Print the delays, and the result of the flush."""
     delays_ms = np.percentile(result.delays_ms, (50, 99))
     console.print(
-        f"\n{show_count(result.rows, 'row')} posted at {ROWS_PER_SECOND:,} a second, and read by stock PyIceberg "
+        f"\n{show_count(result.rows, 'row')} posted at {ROWS_PER_SECOND:,} a second, and read by unmodified PyIceberg "
         f"meanwhile in {show_count(result.scans, 'scan')}: half of the rows were visible within "
         f"{delays_ms[0]:,.0f} ms, 99 % within {delays_ms[1]:,.0f} ms, each once and after "
         f"{show_count(result.commits, 'commit')}. "

@@ -12,6 +12,8 @@ from seamark.connector.analysis.literals import EXACT, UNITS, parse_interval
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 
+_DAYS_MAX = 10**6
+"""The maximum number of days in a condition on a difference. A condition with more days keeps all files."""
 _DIGITS_MAX = 38
 _ROUNDING_SHARES = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
 """Upper bounds of the relative rounding error of floating-point operations, by type."""
@@ -230,7 +232,7 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
 
     Trino counts complete days between timestamps, and DuckDB counts midnights.
     """
-    if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > 10**6:
+    if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > _DAYS_MAX:
         return None
     count, start, end = int(literal.value), node.expression, node.this
     parts: list[Condition | None] = []

@@ -200,7 +200,7 @@ class Queries:
             self._relation_names,
             self._reader.read_literal,
         )
-        queries = [*subqueries, *(query for _, each in on_subqueries for query in each)]
+        queries = [*subqueries, *(query for _, join_queries in on_subqueries for query in join_queries)]
         predicates = PredicateReader(names, self._reader, {id(query): rows for query, rows in queries}, self._selects)
         keys = frozenset(
             reference for key in _find_grouping_keys(node) if (reference := names.resolve_node(key)) is not None
@@ -225,8 +225,8 @@ class Queries:
                 *(self._make_inner_query(rows, predicates) for _, rows in subqueries),
                 *(
                     self._make_inner_query(rows, predicates, list_sources(join))
-                    for join, each in on_subqueries
-                    for _, rows in each
+                    for join, join_queries in on_subqueries
+                    for _, rows in join_queries
                 ),
                 *(self._make_lateral_query(number, tables, predicates) for number in tables.laterals),
             ],

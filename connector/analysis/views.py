@@ -362,9 +362,9 @@ def _drop_incomplete(
         }
         unusable = {
             scan
-            for view, each in scans_by_view.items()
+            for view, scans in scans_by_view.items()
             if view not in complete_views
-            for scan in each
+            for scan in scans
             if scan in plans or scan in complete_views
         }
         if not unusable and len(complete_views) == len(names):

@@ -237,7 +237,7 @@ def _list_usable(attributes: JoinedAttributes, schema: Schema) -> dict[str, str]
 def _uses_only(
     tree: exp.Expr, number: int, attributes: Mapping[str, str], condition: exp.Expr, find: FindColumn
 ) -> bool:
-    """Return whether the query uses only some columns of a table, except in the condition of the join."""
+    """Return whether the query uses only columns in `attributes` of a table, except in the condition of the join."""
     join_columns = {id(column) for column in condition.find_all(exp.Column)}
     return all(
         source is None or source[0] != number or source[1] in attributes

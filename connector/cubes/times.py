@@ -99,20 +99,21 @@ def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None
     match node:
         case exp.TimestampTrunc() | exp.DateTrunc():
             unit = _UNITS.get(node.text("unit").upper())
-            return _with_column(node.this, unit)
+            return _read_column(node.this, unit)
         case exp.Extract():
-            return _with_column(node.expression, _UNITS.get(node.name.upper()))
+            return _read_column(node.expression, _UNITS.get(node.name.upper()))
         case exp.Cast() if node.args["to"].is_type(exp.DataType.Type.DATE):
-            return _with_column(node.this, "day")
+            return _read_column(node.this, "day")
         case exp.GTE() | exp.LT():
-            return _with_boundary(node.this, node.expression)
+            return _read_comparison(node.this, node.expression)
         case exp.LTE() | exp.GT():
-            return _with_boundary(node.expression, node.this)
+            return _read_comparison(node.expression, node.this)
     unit = _UNITS_OF_PARTS.get(type(node))
-    return None if unit is None else _with_column(node.this, unit)
+    return None if unit is None else _read_column(node.this, unit)
 
 
-def _with_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
+def _read_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
+    """Return (column, unit, None), or None if the unit is unknown or the node is no column."""
     if isinstance(node, exp.TsOrDsToDate) and set(node.args) <= {"this"}:  # Spark's year(ts) is year(CAST(ts AS date)).
         node = node.this
     if unit is None or not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
@@ -120,7 +121,8 @@ def _with_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, Non
     return node, unit, None
 
 
-def _with_boundary(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:
+def _read_comparison(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:
+    """Return (column, "", boundary) for the comparison of a column with a time, or None for other operands."""
     if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
         return None
     if type(literal) is not exp.Cast or not isinstance(literal.this, exp.Literal):

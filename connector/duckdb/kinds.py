@@ -171,11 +171,11 @@ def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
             return []
     match rows:
         case exp.Values():
-            each = [
+            value_rows = [
                 expression.expressions if isinstance(expression, exp.Tuple) else [expression]
                 for expression in rows.expressions
             ]
-            return [row[number] for row in each] if all(number < len(row) for row in each) else []
+            return [row[number] for row in value_rows] if all(number < len(row) for row in value_rows) else []
         case exp.Unnest() if len(rows.expressions) == 1 and number == 0 and isinstance(rows.expressions[0], exp.Array):
             return list(rows.expressions[0].expressions)
     return []

@@ -98,7 +98,7 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Build, merge and audit the indexes of a table.
 
-    If a different builder has one of the indexes, the job runs again soon, because this builder may have been killed.
+    If a different builder has one of the indexes, the job runs again soon, because that builder may have been killed.
 
     Raises:
         JobIncomplete: A part of the work failed. The remaining work was done.

@@ -100,7 +100,7 @@ class GlueSource:
             raise CatalogRefusal("Glue does not state the location of a metadata file")
         return str(location)
 
-    def _read_pages(self, operation: str, items: str, **arguments: str) -> Iterator[dict[str, Any]]:
+    def _read_pages(self, operation: str, list_name: str, **arguments: str) -> Iterator[dict[str, Any]]:
         """Yield the items of a listing.
 
         Raises:
@@ -109,7 +109,7 @@ class GlueSource:
         with _translate_errors():
             pages = iter(self._client.get_paginator(operation).paginate(**arguments))
             for page in islice(pages, _PAGES_MAX):
-                yield from page.get(items) or ()
+                yield from page.get(list_name) or ()
             if next(pages, None) is not None:
                 raise CatalogRefusal(f"Glue lists more than {_PAGES_MAX:,} pages")
 

@@ -15,7 +15,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,12 @@ _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _BY_DICTIONARY = (2, 8)
 """The encodings PLAIN_DICTIONARY and RLE_DICTIONARY."""
+
+
+def _get_list(structure: Fields, field: int) -> list[Any]:
+    """Return the elements of a list. The value of its field is the pair (type of the elements, elements)."""
+    _, (_, elements) = structure[field]
+    return list(elements)
 
 
 class _Chunk(NamedTuple):
@@ -169,14 +175,14 @@ class Pages:
         return thrift.read_structure(buffer.getvalue(), len(_MAGIC))[0]
 
     def _group(self, number: int) -> Fields:
-        group: Fields = self._footer[_ROW_GROUPS][1][1][number]
+        group: Fields = _get_list(self._footer, _ROW_GROUPS)[number]
         return group
 
     def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
         """Return the pages of the chunks by their page indexes, or None if a chunk has no page index."""
         chunk_meta = []
         for name, leaf in leaves:
-            raw_chunk: Fields = self._group(number)[_CHUNKS][1][1][leaf]
+            raw_chunk: Fields = _get_list(self._group(number), _CHUNKS)[leaf]
             if _OFFSETS_AT not in raw_chunk or _META not in raw_chunk:
                 return None
             offset, size = raw_chunk[_OFFSETS_AT][1], raw_chunk[_OFFSETS_SIZE][1]
@@ -184,7 +190,7 @@ class Pages:
         indexes = self._read_ranges([(offset, size) for *_, offset, size in chunk_meta])
         chunks = []
         for (name, leaf, meta, _, _), index in zip(chunk_meta, indexes, strict=True):
-            locations = thrift.read_structure(index)[0][_LOCATIONS][1][1]
+            locations = _get_list(thrift.read_structure(index)[0], _LOCATIONS)
             columns = [[location[field][1] for location in locations] for field in (_PAGE_AT, _PAGE_SIZE, _PAGE_ROW)]
             starts, sizes, first = (np.array(column, dtype=np.int64) for column in columns)
             begin = min(meta[_DATA_AT][1], meta[_DICTIONARY_AT][1] if _DICTIONARY_AT in meta else meta[_DATA_AT][1])

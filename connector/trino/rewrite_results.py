@@ -119,21 +119,21 @@ def build_result(
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
-    each, joins = [], []
+    summary_parts, joins = [], []
     for planned_scan in planned_scans:
         if planned_scan in own_plans:  # The summary must not reveal the tables behind a view.
             plan, name = plans[planned_scan], quote(".".join(planned_scan.table), safe=".")
-            each.append(f"{name}={plan.files}/{plan.considered_files}")
+            summary_parts.append(f"{name}={plan.files}/{plan.considered_files}")
             used_joins = find_used_joins(dimensions.get(planned_scan, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{show_keys(keys)}" for columns, keys in used_joins]
-    each += [f"joins={','.join(joins)}"] if joins else []
+    summary_parts += [f"joins={','.join(joins)}"] if joins else []
     view_versions = ",".join(
         quote(".".join(planned_scan.table), safe=".")
         for planned_scan in sorted(outer_views, key=lambda view: view.scan.start)
     )
-    each += [f"views={view_versions}"] if view_versions else []
+    summary_parts += [f"views={view_versions}"] if view_versions else []
     summary = f"rewritten; scans={len(own_plans) + len(outer_views)}; files={_count_files(own_plans.values())}; "
-    summary += "; ".join(each)
+    summary += "; ".join(summary_parts)
     plan_ids = {(planned_scan.table, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in plans.items()}
     plan_ids |= {(planned_scan.table, view.plan_id) for planned_scan, view in views.items()}
     files, considered_files = (
@@ -186,8 +186,8 @@ def _plan_inputs(
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting_tables: set[TableName] = set()
 
-    def join(planned_scan: PlannedScan, each: Sequence[Dimension]) -> None:
-        for dimension in each:
+    def join(planned_scan: PlannedScan, joined_tables: Sequence[Dimension]) -> None:
+        for dimension in joined_tables:
             columns[_name_table(planned_scan)] |= {own_column for own_column, _ in dimension.on}
             columns[_name_table(dimension.planned)] |= dimension.columns
             limiting_tables.add(_name_table(dimension.planned))

@@ -171,8 +171,8 @@ def _compute_sizes(
         members = all_buckets[bucket_slice]
         sums[0, members] += partition.files
         for row, amount in ((1, partition.rows), (2, partition.bytes)):
-            each, remainder = divmod(amount, len(members))
-            sums[row, members] += each
+            share, remainder = divmod(amount, len(members))
+            sums[row, members] += share
             sums[row, members[:remainder]] += 1
         if len(members) > 1:
             shared_files += partition.files

@@ -348,8 +348,10 @@ class Clustering:
             null = pa.nulls(1, values.type)
             # The index -1 selects the rank of null.
             joined_ranks[number] = ranks.rank_values(pa.concat_arrays([values, null]))
-        each = Clustering(curve, attributes, ranks_by_attribute, joined_ranks)
-        return each if curve == LINEAR else replace(each, groups=_group_attributes(each.compute_points(sample)))
+        clustering = Clustering(curve, attributes, ranks_by_attribute, joined_ranks)
+        if curve == LINEAR:
+            return clustering
+        return replace(clustering, groups=_group_attributes(clustering.compute_points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
     """The indexes of attributes in groups that have almost the same order, such as an order date and a ship date.

@@ -57,7 +57,7 @@ A larger file may need a gigabyte of memory, so an import reads it alone.
 FILE_NAMES_MAX = 1_000_000
 """The maximum number of files that the metadata of an imported table name, without the files in its manifests.
 
-A check of so many names takes seconds in a thread.
+A check of this number of names takes seconds in a thread.
 """
 _NAMES_IN_LOOP_MAX = 300
 """The maximum number of names of files and properties that are checked in the event loop, where each takes 10 to 30 µs.

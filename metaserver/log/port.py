@@ -369,9 +369,9 @@ def check_producer(producer: StreamProducer) -> None:
     """
     check_producer_name(producer.name)
     if not 0 <= producer.sequence < 1 << 62:
-        raise BadRequest(f"A sequence number is 0 or greater, not {producer.sequence}")
+        raise BadRequest(f"A sequence number is from 0 to 2**62 - 1, not {producer.sequence}")
     if not 0 <= producer.epoch < 1 << 31:
-        raise BadRequest(f"An epoch is 0 or greater, not {producer.epoch}")
+        raise BadRequest(f"An epoch is from 0 to 2**31 - 1, not {producer.epoch}")
 
 
 def check_producer_name(name: str) -> None:

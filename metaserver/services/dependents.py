@@ -50,7 +50,7 @@ class DependentJobs:
             self._jobs_by_table[table][job.key] = caused_job
 
     def _has_room(self, tenant: str, pairs: int) -> bool:
-        """Return whether a tenant may have so many further pairs."""
+        """Return whether a tenant may have `pairs` further pairs."""
         is_in_share = self._pairs_by_tenant[tenant] + pairs <= PAIRS_PER_TENANT_MAX
         return is_in_share and self._pairs + pairs <= DEPENDENTS_MAX
 

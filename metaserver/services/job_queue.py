@@ -25,6 +25,7 @@ _WAITING_JOBS_PER_FREE_PLACE = 4
 _STARTED_S = 1.0
 """The time that a running job counts for its tenant, in seconds. When the job ends, its real duration counts."""
 _STALE_MIN = 1000
+"""Stale items, and times of tenants without jobs, are removed only if there are more of them than this."""
 
 Key = tuple[str, str]
 
@@ -83,8 +84,9 @@ class JobQueue:
         """The time that each tenant's jobs have taken. It is at least the time of the tenant that was served last."""
         self._turn_s = 0.0
         self._change_event = asyncio.Event()
-        self._orders = self._items = 0
-        self._entry_number = 0
+        self._last_order = self._last_item = 0
+        """The numbers of the newest job and of the newest item."""
+        self._item_count = 0
         """The number of items in all heaps."""
 
     def __len__(self) -> int:
@@ -153,8 +155,8 @@ class JobQueue:
             return True
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
-        self._orders += 1
-        self._waiting[key] = entry = _Entry(job, due_s, self._orders, self._now())
+        self._last_order += 1
+        self._waiting[key] = entry = _Entry(job, due_s, self._last_order, self._now())
         self._count_waiting(job, 1)
         self._push_item(entry)
         return True
@@ -220,7 +222,7 @@ class JobQueue:
         valid |= {(key, item) for heap in self._ready_heaps.values() for _, _, item, key in heap}
         assert all((key, entry.item) in valid for key, entry in self._waiting.items())
         assert len(valid) <= 2 * len(self._waiting) + _STALE_MIN + 1
-        assert self._entry_number == len(self._delayed_heap) + sum(map(len, self._ready_heaps.values()))
+        assert self._item_count == len(self._delayed_heap) + sum(map(len, self._ready_heaps.values()))
         assert not self._running_keys.keys() & self._waiting.keys()
 
     def _count_waiting(self, job: Job, change: int) -> None:
@@ -229,12 +231,12 @@ class JobQueue:
             del self._counts[job.tenant]
 
     def _push_item(self, entry: _Entry) -> None:
-        """Add an entry to the delayed jobs."""
-        self._items += 1
-        entry.item = self._items
+        """Add an item for a waiting job to the heap of delayed jobs. An earlier item of the job becomes stale."""
+        self._last_item += 1
+        entry.item = self._last_item
         heappush(self._delayed_heap, (entry.due_s, entry.item, entry.job.key))
-        self._entry_number += 1
-        if self._entry_number > 2 * len(self._waiting) + _STALE_MIN:
+        self._item_count += 1
+        if self._item_count > 2 * len(self._waiting) + _STALE_MIN:
             self._rebuild_heaps()
         self._change_event.set()
 
@@ -243,7 +245,7 @@ class JobQueue:
         self._ready_heaps.clear()
         self._delayed_heap = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed_heap)
-        self._entry_number = len(self._delayed_heap)
+        self._item_count = len(self._delayed_heap)
 
     def _pop_due_job(self, now: float) -> Job | None:
         """Remove the next due job from the heaps, and return it, or None if no job is due."""
@@ -255,14 +257,14 @@ class JobQueue:
                 self._served_s[tenant] = max(self._turn_s, self._served_s.get(tenant, 0.0))
                 heappush(self._ready_heaps.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
             else:
-                self._entry_number -= 1
+                self._item_count -= 1
         while self._ready_heaps:
             tenant = min(
                 self._ready_heaps, key=lambda tenant: (self._served_s[tenant], self._ready_heaps[tenant][0][:2])
             )
             heap = self._ready_heaps[tenant]
             _, _, item, key = heappop(heap)
-            self._entry_number -= 1
+            self._item_count -= 1
             if not heap:
                 del self._ready_heaps[tenant]
             entry = self._waiting.get(key)

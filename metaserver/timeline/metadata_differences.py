@@ -74,28 +74,29 @@ def _list_identity_updates(old_document: Document, new: Document, uuid: str) -> 
         yield {"action": "set-location", "location": new["location"]}
 
 
-def _index_items(document: Document, items: str, key: str) -> dict[Any, Document]:
-    return {item.get(key, 0): item for item in document.get(items) or ()}
+def _index_items(document: Document, list_name: str, key: str) -> dict[Any, Document]:
+    """Return the items of the list `list_name` of a document, by their field `key`."""
+    return {item.get(key, 0): item for item in document.get(list_name) or ()}
 
 
 def _list_additions(
-    old_document: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
+    old_document: Document, new: Document, list_name: str, key: str, make: Callable[[Document], Update]
 ) -> Iterator[Update]:
-    old_items = _index_items(old_document, items, key)
-    for item_id, item in _index_items(new, items, key).items():
+    old_items = _index_items(old_document, list_name, key)
+    for item_id, item in _index_items(new, list_name, key).items():
         if item_id not in old_items:
             yield make(item)
 
 
-def _list_removed(old_document: Document, new: Document, items: str, key: str) -> list[Any]:
-    later = _index_items(new, items, key)
-    return [item_id for item_id in _index_items(old_document, items, key) if item_id not in later]
+def _list_removed(old_document: Document, new: Document, list_name: str, key: str) -> list[Any]:
+    later = _index_items(new, list_name, key)
+    return [item_id for item_id in _index_items(old_document, list_name, key) if item_id not in later]
 
 
 def _remove_all(
-    old_document: Document, new: Document, items: str, key: str, action: str, field: str
+    old_document: Document, new: Document, list_name: str, key: str, action: str, field: str
 ) -> Iterator[Update]:
-    removed_ids = _list_removed(old_document, new, items, key)
+    removed_ids = _list_removed(old_document, new, list_name, key)
     if removed_ids:
         yield {"action": action, field: removed_ids}
 
@@ -133,11 +134,11 @@ def _list_snapshot_updates(old_document: Document, new: Document) -> Iterator[Up
     yield from _remove_all(old_document, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
 
 
-def _list_statistics_updates(old_document: Document, new: Document, items: str) -> Iterator[Update]:
-    earlier, later = _index_items(old_document, items, "snapshot-id"), _index_items(new, items, "snapshot-id")
+def _list_statistics_updates(old_document: Document, new: Document, list_name: str) -> Iterator[Update]:
+    earlier, later = _index_items(old_document, list_name, "snapshot-id"), _index_items(new, list_name, "snapshot-id")
     for snapshot_id, statistics in later.items():
         if earlier.get(snapshot_id) != statistics:
-            yield {"action": f"set-{items}", items: statistics}
+            yield {"action": f"set-{list_name}", list_name: statistics}
     for snapshot_id in earlier:
         if snapshot_id not in later:
-            yield {"action": f"remove-{items}", "snapshot-id": snapshot_id}
+            yield {"action": f"remove-{list_name}", "snapshot-id": snapshot_id}

@@ -627,7 +627,7 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
 async def open_warehouses(
     settings: Settings, store: PointerStore, clock: Clock, opener: Opener
 ) -> AsyncIterator[Warehouses]:
-    """Return the further warehouses of a server. When the context ends, close the open warehouses."""
+    """Yield the further warehouses of a server. When the context ends, close the open warehouses."""
     warehouses = Warehouses(settings, store, clock, opener)
     try:
         yield warehouses

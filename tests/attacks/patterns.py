@@ -173,7 +173,7 @@ def _take_first(texts: Iterable[str], count: int) -> list[str]:
 
 
 def _list_parts(tree: Any) -> Iterator[str]:
-    """Return parts to repeat in a text: an example of each repeated part, and of each character of the expression."""
+    """Yield parts to repeat in a text: an example of each repeated part, and of each character of the expression."""
     for code, argument in tree:
         for inner in _list_inner_trees(code, argument):
             if code in _REPEATS and argument[1] > 1:

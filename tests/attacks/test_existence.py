@@ -19,7 +19,7 @@ from tests.attacks.campaign import AttackCampaign
 from tests.attacks.world import EVIL, HOSTILE, KINDS, AttackWorld, open_world
 from tests.seeds import examples
 
-_ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
+_IDENTIFIER = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
 """A replaced snapshot id must remain a number of 64 bits."""
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
@@ -36,20 +36,20 @@ class _FakeIdentifiers:
         self.rng = rng
         self.fake_by_real: dict[str, str] = {}
 
-    def replace_atoms(self, text: str) -> str:
-        return _ATOM.sub(lambda match: self._replace_atom(match[0]), text)
+    def replace_identifiers(self, text: str) -> str:
+        return _IDENTIFIER.sub(lambda match: self._replace_identifier(match[0]), text)
 
-    def _replace_atom(self, atom: str) -> str:
-        if atom not in self.fake_by_real:
-            fake_atom = self._draw_fake(atom)
-            while atom.isdigit() and int(fake_atom) > _LONG_MAX >= int(atom):
-                fake_atom = self._draw_fake(atom)
-            self.fake_by_real[atom] = fake_atom
-        return self.fake_by_real[atom]
+    def _replace_identifier(self, identifier: str) -> str:
+        if identifier not in self.fake_by_real:
+            fake_identifier = self._draw_fake(identifier)
+            while identifier.isdigit() and int(fake_identifier) > _LONG_MAX >= int(identifier):
+                fake_identifier = self._draw_fake(identifier)
+            self.fake_by_real[identifier] = fake_identifier
+        return self.fake_by_real[identifier]
 
-    def _draw_fake(self, atom: str) -> str:
-        digits = "123456789" if atom.isdigit() else "123456789abcdef"
-        return atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
+    def _draw_fake(self, identifier: str) -> str:
+        digits = "123456789" if identifier.isdigit() else "123456789abcdef"
+        return identifier[:2] + "".join(self.rng.choice(digits) for _ in identifier[2:])
 
 
 class _Twins(AttackCampaign):
@@ -71,7 +71,7 @@ def _build_attackers(world: AttackWorld, fakes: _FakeIdentifiers, seed: int) -> 
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # The server rejects a changed token, and a location of a moved table was the attacker's own.
         real_twins.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake_twins.hints[kind] = [fakes.replace_atoms(item) for item in real_twins.hints[kind]]
+        fake_twins.hints[kind] = [fakes.replace_identifiers(item) for item in real_twins.hints[kind]]
     return real_twins, fake_twins
 
 

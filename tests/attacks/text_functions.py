@@ -76,7 +76,7 @@ def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
 def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     """Return the types of the required arguments, by position and by name.
 
-    Return None if no argument is a text, or if one has another type.
+    Return None if no argument is a text, or if the type of an argument is neither a text nor a key of `_VALUES`.
     """
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -86,15 +86,15 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    spellings = {
+    types_by_name = {
         item.arg: ast.unparse(item.annotation) if item.annotation else ""
         for item in (*required_parameters, *named_arguments)
     }
-    known_spellings = {"str", "bytes", "object", *_VALUES}
-    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_spellings:
+    known_types = {"str", "bytes", "object", *_VALUES}
+    if not {"str", "bytes", "object"} & set(types_by_name.values()) or not set(types_by_name.values()) <= known_types:
         return None
-    return [spellings[item.arg] for item in required_parameters], {
-        item.arg: spellings[item.arg] for item in named_arguments
+    return [types_by_name[item.arg] for item in required_parameters], {
+        item.arg: types_by_name[item.arg] for item in named_arguments
     }
 
 

@@ -69,7 +69,7 @@ def test_spark_command_has_the_settings_of_the_tests() -> None:
     assert "--jars /jars/iceberg.jar" in text
 
 
-HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2, "cube"]
+HEAD = ["alone", "plans", "layout", "bound", *("alone", "plans", "layout") * 2, "cube"]
 
 
 def _render_screens(width: int, scale: float) -> str:

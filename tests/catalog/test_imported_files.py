@@ -103,7 +103,7 @@ def test_metadata_with_too_many_files_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 async def write_table(rig: CatalogRig, name: str, files: int) -> str:
-    """Write a metadata file that names so many earlier files, and return its location."""
+    """Write a metadata file that names `files` earlier files, and return its location."""
     await rig.table(name)
     loaded_table = await rig.catalog.tables.load(("db",), name)
     assert loaded_table.entry is not None

@@ -130,14 +130,14 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         answers = [await late_lake.send({"add": [late_lake.write_data_file([(n, 0, "s")])]}) for n in (1, 2)]
         lost_races, name = lost, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
-        stock = await late_lake.api(
+        engine_answer = await late_lake.api(
             "POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]}
         )
         is_over = True
         await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200]
         assert lost_races > 2
-        assert stock.status == 200
+        assert engine_answer.status == 200
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
         assert metadata["properties"][name] == "yes"

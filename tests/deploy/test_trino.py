@@ -1,4 +1,4 @@
-"""Tests of stock Trino over Seamark with compose's configuration: it writes, reads, and sees the work of other
+"""Tests of unmodified Trino over Seamark with compose's configuration: it writes, reads, and sees the work of other
 engines.
 """
 

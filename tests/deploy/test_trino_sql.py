@@ -37,7 +37,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def lake_with_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
-    """Return tables with several files and deleted rows."""
+    """Yield tables with several files and deleted rows."""
     rng = random.Random(SEED)
     with open_catalog(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(NAMESPACE)

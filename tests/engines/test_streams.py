@@ -1,4 +1,4 @@
-"""Tests that stock Spark reads rows of a stream table before a commit has added them, and each row once across
+"""Tests that unmodified Spark reads rows of a stream table before a commit has added them, and each row once across
 flushes.
 """
 

@@ -157,7 +157,7 @@ class UnmodifiedSpark:
 
 
 @pytest.fixture(scope="module")
-def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
+def unmodified_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
     """Yield the tables and catalogs. Plans of more than three files have pages of two."""
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
@@ -179,10 +179,10 @@ def _build_rows(ids: range, p: int = 0) -> list[Row]:
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
 def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
-    stock: UnmodifiedSpark, index: str, mode: str
+    unmodified_spark: UnmodifiedSpark, index: str, mode: str
 ) -> None:
     """Before a fix, Iceberg's library failed with "Cannot delete file where some, but not all, rows match"."""
-    table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
+    table = unmodified_spark.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_build_rows(range(10)) + _build_rows(range(10, 20), 1) + _build_rows(range(20, 30), 2))
     table.index(index)
@@ -195,8 +195,8 @@ def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
 
 
 @pytest.mark.slow
-def test_delete_from_a_branch_of_an_indexed_table_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
-    table = stock.table("branched")
+def test_delete_from_a_branch_of_an_indexed_table_deletes_the_right_rows(unmodified_spark: UnmodifiedSpark) -> None:
+    table = unmodified_spark.table("branched")
     table.create()
     table.insert(_build_rows(range(10)))
     table.run("ALTER TABLE {t} CREATE BRANCH dev")
@@ -209,11 +209,11 @@ def test_delete_from_a_branch_of_an_indexed_table_deletes_the_right_rows(stock: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
-def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpark, exact: bool) -> None:
+def test_rewritten_files_contain_the_rows_of_all_row_groups(unmodified_spark: UnmodifiedSpark, exact: bool) -> None:
     """Before a fix, Iceberg's readers skipped row groups by the residual of a plan, and the new files lacked
     these rows.
     """
-    table = stock.table(f"groups_{exact}", exact=exact)
+    table = unmodified_spark.table(f"groups_{exact}", exact=exact)
     table.create()
     table.insert(_build_rows(range(100)))
     table.rewrite("id = 55")
@@ -227,9 +227,9 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpa
 
 
 @pytest.mark.slow  # tests/iceberg/expressions/test_nans.py has these conditions without a JVM.
-def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
+def test_nan_is_the_greatest_value_in_spark(unmodified_spark: UnmodifiedSpark) -> None:
     """Row groups with NaN have no bounds if Spark writes them, but other writers can write bounds."""
-    table = stock.table("nans", exact=True)
+    table = unmodified_spark.table("nans", exact=True)
     table.create()
     groups = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
     number = 0
@@ -247,7 +247,7 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
             dict(zip(column_names, row, strict=True)) | {"st": row[5] and {"a": row[5][0], "x": row[5][1]}}
             for row in rows
         ]
-        append(stock.client, "db.nans", pa.Table.from_pylist(columns, _build_arrow_schema()))
+        append(unmodified_spark.client, "db.nans", pa.Table.from_pylist(columns, _build_arrow_schema()))
         table.rows += rows
     conditions = [
         "d > 3",
@@ -265,7 +265,7 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
         assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == expected, condition
     for condition in ("d > 3", "NOT (f < 3)", "st.x >= 3")[: examples(3, 1)]:
         expected = table.find_matching_ids(condition)
-        frame = sql(stock.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
+        frame = sql(unmodified_spark.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
         assert {row.id for row in frame.collect()} == expected, f"seamark.spark.sql: {condition}"
     table.index("bitmap(d)", "bloom(f)")
     for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
@@ -283,9 +283,9 @@ def _build_arrow_schema() -> pa.Schema:
 class StatementCampaign:
     """Random statements on a random table with random indexes."""
 
-    def __init__(self, stock: UnmodifiedSpark, seed: int) -> None:
+    def __init__(self, unmodified_spark: UnmodifiedSpark, seed: int) -> None:
         self.rng = random.Random(f"stock statements {seed}")
-        self.table = stock.table(f"random{seed}", exact=seed % 2 == 1)
+        self.table = unmodified_spark.table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
         self.next_id = 0
         self.outcomes: list[str] = []
@@ -394,18 +394,18 @@ class StatementCampaign:
 
 
 @pytest.mark.slow
-def test_random_statements_on_indexed_tables_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
+def test_random_statements_on_indexed_tables_leave_the_expected_rows(unmodified_spark: UnmodifiedSpark) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
-        StatementCampaign(stock, seed).play(examples(12, 6))
+        StatementCampaign(unmodified_spark, seed).play(examples(12, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 100, 10))
 def test_hundreds_of_random_statements_on_indexed_tables_leave_the_expected_rows(
-    stock: UnmodifiedSpark, start: int
+    unmodified_spark: UnmodifiedSpark, start: int
 ) -> None:
     first = 1000 * first_seed() + start
-    count = sum(StatementCampaign(stock, seed).play(20) for seed in range(first, first + 10))
+    count = sum(StatementCampaign(unmodified_spark, seed).play(20) for seed in range(first, first + 10))
     print(f"seeds from {first}: {count} statements")

@@ -22,14 +22,14 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def origin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
-    """Return a client of the server from which tables move."""
+    """Yield a client of the server from which tables move."""
     with _run_server(tmp_path / "origin", lake.as_uri()) as client:
         yield client
 
 
 @pytest.fixture
 def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
-    """Return a client of the server to which tables move."""
+    """Yield a client of the server to which tables move."""
     home = tmp_path / "target"
     with _run_server(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
         yield client
@@ -37,7 +37,7 @@ def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
 
 @pytest.fixture
 def twin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
-    """Return a client of a further server, with the same settings as `target`."""
+    """Yield a client of a further server, with the same settings as `target`."""
     home = tmp_path / "twin"
     with _run_server(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
         yield client
@@ -45,7 +45,7 @@ def twin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
 
 @pytest.fixture
 def postgres_target(tmp_path: Path, lake: Path, postgres_url: str) -> Iterator[IndexClient]:
-    """Return a client of a server like `target`, with a database in PostgreSQL."""
+    """Yield a client of a server like `target`, with a database in PostgreSQL."""
     home = tmp_path / "target"
     settings = {"database": postgres_url, "allowed_locations": (lake.as_uri(),)}
     with _run_server(home, (home / "warehouse").as_uri(), **settings) as client:

@@ -119,15 +119,16 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
 
 
 async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bucket: str) -> None:
-    await asyncio.to_thread(_build_client_with_signer, signer, s3_bucket)
+    await asyncio.to_thread(_check_client_with_signer, signer, s3_bucket)
     assert len(signer.refused_paths) == 2, signer.refused_paths
     assert "t-1/secret" in signer.refused_paths[0]
     assert "send it in `body`" in signer.refused_paths[1]
 
 
-def _build_client_with_signer(signer: Signer, bucket: str) -> None:
-    """Return a botocore client without keys that calls the signer before each request, as PyIceberg's fsspec FileIO
-    does.
+def _check_client_with_signer(signer: Signer, bucket: str) -> None:
+    """Check the requests of a botocore client without keys.
+
+    It calls the signer before each request, as PyIceberg's fsspec FileIO does.
     """
     properties = signer.build_client_properties()
     client = botocore.session.Session().create_client(

@@ -43,7 +43,7 @@ FILES, ROWS = 6, 20
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return the folder with the objects of the toy storage."""
+    """Yield the folder with the objects of the toy storage."""
     shelf = tmp_path / "toys"
     shelf.mkdir()
     with register_toy(shelf):
@@ -65,7 +65,7 @@ def server(folder: Path, tmp_path: Path) -> Iterator[ServerThread]:
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
-    """Return a client of `db.t` with 6 files of 20 rows without useful bounds."""
+    """Yield a client of `db.t` with 6 files of 20 rows without useful bounds."""
     with closing(IndexClient(server.url)) as client:
         create_table(client, "db.t", SCHEMA, properties={})
         for number in range(FILES):

@@ -263,16 +263,16 @@ class _IndexListing:
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         return [
             RegisteredIndexFile(
-                "".join(uuid),
-                f"s3://bucket/warehouse/db/table/_seamark/index/{hashlib.md5(b'%d' % number).hexdigest()}.puffin",
-                hashlib.sha256(b"%d" % (number % 3)).hexdigest(),
-                "bitmap",
-                1,
-                300 + number,
-                1_000_000 + number,
-                2_000_000 + number,
-                10**18 + number,
-                1_760_000_000_000 + number,
+                uuid="".join(uuid),  # A new text for each file, as a database returns it.
+                location=f"s3://bucket/lake/db/table/_seamark/index/{hashlib.md5(b'%d' % number).hexdigest()}.puffin",
+                definition=hashlib.sha256(b"%d" % (number % 3)).hexdigest(),
+                kind="bitmap",
+                level=1,
+                files=300 + number,
+                rows=1_000_000 + number,
+                size_bytes=2_000_000 + number,
+                snapshot_id=10**18 + number,
+                created_ms=1_760_000_000_000 + number,
             )
             for number in range(200)
         ]

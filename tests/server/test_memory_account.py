@@ -105,7 +105,7 @@ async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkey
 
 
 def build_table_json(columns: int, snapshots: int) -> bytes:
-    """Return the metadata file of a table with so many columns and snapshots."""
+    """Return the metadata file of a table with these numbers of columns and snapshots."""
     numbers = range(1, snapshots + 1)
     summary = {"operation": "append", "added-data-files": "12", "added-records": "120000", "total-records": "1200000"}
     summary |= {"total-data-files": "100", "spark.app.id": "application-2024-1", "added-files-size": "123456789"}

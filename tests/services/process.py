@@ -110,7 +110,7 @@ class ManagedProcess:
         return self._child is not None and self._child.poll() is None
 
     def start(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
-        """Start the child, and return when `ready()` is True.
+        """Start the child, and return when `is_ready()` is True.
 
         Raises:
             ServiceFailed: The child was not ready in time. The message has the end of its log.

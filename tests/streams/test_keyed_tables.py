@@ -1,6 +1,6 @@
 """Tests of keyed stream tables over HTTP.
 
-Stock PyIceberg reads the latest row of each key, before and after flushes.
+Unmodified PyIceberg reads the latest row of each key, before and after flushes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 async def read_names(stream: StreamServer, where: str | None = None) -> dict[int, str]:
-    """Return the names by id, as stock PyIceberg reads them."""
+    """Return the names by id, as unmodified PyIceberg reads them."""
 
     def scan_table() -> pa.Table:
         options = {"row_filter": where} if where else {}
@@ -357,9 +357,9 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         assert await read_names(stream) == {1: "a", 2: "b"}
 
-        def set_key(names: str) -> None:
+        def set_key(key_columns: str) -> None:
             with stream.catalog.load_table("db.t").transaction() as change:
-                change.set_properties({KEY: names})
+                change.set_properties({KEY: key_columns})
 
         await asyncio.to_thread(set_key, "id")
         await stream.post({"id": 1, "name": "c"})

@@ -1,4 +1,4 @@
-"""Tests of rows over HTTP. Stock PyIceberg reads each acknowledged row once, before and after its flush."""
+"""Tests of rows over HTTP. Unmodified PyIceberg reads each acknowledged row once, before and after its flush."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 
 
 class StreamServer:
-    """A server with the stream table `db.t`, and a stock PyIceberg catalog."""
+    """A server with the stream table `db.t`, and an unmodified PyIceberg catalog."""
 
     def __init__(self, server: RunningServer, catalog: Catalog) -> None:
         self.server, self.catalog = server, catalog
@@ -76,7 +76,7 @@ class StreamServer:
         return status, answer["error"]["message"]
 
     async def ids(self, where: str | None = None) -> list[int]:
-        """Return the ids that stock PyIceberg reads, in ascending order."""
+        """Return the ids that unmodified PyIceberg reads, in ascending order."""
 
         def read() -> list[int]:
             scan = self.catalog.load_table("db.t").scan(**({"row_filter": where} if where else {}))

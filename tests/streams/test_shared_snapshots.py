@@ -112,7 +112,7 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
-    """Load the table at the first server with stock PyIceberg.
+    """Load the table at the first server with unmodified PyIceberg.
 
     Return the ids that PyIceberg plans at the second server.
     """

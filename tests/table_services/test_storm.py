@@ -136,7 +136,7 @@ class Storm:
         self.writers = [StormWriter(1), StormWriter(2), StormAppender(3), StormAppender(4)]
         self.checked_count = self.expired_count = 0
         self.refusals: list[str] = []
-        """The reasons why commits of the stock writer failed. Only changes of the schema and the partitioning
+        """The reasons why commits of the writer by PyIceberg failed. Only changes of the schema and the partitioning
         are allowed.
         """
 
@@ -194,7 +194,7 @@ class Storm:
             step += 1
             time.sleep(0.02)
 
-    def append_stock(self, writer: StormAppender) -> None:
+    def append_by_pyiceberg(self, writer: StormAppender) -> None:
         """Append with PyIceberg until the end, and record each refused commit."""
         step = 0
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
@@ -363,9 +363,9 @@ def test_services_never_change_rows_or_stop_a_writer(
     is_long = seconds > 60
     readable_s = READABLE_LONG_S if is_long else READABLE_S
     storm = Storm(server.base_url, seed, seconds, readable_s)
-    first_writer, second_writer, appender, stock = storm.writers
+    first_writer, second_writer, appender, pyiceberg_appender = storm.writers
     assert isinstance(appender, StormAppender)
-    assert isinstance(stock, StormAppender)
+    assert isinstance(pyiceberg_appender, StormAppender)
     jobs = JobProcesses(storm, tmp_path / "jobs.jsonl", readable_s, yields=is_long)
 
     def check_goals() -> dict[str, bool]:
@@ -389,7 +389,9 @@ def test_services_never_change_rows_or_stop_a_writer(
         lambda: storm.upsert(first_writer, seed),
         lambda: storm.upsert(second_writer, seed + 1),
         lambda: storm.append(appender),
-        lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg cannot write version 3.
+        lambda: (
+            storm.append_by_pyiceberg(pyiceberg_appender) if version < 3 else storm.append(pyiceberg_appender)
+        ),  # PyIceberg cannot write version 3.
         lambda: storm.evolve(seconds / 6),
         lambda: storm.read(seed + 2),
         lambda: storm.age_files(tmp_path / "home" / "warehouse"),

@@ -150,7 +150,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
 
 
 def build_table(columns_count: int) -> TableMetadata:
-    """Return metadata of a table with so many columns."""
+    """Return metadata of a table with `columns_count` columns."""
     return TableMetadata(
         format_version=2,
         table_uuid="u",

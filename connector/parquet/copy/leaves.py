@@ -19,12 +19,13 @@ from seamark.formats.iceberg.files.thrift import Fields
 # The field ids of SchemaElement.
 _TYPE, _LENGTH, _REPETITION, _NAME, _CHILDREN, _CONVERTED, _SCALE, _PRECISION, _ID, _LOGICAL = range(1, 11)
 _REQUIRED, _REPEATED = 0, 2
-_INT32, _INT64 = 1, 2
+_INT32, _INT64, _FIXED_LEN_BYTE_ARRAY = 1, 2, 7
 _DEPTH_MAX = 64
 Logical = tuple[Any, ...]
 # ConvertedType → LogicalType as (field id of the union, parameters).
 _STRING, _MAP, _LIST, _ENUM, _DECIMAL, _DATE, _TIME, _TIMESTAMP, _INTEGER = 1, 2, 3, 4, 5, 6, 7, 8, 10
 _JSON, _BSON = 12, 13
+_CONVERTED_DECIMAL = 5
 _MILLIS, _MICROS = 1, 2
 _CONVERTED_TYPES: dict[int, Logical] = {
     0: (_STRING,),
@@ -131,7 +132,7 @@ def _read_shape(element: Fields) -> tuple[Any, ...]:
     logical = _read_logical_type(element)
     if physical is None and (repetition == _REPEATED or _read_value(element, _ID) is None):
         logical = ()  # Writers differ in the annotations of the inner groups of lists and maps.
-    length = _read_value(element, _LENGTH) if physical == 7 else None
+    length = _read_value(element, _LENGTH) if physical == _FIXED_LEN_BYTE_ARRAY else None
     return repetition, physical, length, logical
 
 
@@ -141,7 +142,7 @@ def _read_logical_type(element: Fields) -> Logical:
     if union:
         number, (_, inner) = next(iter(union.items()))
         logical = number, *_read_parameters(number, inner)
-    elif converted_type == 5:
+    elif converted_type == _CONVERTED_DECIMAL:
         logical = _DECIMAL, _read_value(element, _SCALE) or 0, _read_value(element, _PRECISION) or 0
     elif converted_type is not None:
         logical = _CONVERTED_TYPES.get(converted_type, (-1, converted_type))

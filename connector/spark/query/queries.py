@@ -411,7 +411,7 @@ class _Query:
     # Tables of the query
 
     def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
-        """Return the scans of the query, by the numbers of their markers."""
+        """Return the scans of the query, by the numbers of the markers that `insert_markers` gave their tables."""
         plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
             # A DataFrame may run later and several times. Conditions with the current time hold for a day
@@ -427,9 +427,9 @@ class _Query:
             by_mark[mark].append(read_table)
         scans = {}
         for mark, table in sorted(self._tables.items()):
-            each, reference = by_mark.get(mark, []), references[mark]
+            marked_tables, reference = by_mark.get(mark, []), references[mark]
             # Literals of instants contain their zone, so the session's zone does not matter.
-            condition = any_of(build_condition(part, utc=True) for part in each) if each else None
+            condition = any_of(build_condition(part, utc=True) for part in marked_tables) if marked_tables else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -441,9 +441,9 @@ class _Query:
                 snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
                 condition=limit_text(condition),
-                likes=list_string_likes(each),
+                likes=list_string_likes(marked_tables),
                 joins=intersect_joins(
-                    [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in each]
+                    [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in marked_tables]
                 ),
                 ref=reference.ref if table.ref is None else table.ref,
                 query_use=uses.get(mark, NO_USE),

@@ -204,7 +204,7 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
 
 def _inflate_snappy(block: memoryview, limit: int) -> bytes:
     """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
-    if len(block) < 5:
+    if len(block) < 5:  # One byte of content, and four bytes of the checksum.
         raise EOFError("a snappy block has at least 5 bytes")
     compressed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
     size = 0

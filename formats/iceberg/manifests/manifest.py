@@ -365,8 +365,8 @@ def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, i
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
     neighbour_ends = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
-    lengths_of_known = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
-    last = max(0, _count_leading((ends <= equal_bytes) & (ends == neighbour_ends) & (lengths == lengths_of_known)) - 1)
+    neighbour_lengths = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
+    last = max(0, _count_leading((ends <= equal_bytes) & (ends == neighbour_ends) & (lengths == neighbour_lengths)) - 1)
     return first, min(last, rows - first)
 
 

@@ -189,7 +189,7 @@ async def evaluate_joins(
 
 
 def _list_tables(joins: Iterable[RequestedJoin]) -> Iterator[PlanJoin]:
-    """Return the tables of joins and of their nested joins."""
+    """Yield the tables of joins and of their nested joins."""
     for join in joins:
         yield PlanJoin(join.table, join.entry.uuid)
         yield from _list_tables(join.joins)

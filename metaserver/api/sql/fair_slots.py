@@ -24,7 +24,7 @@ _FREE_SLOTS_DIVISOR = 4
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _WaitingStatement:
     """A statement that waits for a slot."""
 
     holder: str | None
@@ -44,7 +44,7 @@ class FairSlots:
         self._reserved_slots = max(1, limit // _FREE_SLOTS_DIVISOR)
         self.taken = 0
         self._slots_by_holder: Counter[str] = Counter()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingStatement] = []
 
     @asynccontextmanager
     async def hold_slot(self, holder: str | None, wait_s: float) -> AsyncIterator[None]:
@@ -80,7 +80,7 @@ class FairSlots:
             return
         if len(self._waiting) >= _WAITING_PER_SLOT * self.limit:
             raise self._refuse_at_limit()
-        entry = _Waiting(holder, asyncio.get_running_loop().create_future())
+        entry = _WaitingStatement(holder, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
             async with asyncio.timeout(wait_s):

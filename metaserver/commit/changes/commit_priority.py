@@ -22,6 +22,7 @@ _CHANGES_MAX = 10_000
 If there are more, the changes that collided longest ago are forgotten.
 """
 _FORGET_S = 120.0
+"""The time after its last collision at which a change is forgotten."""
 _PRIORITY_MIN_S = 3.0
 """The minimum duration of priority. It is longer than the two seconds that clients may wait before they try again."""
 _PAUSE_FACTOR = 10
@@ -34,8 +35,14 @@ ChangeId = tuple[str, str]
 """The principal that commits, and the id that all attempts of its change share."""
 
 
-class _Waiting:
-    """The collisions of a change. Times are readings of a monotonic clock in seconds."""
+class _CollidingChange:
+    """The collisions of a change.
+
+    Attributes:
+        collisions: The number of collisions.
+        first_s, last_s: The times of the first and the last collision. They are readings of a monotonic clock.
+        took_s: The time between the last two collisions.
+    """
 
     __slots__ = ("collisions", "first_s", "last_s", "took_s")
 
@@ -65,26 +72,26 @@ class CommitPriority:
         """
         self._after = after
         self._longest_s = longest_s
-        self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
+        self._colliding_changes: OrderedDict[tuple[str, ChangeId], _CollidingChange] = OrderedDict()
         self._priorities: dict[str, _Priority] = {}
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
         """Count a collision of a change. If no change has priority, grant it to the change that has waited longest."""
         key = (table, change)
-        waiting_request = self._waiting.get(key)
-        if waiting_request is None:
-            waiting_request = self._waiting[key] = _Waiting(now_s)
-        waiting_request.collisions += 1
-        waiting_request.took_s, waiting_request.last_s = now_s - waiting_request.last_s, now_s
-        self._waiting.move_to_end(key)
-        while len(self._waiting) > _CHANGES_MAX or self._get_oldest_s() < now_s - _FORGET_S:
-            self._waiting.popitem(last=False)
+        colliding_change = self._colliding_changes.get(key)
+        if colliding_change is None:
+            colliding_change = self._colliding_changes[key] = _CollidingChange(now_s)
+        colliding_change.collisions += 1
+        colliding_change.took_s, colliding_change.last_s = now_s - colliding_change.last_s, now_s
+        self._colliding_changes.move_to_end(key)
+        while len(self._colliding_changes) > _CHANGES_MAX or self._get_oldest_s() < now_s - _FORGET_S:
+            self._colliding_changes.popitem(last=False)
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
         """Forget the collisions and the priority of a change that has committed or will not be repeated."""
-        self._waiting.pop((table, change), None)
+        self._colliding_changes.pop((table, change), None)
         granted = self._priorities.get(table)
         if granted is not None and granted.change == change:
             del self._priorities[table]
@@ -98,14 +105,14 @@ class CommitPriority:
         if now_s < granted.end_s:
             return granted.change, granted.end_s - now_s
         del self._priorities[table]
-        self._waiting.pop((table, granted.change), None)
+        self._colliding_changes.pop((table, granted.change), None)
         self._pauses[table] = now_s + _PAUSE_FACTOR * granted.length_s
         while len(self._pauses) > _CHANGES_MAX:
             self._pauses.popitem(last=False)
         return None
 
     def _get_oldest_s(self) -> float:
-        return next(iter(self._waiting.values())).last_s
+        return next(iter(self._colliding_changes.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:
         """Give priority to the change that has waited longest, unless a priority or a pause is active."""
@@ -113,9 +120,9 @@ class CommitPriority:
             return
         self._pauses.pop(table, None)
         waiting_changes = [
-            (waiter.first_s, change, waiter)
-            for (waited_for, change), waiter in self._waiting.items()
-            if waited_for == table and waiter.collisions >= self._after
+            (colliding_change.first_s, change, colliding_change)
+            for (table_of_change, change), colliding_change in self._colliding_changes.items()
+            if table_of_change == table and colliding_change.collisions >= self._after
         ]
         if waiting_changes:
             _, change, longest = min(waiting_changes, key=lambda candidate: candidate[0])

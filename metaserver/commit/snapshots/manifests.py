@@ -318,16 +318,18 @@ class Manifests:
         searched_hashes = await run_by_count(len(paths), partial(hash_paths, paths))
         if not len(searched_hashes):
             return []
-        names = [self._names.get(manifest.manifest_path) for manifest in manifests]
-        unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
+        hashes_of_manifests = [self._names.get(manifest.manifest_path) for manifest in manifests]
+        unknown = [manifest for manifest, hashes in zip(manifests, hashes_of_manifests, strict=True) if hashes is None]
         if unknown:
             new_hashes = iter(
                 await gather(
                     [partial(self._read_path_hashes, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX
                 )
             )
-            names = [next(new_hashes) if hashes is None else hashes for hashes in names]
-        candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
+            hashes_of_manifests = [next(new_hashes) if hashes is None else hashes for hashes in hashes_of_manifests]
+        candidates = [
+            hashes.referenced if referenced else hashes.paths for hashes in hashes_of_manifests if hashes is not None
+        ]
         return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched_hashes)
 
     async def find_cached_listing(

@@ -105,13 +105,13 @@ class Cleaner:
         self._after = entries[-1].uuid if entries else None
         cleaned_count = 0
         for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):
-            names = list(entries_of_table)
+            named_entries = list(entries_of_table)
             try:
-                tables = [await self._load(entry.metadata_location) for entry in names]
-                cleaned_count += await self._supersede_undefined(names[0], tables)
-                cleaned_count += await self._delete_orphans(names[0], tables)
+                tables = [await self._load(entry.metadata_location) for entry in named_entries]
+                cleaned_count += await self._supersede_undefined(named_entries[0], tables)
+                cleaned_count += await self._delete_orphans(named_entries[0], tables)
             except SeamarkError as error:
-                log.warning("indexes not cleaned", table=names[0].name, reason=error.message)
+                log.warning("indexes not cleaned", table=named_entries[0].name, reason=error.message)
         return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:

@@ -58,6 +58,12 @@ GAIN_MIN_FRACTION = 0.02
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _BUCKETS = (16, 64, 256)
+_VALUES_PER_BUCKET_MIN = 10
+"""The minimum number of sampled distinct values for each bucket. With fewer, the buckets would have unequal sizes."""
+_PARTITIONS_PER_FILE_MAX = 4
+"""The maximum number of partitions for each present file. With more, the files would be smaller than they are now."""
+_MERGED_FILES_MIN, _FILES_PER_TARGET_FILE_MIN = 8, 4
+"""The minimum number of files for which a merge is proposed, in total and for each file of the target size."""
 _USEFUL_WITHOUT_FEWER_BYTES = ("drop-index", "file-size", "pin")
 _PINNED_READS_PER_DAY_MIN = 10
 """The minimum number of times a day that statements read the bytes of a table for which pinning is proposed."""
@@ -292,7 +298,7 @@ class _Advisor:
         if columns:
             small_target_bytes = self._state.target_bytes // 4
             names = [self._get_column_name(column_id) for column_id in columns[:2]]
-            if small_target_bytes >= 1 << 20:
+            if small_target_bytes >= 1 << 20:  # Files of less than 1 MiB are not proposed.
                 yield self._propose_clustering(tuple(columns[:2]), names, small_target_bytes)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
@@ -324,8 +330,12 @@ class _Advisor:
     ) -> Proposal:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         prediction = self._average_reads(*self._compute_shares(layout, new_files=files), max(files, 1))
-        # A rewrite reads the table and writes it.
-        return self._make_proposal(kind, title, commands, change, prediction, 2 * self._state.total_bytes)
+        return self._make_proposal(kind, title, commands, change, prediction, self._rewrite_bytes)
+
+    @property
+    def _rewrite_bytes(self) -> int:
+        """The cost of a rewrite of the table, in bytes. It reads all bytes and writes them again."""
+        return 2 * self._state.total_bytes
 
     def _propose_indexes(self) -> Iterator[Proposal]:
         """Propose a bitmap or bloom index on each compared column that has no index."""
@@ -392,7 +402,8 @@ class _Advisor:
             order = np.argsort(partition_of_rows, kind="stable")
             target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
             count = len(np.unique(partition_of_rows))
-            if count > rows // 24 or count > 4 * max(target_files, self._state.files.file_count):
+            partitions_max = _PARTITIONS_PER_FILE_MAX * max(target_files, self._state.files.file_count)
+            if count > min(rows // ROWS_PER_FILE_MIN, partitions_max):
                 continue  # The partitions would be smaller than files are now.
             layout = simulate_layout(sample, order, target_files, partition_of_rows[order])
             name = self._get_column_name(column_id)
@@ -417,7 +428,8 @@ class _Advisor:
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
             weight = self._sum_weights(column_id, lambda values: values > 0)
-            if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
+            is_float = column.values.dtype == np.float64  # Iceberg has no buckets of floating-point numbers.
+            if not weight or is_float or len(column.values) < _VALUES_PER_BUCKET_MIN * buckets:
                 continue
             files = max(target_files, buckets)
             name = self._get_column_name(column_id)
@@ -429,7 +441,7 @@ class _Advisor:
                 format_partition_commands(self._state.name, f"bucket({buckets}, {{}})", name),
                 ProposedChange(),
                 prediction,
-                2 * self._state.total_bytes,
+                self._rewrite_bytes,
             )
 
     def _propose_sort_orders(self) -> Iterator[Proposal]:
@@ -523,9 +535,9 @@ class _Advisor:
 
     def _propose_file_size(self) -> Iterator[Proposal]:
         """Propose to merge small files, if statements would be faster after the merge."""
-        files, total = self._state.files.file_count, self._state.total_bytes
-        target_files = math.ceil(total / self._state.target_bytes)
-        if files < 8 or files < 4 * target_files:
+        files = self._state.files.file_count
+        target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
+        if files < max(_MERGED_FILES_MIN, _FILES_PER_TARGET_FILE_MIN * target_files):
             return
         # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
@@ -539,7 +551,7 @@ class _Advisor:
                 [shlex.join(["seamark", "run", "compact", self._state.name])],
                 ProposedChange("compact"),
                 prediction,
-                2 * total,
+                self._rewrite_bytes,
             )
 
     # Shares

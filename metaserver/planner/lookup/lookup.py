@@ -196,7 +196,7 @@ class FoundFiles:
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
-        """Return the bounds of one side as strings."""
+        """Return the strings of a stored column, or missing values if none of its forms (`sides`) is strings."""
         side = _find_side_of_form(sides, Form.STRINGS)
         if side is None:
             files = self.file_count

@@ -219,13 +219,17 @@ _NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
 
 
 def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
-    """Return a condition on the namespace of an entry, and its parameters, which are numbered from `first`."""
+    """Return the condition that an entry is in or below one of the namespaces, and its parameters.
+
+    The parameters are numbered from `first`.
+    """
     if namespaces is None:
         return "1 = 1", []
     tops = [pack(namespace) for namespace in namespaces]
     size = next(size for size in _NAMESPACE_COUNTS if size >= len(tops))
-    tops += tops[-1:] * (size - len(tops))
+    tops += tops[-1:] * (size - len(tops))  # The last namespace fills the remaining places of the statement.
     lows = range(first, first + 2 * size, 2)
+    # U+10FFFF is the greatest code point, so the range of a namespace contains all namespaces below it.
     ranges = " OR ".join(f"namespace BETWEEN ${number} AND ${number + 1}" for number in lows)
     return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
 

@@ -419,7 +419,7 @@ def _read_decimal(schema: Mapping[str, Any], plain_schema: Any, size_bytes: int)
         raise BadRequest(f"The Avro schema has a decimal of precision {precision} and scale {scale}; at most 38 digits")
 
     def convert(value: bytes) -> Decimal:
-        if len(value) > 17:
+        if len(value) > 17:  # 38 digits and a sign fit, and long numbers take long to parse.
             raise ValueError(f"a decimal of {len(value)} bytes")
         # Parse the number from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")

@@ -161,13 +161,13 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
         ),
     }
     for status in (ADDED, EXISTING):
-        naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
+        manifest_location = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
         attempts[f"its file with status {status}"] = write_manifest_list(
-            own_folder / "metadata" / f"l3{status}.avro", [naming]
+            own_folder / "metadata" / f"l3{status}.avro", [manifest_location]
         )
     path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    naming = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
-    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [naming])
+    manifest_location = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
+    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest_location])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
@@ -221,8 +221,12 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
-        naming = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
-        listed_manifest_list = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
+        manifest_location = write_manifest(
+            own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7
+        )
+        listed_manifest_list = write_manifest_list(
+            own_folder / "metadata" / f"behind-list{number}.avro", [manifest_location]
+        )
         answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
     hidden_manifest = write_manifest(
@@ -315,8 +319,8 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
         build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
         build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
     ]
-    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200, (
         "a writer of the whole catalog may commit it"
     )
@@ -338,8 +342,8 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
     files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
     if is_mixed:
         files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
-    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     answer = await lake.plan("wendy", "mine")
     assert answer.error[0] == 403
@@ -349,8 +353,8 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: TwoNamespaces, tmp_path: Path) -> None:
     own_folder = await lake.find_folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
-    naming = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()

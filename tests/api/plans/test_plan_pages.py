@@ -20,7 +20,7 @@ from tests.server.rig import run_server
 
 @pytest.fixture
 async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API whose `db.t` has 30 files. The server splits an answer of more than 2 files into pages of 4."""
+    """Yield an API whose `db.t` has 30 files. The server splits an answer of more than 2 files into pages of 4."""
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
@@ -193,7 +193,7 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
 
 @pytest.fixture
 async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API whose answers have space for about three residuals of `LONG_IN_FILTER`."""
+    """Yield an API whose answers have space for about three residuals of `LONG_IN_FILTER`."""
     async with run_server(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()

@@ -37,7 +37,7 @@ FILTER = {
 
 @pytest.fixture
 async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return the API with `db.t` and an index without files.
+    """Yield the API with `db.t` and an index without files.
 
     The server splits answers of more than 2 files into pages of 4.
     """

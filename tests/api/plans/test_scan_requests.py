@@ -43,7 +43,7 @@ ODD_ID_FILTER: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 @pytest.fixture
 async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return the API with `db.t`, whose index proves that no row has an odd id.
+    """Yield the API with `db.t`, whose index proves that no row has an odd id.
 
     The server splits answers of more than two files into pages of four.
     """

@@ -42,17 +42,17 @@ async def register_table(api: Api, lake: Lake, name: str) -> str:
 
 
 async def list_all_items(
-    api: Api, path: str, items: str, query: str = "", limit: int | None = None
+    api: Api, path: str, list_name: str, query: str = "", limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the items of all pages."""
+    """Return the items of the list `list_name` of all pages."""
     results: list[dict[str, Any]] = []
     limit_query = f"&limit={limit}" if limit else ""
     token = ""
     while True:
         answer = await api("GET", f"{path}?{query}{limit_query}{token}")
         assert answer.status == 200, answer.raw
-        assert limit is None or len(answer.json[items]) <= limit
-        results += answer.json[items]
+        assert limit is None or len(answer.json[list_name]) <= limit
+        results += answer.json[list_name]
         if answer.json["next-page-token"] is None:
             return results
         token = f"&page-token={answer.json['next-page-token']}"

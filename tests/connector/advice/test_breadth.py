@@ -18,10 +18,10 @@ from tests.connector.index.test_building import RecordingWorkers
 from tests.seeds import first_seed
 
 
-def run_aggregates(client: IndexClient, grouping_columns: str, engine: str = "duckdb", runs: int = 60) -> None:
+def run_aggregates(client: IndexClient, grouping_column: str, engine: str = "duckdb", runs: int = 60) -> None:
     """Run aggregate queries that group by a column and compare the region."""
     aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
-    body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping_columns]}
+    body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping_column]}
     for _ in range(runs):
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, {**body, "aggregates": aggregates})
 

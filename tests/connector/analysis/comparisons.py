@@ -122,6 +122,7 @@ class ScopeColumn:
 
 Scope = list[ScopeColumn]
 Shapes = list[Callable[[], str]]
+"""Functions that each draw a comparison of one form."""
 
 
 @dataclass
@@ -156,7 +157,7 @@ class Comparisons:
         return quote(name)
 
     def draw_operator(self) -> str:
-        """Return a comparison operator in random spelling."""
+        """Return a random comparison operator."""
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
 
     def draw_chance(self, share: float) -> bool:
@@ -283,7 +284,7 @@ class Comparisons:
 
     def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         name, kind = self.write_reference(column, scope), column.kind
-        shapes = [*self.list_any_shapes(name, kind), *self.list_row_shapes(column, name, scope)]
+        shapes = [*self.list_any_shapes(name, kind), *self.list_compound_shapes(column, name, scope)]
         if kind == "string":
             shapes += self.list_pattern_shapes(name)
         if kind == "boolean":
@@ -300,7 +301,7 @@ class Comparisons:
             shapes = self.list_mixed_shapes(column, name, scope)
         return self.rng.choice(shapes)()
 
-    # Shapes of comparisons; a test draws one of them.
+    # Forms of comparisons. `draw_comparison` chooses one of them.
 
     def list_any_shapes(self, name: str, kind: str) -> Shapes:
         return [
@@ -318,7 +319,8 @@ class Comparisons:
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.draw_literal(kind)} END",
         ]
 
-    def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
+    def list_compound_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
+        """Return comparisons of rows, with arrays, and with a column of the same type."""
         kind = column.kind
         other_column = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
         pair = f"({name}, {self.write_reference(other_column, scope)})"

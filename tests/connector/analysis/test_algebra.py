@@ -77,7 +77,7 @@ def test_two_extremes_in_one_block_have_no_common_origin_row() -> None:
     assert block.find_origin(["low", "high"]) is None
 
 
-def test_anti_join_pushes_on_to_the_right_side_only() -> None:
+def test_anti_join_pushes_its_on_condition_to_the_right_side_only() -> None:
     """Conditions on the left side are pushed to both sides, and ON only to the right side."""
     left, right = Table({"a": "long"}), Table({"b": "long"})
     predicate = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))

@@ -26,7 +26,8 @@ COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 def build_access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
     """Return the WITH clause that precedes a statement over plan views.
 
-    It names the original views and reads no rows of them, so that Trino checks the access to them.
+    It contains the views in `names`, which are separated by spaces, and reads no rows of them, so that Trino
+    checks the access to them.
     """
     text = ", ".join(f'"{column}"' for column in columns)
     parts = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]

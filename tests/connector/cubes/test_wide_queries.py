@@ -49,7 +49,10 @@ SCHEMA = Schema(
 
 
 def quote_terms(terms: Sequence[str]) -> list[str]:
-    """Return dimensions or measures in SQL as an index definition writes them."""
+    """Return dimensions or measures with backticks instead of double quotes, as an index definition writes them.
+
+    A term with a space and without parentheses is the name of a column, so it gets backticks.
+    """
     return [f"`{term}`" if " " in term and "(" not in term else term.replace('"', "`") for term in terms]
 
 

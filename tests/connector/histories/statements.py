@@ -91,10 +91,10 @@ def draw_change(
     settable = [column for column in settable if can_be_written(column)]
     if not settable or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
-    chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
-    new_row: Row = {column.id: draw_literal_value(rng, column) for column in chosen_names}
+    chosen_columns = rng.sample(settable, rng.randint(1, len(settable)))
+    new_row: Row = {column.id: draw_literal_value(rng, column) for column in chosen_columns}
     sets = ", ".join(
-        f"{quote(column.name)} = {format_literal(column.kind, new_row[column.id])}" for column in chosen_names
+        f"{quote(column.name)} = {format_literal(column.kind, new_row[column.id])}" for column in chosen_columns
     )
     return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new_row)
 

@@ -164,8 +164,10 @@ def find_offset_index(data: bytes) -> tuple[int, int]:
     _, file = open_pages(data)
     out = io.BytesIO()
     file.metadata.write_metadata_file(out)
-    chunk = thrift.read_structure(out.getvalue(), 4)[0][4][1][1][0][1][1][1][0]
-    return chunk[4][1], chunk[5][1]
+    footer, _ = thrift.read_structure(out.getvalue(), 4)
+    _, row_groups = footer[4][1]  # The value of a list is the pair (type, elements).
+    _, chunks = row_groups[0][1][1]
+    return chunks[0][4][1], chunks[0][5][1]  # These are offset_index_offset and offset_index_length.
 
 
 def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:

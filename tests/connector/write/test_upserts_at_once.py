@@ -31,7 +31,7 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
     """Run the first operation before the next commit, the second before the commit after it, and so on.
 
     Returns:
-        A list to which each commit attempt adds an item.
+        A list with one item: the number of commit attempts.
     """
     commit, remaining_operations, attempts = CommitClient.commit, list(operations), [0]
 

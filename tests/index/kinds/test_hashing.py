@@ -66,19 +66,23 @@ def test_hash_of_a_string_is_that_of_its_bytes_and_of_its_literal(texts: list[st
     assert hashes == [hash_key(make_key(text, "string"), seed) for text in texts[skipped:]]
 
 
+NULL_MARK, NAN_MARK = b"\xff\xff\xff\xff", b"\xfe\xff\xff\xff"
+"""The bytes of null and of NaN in a composite key. They replace a length, and no length is as large."""
+
+
 def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
-    """Return the bytes of a composite key according to the design document."""
-    spelt = b""
+    """Return the hashed bytes of a composite key: the length and the bytes of each value, or a mark."""
+    encoded_row = b""
     for kind, value in zip(kinds, row, strict=True):
         if value is None:
-            spelt += b"\xff\xff\xff\xff"
-        elif value != value:
-            spelt += b"\xfe\xff\xff\xff"
+            encoded_row += NULL_MARK
+        elif value != value:  # This is NaN.
+            encoded_row += NAN_MARK
         else:
             key = make_key(value, kind)
             data = struct.pack("<Q", key) if isinstance(key, int) else key
-            spelt += struct.pack("<I", len(data)) + data
-    return spelt
+            encoded_row += struct.pack("<I", len(data)) + data
+    return encoded_row
 
 
 @given(

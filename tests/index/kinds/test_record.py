@@ -341,10 +341,13 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
     assert peak < 32 << 20
     assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
     for seed in range(0, 100, 11):
+        # The seeds of group g are 10 g to 10 g + 4, and its files have the numbers 5 g to 5 g + 4.
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
-        everywhere = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
+        expected_positions = [] if file is None else [(file, position) for position in range(1000)]
+        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(
+            map(list, expected_positions)
+        )
 
 
 def test_damage_at_any_byte_is_detected() -> None:

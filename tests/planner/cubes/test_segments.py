@@ -94,8 +94,10 @@ class CubeIndexFiles:
 
 
 @asynccontextmanager
-async def open_segments(lake: CubeIndexFiles, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
-    """Open segments over the index files of a lake."""
+async def open_segments(
+    index_files: CubeIndexFiles, folder: Path, *, memory_bytes: int = 1 << 20
+) -> AsyncIterator[Segments]:
+    """Open segments over index files of cubes."""
     async with open_stack(
         MemoryCache[str, pa.Table](memory_bytes),
         weigh=lambda table: int(table.nbytes),
@@ -105,8 +107,8 @@ async def open_segments(lake: CubeIndexFiles, folder: Path, *, memory_bytes: int
         threads=1,
         name="test",
     ) as stack:
-        indexes: Any = lake
-        registry: Any = SimpleNamespace(load_files=lake.load_files)
+        indexes: Any = index_files
+        registry: Any = SimpleNamespace(load_files=index_files.load_files)
         yield Segments(indexes, registry, stack)
 
 
@@ -175,10 +177,10 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
 async def _run_case(seed: int, folder: Path) -> None:
     """Change index files and snapshots at random, and compare the merged groups with the entries."""
     rng = random.Random(seed)
-    lake, snapshots, next_number = CubeIndexFiles(), [list[int]()], 0
+    index_files, snapshots, next_number = CubeIndexFiles(), [list[int]()], 0
     numbers_by_segment: dict[str, list[int]] = {}
     for restart in range(2):
-        async with open_segments(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
+        async with open_segments(index_files, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
             for step in range(6):
                 added_numbers = list(range(next_number, next_number + rng.choice((1, 20, 80))))
                 next_number += len(added_numbers)
@@ -187,13 +189,13 @@ async def _run_case(seed: int, folder: Path) -> None:
                 snapshots.append([number for number in parent if number not in removed_numbers] + added_numbers)
                 if rng.random() < 0.8:
                     numbers_by_segment[f"{restart}-{step}"] = added_numbers
-                    lake.add(f"{restart}-{step}", added_numbers)
+                    index_files.add(f"{restart}-{step}", added_numbers)
                 if len(numbers_by_segment) > 2 and rng.random() < 0.3:  # A merge of index files.
                     first, other = rng.sample(sorted(numbers_by_segment), 2)
                     merged_numbers = numbers_by_segment.pop(first) + numbers_by_segment.pop(other)
-                    lake.remove(first)
-                    lake.remove(other)
-                    lake.add(f"{first}+{other}"[-60:], merged_numbers)
+                    index_files.remove(first)
+                    index_files.remove(other)
+                    index_files.add(f"{first}+{other}"[-60:], merged_numbers)
                     numbers_by_segment[f"{first}+{other}"[-60:]] = merged_numbers
                 if rng.random() < 0.2:
                     for path in (folder / "cubes").rglob("*"):  # Simulate a damaged disk.
@@ -222,54 +224,54 @@ async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Pa
 
 @pytest.mark.slow
 async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
-    lake, numbers = CubeIndexFiles(), list(range(500))
-    lake.add("first", numbers)
-    async with open_segments(lake, tmp_path) as segments:
+    index_files, numbers = CubeIndexFiles(), list(range(500))
+    index_files.add("first", numbers)
+    async with open_segments(index_files, tmp_path) as segments:
         await segments.read(ENTRY, DEFINITION, hash_file_ids(numbers))
         assert segments.stats.entries_read == 500
-        lake.add("second", [500])
+        index_files.add("second", [500])
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids([*numbers, 500]))
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(501))
         assert segments.stats.entries_read < 700
-    async with open_segments(lake, tmp_path) as segments:
+    async with open_segments(index_files, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids([*numbers, 500]))
         assert segments.stats.entries_read == 0, "after a restart, segments must come from the disk"
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(501))
 
 
 async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
-    lake = CubeIndexFiles()
-    lake.add("wrong", range(50), amount=2)
-    async with open_segments(lake, tmp_path) as segments:
+    index_files = CubeIndexFiles()
+    index_files.add("wrong", range(50), amount=2)
+    async with open_segments(index_files, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(50), amount=2)
-        lake.remove("wrong")
+        index_files.remove("wrong")
         assert not (await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))).covered.any()
-        lake.add("right", range(50))
+        index_files.add("right", range(50))
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(50))
 
 
 async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path) -> None:
-    lake = CubeIndexFiles()
-    lake.add("damaged", range(20), damaged=True)
-    lake.add("whole", range(20, 40))
-    async with open_segments(lake, tmp_path) as segments:
+    index_files = CubeIndexFiles()
+    index_files.add("damaged", range(20), damaged=True)
+    index_files.add("whole", range(20, 40))
+    async with open_segments(index_files, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(40)))
         assert merged_segments.covered.tolist() == [False] * 20 + [True] * 20
-        assert lake.reported_files == {"damaged"}
+        assert index_files.reported_files == {"damaged"}
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(20, 40))
-        lake.reported_files.clear()
+        index_files.reported_files.clear()
         assert await read_parts(segments, range(40)) == (list(range(20, 40)), compute_expected_sums(range(20, 40)))
-        assert lake.reported_files == {"damaged"}
+        assert index_files.reported_files == {"damaged"}
 
 
 async def test_groups_above_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
     monkeypatch.setattr(segments_module, "_UNCOMBINED_GROUPS_MAX", 5)
-    lake = CubeIndexFiles()
-    lake.add("first", range(100))
-    async with open_segments(lake, tmp_path) as segments:
+    index_files = CubeIndexFiles()
+    index_files.add("first", range(100))
+    async with open_segments(index_files, tmp_path) as segments:
         with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
             await segments.read(ENTRY, DEFINITION, hash_file_ids(range(100)))
         entries_read = segments.stats.entries_read

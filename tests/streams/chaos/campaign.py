@@ -52,7 +52,7 @@ DISK_SIZE = "320m"
 SERVERS = 2
 READERS = 2
 FAULTS_MIN = 8
-"""The minimum number of faults. A campaign continues until it has caused so many, even after its time."""
+"""The minimum number of faults. A campaign continues until it has caused them, even after its time."""
 _PAUSE_S = (0.5, 3.0)
 """The minimum and the maximum time between two faults, in seconds."""
 _SETTLE_S = 240.0

@@ -1,4 +1,4 @@
-"""Readers of a campaign: processes that scan both tables with stock PyIceberg in a loop, and that may be killed.
+"""Readers of a campaign: processes that scan both tables with unmodified PyIceberg in a loop, and that may be killed.
 
 A thread sends each scan request to its process. The thread records the acknowledged rows before the scan, and checks
 the returned rows against them.
@@ -24,7 +24,7 @@ _COLUMNS = {"t": ("producer", "number"), "k": ("id", "value")}
 
 
 def scan_by_pyiceberg(url: str, table: str) -> Counter[tuple[Any, ...]]:
-    """Return the rows of a table, read with stock PyIceberg."""
+    """Return the rows of a table, read with unmodified PyIceberg."""
     from pyiceberg.catalog.rest import RestCatalog
 
     with RestCatalog("chaos", uri=url, **{"rest-scan-planning-enabled": "true"}) as catalog:

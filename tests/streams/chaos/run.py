@@ -1,7 +1,7 @@
 """Run a campaign: `python -m tests.streams.chaos.run [--log files|kafka] [--minutes N] [--engines spark trino]`.
 
 Servers, workers, the broker and readers are killed and paused at random. Servers are cut off by network namespaces, and
-the disk of the log is filled. At the same time writers write, table services compact, and stock PyIceberg and the
+the disk of the log is filled. At the same time writers write, table services compact, and unmodified PyIceberg and the
 chosen engines read. The program needs root on Linux. Trino reads from one server, because fresh snapshots belong to the
 server that made them.
 """
@@ -66,7 +66,7 @@ def open_engines(rig: ChaosRig, engines: Sequence[str], stack: ExitStack) -> dic
 
 
 class _SparkScan:
-    """Reads tables with stock Spark."""
+    """Reads tables with unmodified Spark."""
 
     def __init__(self, session: SparkSession, catalogs: dict[str, str]) -> None:
         self._session = session
@@ -78,7 +78,7 @@ class _SparkScan:
 
 
 class _TrinoScan:
-    """Reads tables with stock Trino, through the first server."""
+    """Reads tables with unmodified Trino, through the first server."""
 
     def __init__(self, trino: Trino) -> None:
         self._trino_server = trino

@@ -40,7 +40,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 
 async def read_rows(stream: StreamServer) -> list[dict[str, Any]]:
-    """Return the rows that stock PyIceberg reads, ordered by id."""
+    """Return the rows that unmodified PyIceberg reads, ordered by id."""
 
     def scan_rows() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()

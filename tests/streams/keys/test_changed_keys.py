@@ -1,6 +1,6 @@
 """Tests of stream tables whose key changes while rows wait and appends run.
 
-Stock PyIceberg reads the latest row of each key.
+Unmodified PyIceberg reads the latest row of each key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
 
 
 async def read_rows(stream: StreamServer) -> list[dict[str, Any]]:
-    """Return the rows that stock PyIceberg reads."""
+    """Return the rows that unmodified PyIceberg reads."""
     rows: list[dict[str, Any]] = await asyncio.to_thread(
         lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
     )
@@ -57,8 +57,8 @@ async def commit_updates(stream: StreamServer, *updates: dict[str, Any]) -> int:
         return answer.status
 
 
-async def set_key(stream: StreamServer, names: str, action: str = "set-properties") -> None:
-    assert await commit_updates(stream, {"action": action, "updates": {KEY: names}}) == 200
+async def set_key(stream: StreamServer, key_columns: str, action: str = "set-properties") -> None:
+    assert await commit_updates(stream, {"action": action, "updates": {KEY: key_columns}}) == 200
 
 
 async def promote_column(stream: StreamServer, name: str) -> None:

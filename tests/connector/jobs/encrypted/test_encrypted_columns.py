@@ -251,24 +251,24 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch.delenv(KMS_CLASS)
     monkeypatch.setenv(KEY_FILE, str(path))
 
-    def read_usable_text(*table: str) -> str:
+    def list_usable_keys(*table: str) -> str:
         keys = read_table_keys(table)
         assert keys is not None
-        text = ""
+        usable_keys = ""
         for master in "abc":
             with suppress(KeyUnavailable):
                 keys._wrapper.unwrap(keys._wrapper.wrap(bytes(16), master), master)
-                text += master
-        return text
+                usable_keys += master
+        return usable_keys
 
     assert (
-        read_usable_text("hr", "t") == read_usable_text("hr", "below", "t") == read_usable_text("x", "y", "t") == "ab"
+        list_usable_keys("hr", "t") == list_usable_keys("hr", "below", "t") == list_usable_keys("x", "y", "t") == "ab"
     )
     assert (
-        read_usable_text("hrx", "t")
-        == read_usable_text("x", "t")
-        == read_usable_text("x.y", "t")
-        == read_usable_text("other", "hr", "t")
+        list_usable_keys("hrx", "t")
+        == list_usable_keys("x", "t")
+        == list_usable_keys("x.y", "t")
+        == list_usable_keys("other", "hr", "t")
         == "b"
     )
     assert EnvironmentKeys()() is None
