@@ -322,20 +322,22 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
     """Return whether a column has enough repeated values for a dictionary of at most `limit_bytes`, or is nested."""
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
-    if _overflows(rows.column(leaf.positions[0]), limit_bytes):
-        return False
+    column = rows.column(leaf.positions[0])
     if rows.num_rows < _SAMPLE_ROWS:
-        return _is_smaller(rows.column(leaf.positions[0]))
+        return not _overflows(column, limit_bytes) and _is_smaller(column)
     # The sample consists of slices of consecutive rows from all parts of the column, so that it includes runs of equal
     # values.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
-    sample = rows.column(leaf.positions[0]).take(positions)
+    sample = column.take(positions)
     try:
         distinct = pc.count_distinct(sample).as_py()  # A dictionary contains no nulls.
     except pa.ArrowNotImplementedError:
         return True
-    return bool(distinct <= _DICTIONARY_DISTINCT_MAX_FRACTION * (len(sample) - sample.null_count))
+    if distinct > _DICTIONARY_DISTINCT_MAX_FRACTION * (len(sample) - sample.null_count):
+        return False
+    # Checked last: to count the distinct values of a large column takes longer than to write them.
+    return not _overflows(column, limit_bytes)
 
 
 def _overflows(column: pa.ChunkedArray, limit_bytes: int) -> bool:

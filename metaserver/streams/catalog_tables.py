@@ -73,8 +73,10 @@ class CatalogTables:
             LogElsewhere: The rows of the table are in another log.
             NoSuchTable: No name refers to the table.
         """
-        starts = await load_returning_offsets(log, entry.uuid, metadata)
-        shards = max(read_shard_count(LoadedTable(entry, metadata)), 1 + max(starts, default=0))
+        # The entry may be older than the stream, or than the loss of its offsets.
+        current_entry, _ = await self.load(entry.uuid)
+        starts = {} if current_entry.flushed else await load_returning_offsets(log, entry.uuid, metadata)
+        shards = max(read_shard_count(LoadedTable(current_entry, metadata)), 1 + max(starts, default=0))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
         except LogUnavailable as error:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -620,3 +621,21 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
             chunks = [parquet_file.metadata.row_group(0).column(place) for place in range(len(kinds))]
             assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded_columns
             assert parquet_file.read().equals(input_table.slice(0, count).cast(parquet_file.schema_arrow))
+
+
+def test_values_of_a_large_column_without_repeats_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To count all values takes several times as long as to write them, and a sample decides such a column."""
+    counted_rows: list[int] = []
+
+    def count(column: pa.ChunkedArray) -> pa.Scalar:
+        counted_rows.append(len(column))
+        return count_distinct(column)
+
+    count_distinct = pc.count_distinct
+    monkeypatch.setattr(pc, "count_distinct", count)
+    schema = build_single_column("long")
+    write_target = build_target(build_metadata(tmp_path, schema, properties={"write.parquet.dict-size-bytes": "1024"}))
+    write_data_file(pa.table({"c": range(40_000)}), write_target, write_target.generate_location(()))
+    assert counted_rows == [16_384]
