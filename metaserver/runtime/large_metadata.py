@@ -26,11 +26,8 @@ class TooMuchMemory(RetryLater):
         principal: The principal.
     """
 
-    def __init__(self, principal: str) -> None:
-        super().__init__(
-            "The requests in progress use too much memory for metadata of tables with more than "
-            f"{LARGE_METADATA_BYTES:,} bytes; expire snapshots of these tables, or try again"
-        )
+    def __init__(self, message: str, principal: str = "") -> None:
+        super().__init__(message)
         self.principal = principal
 
 
@@ -70,7 +67,11 @@ class LargeMetadata:
         if not principal:
             return
         if not self.has_room(principal, size_bytes):
-            raise TooMuchMemory(principal)
+            raise TooMuchMemory(
+                "The requests in progress use too much memory for metadata of tables with more than "
+                f"{LARGE_METADATA_BYTES:,} bytes; expire snapshots of these tables, or try again",
+                principal,
+            )
         size_bytes = min(size_bytes, self._limit_bytes // 2)
         self._used_bytes += size_bytes
         self._used_bytes_by_principal[principal] += size_bytes

@@ -110,6 +110,12 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
         )
         assert output == [["0", "", "", "", "999,998"], texts], "labels overlap in a narrow window"
+        late_search = "address.change(address.parseAddress('#/tables'), {search: 'ord'})"
+        output = await recorded_page.run(
+            f"import({module.replace('format', 'address')})"
+            f".then((address) => {{ location.hash = '#/streams'; {late_search}; return location.hash; }})"
+        )
+        assert output == "#/streams", "a search ends after the user has opened another page"
         await recorded_page.open("#/tables")
         await recorded_page.page.get_by_label("Search").fill("ord")
         await recorded_page.page.get_by_role("link", name="db.orders").click()

@@ -20,8 +20,10 @@ export function hrefOf(parts, settings = {}) {
   return `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`;
 }
 
-// Changes settings of the present address.
+// Changes settings of the address of a page. Does nothing if another page was opened before: a link sets location.hash
+// at once, but the timer of a search may still run before the event that closes its page.
 export function change(address, settings) {
+  if (hrefOf(parseAddress(location.hash).parts) !== hrefOf(address.parts)) return;
   location.hash = hrefOf(address.parts, { ...address.settings, ...settings });
 }
 
