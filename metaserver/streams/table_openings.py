@@ -169,7 +169,7 @@ class TableOpenings:
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
-    async def reopen(self, entry: Entry, metadata: TableMetadata) -> None:
+    async def open_returned_table(self, entry: Entry, metadata: TableMetadata) -> None:
         """Open a stream table that has returned to the catalog if the log has rows of it, so that plans have them."""
         try:
             # Other tables do not wait for a log that does not answer.

@@ -227,7 +227,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
         assert loaded_table.entry is not None
         # The registered metadata, which may be older than the pause, state whether the table is paused.
         call.components.streams.pauses.forget(loaded_table.entry.uuid)
-        await call.components.streams.openings.reopen(loaded_table.entry, loaded_table.metadata)
+        await call.components.streams.openings.open_returned_table(loaded_table.entry, loaded_table.metadata)
         return loaded_table
 
     return await _run_creation(call, register_and_forget, body.name)

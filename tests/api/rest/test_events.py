@@ -203,7 +203,7 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
 async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As dicts, the metadata files of a table of 256 MiB need gigabytes."""
+    """The metadata files of a table of 256 MiB need gigabytes when they are dicts."""
     async with run_server(tmp_path) as server:
         await create_table(server, "t")
         for step in range(3):

@@ -100,7 +100,7 @@ class EvolvingTable:
         ]
 
     @contextmanager
-    def open(self) -> Iterator[Table]:
+    def open_table(self) -> Iterator[Table]:
         with open_catalog(self._server.url) as catalog:
             yield catalog.load_table(self.name)
 
@@ -110,7 +110,7 @@ class EvolvingTable:
             self._rng.choice(self._changes)()
 
     def append(self) -> None:
-        with self.open() as table:
+        with self.open_table() as table:
             append(self._client, self.name, self._draw_rows(table.schema()))
 
     def build(self) -> None:
@@ -121,7 +121,7 @@ class EvolvingTable:
     def add_cube(self) -> None:
         """Define a cube of one to three columns."""
         rng, dimensions, measures = self._rng, list[str](), {"count(*)"}
-        with self.open() as table:
+        with self.open_table() as table:
             fields = table.schema().fields
         for field in rng.sample(fields, rng.randint(1, 3)):
             match field.field_type:
@@ -141,18 +141,18 @@ class EvolvingTable:
         self.cubes += 1
 
     def rename(self) -> None:
-        with self.open() as table, table.update_schema() as update:
+        with self.open_table() as table, table.update_schema() as update:
             update.rename_column(self._draw_column(table.schema())[0], self._rng.choice(NAMES))
 
     def exchange_names(self) -> None:
-        with self.open() as table:
+        with self.open_table() as table:
             (first, _), (second, _) = self._draw_column(table.schema()), self._draw_column(table.schema())
         for old_name, new_name in ((first, "other"), (second, first), ("other", second)):
-            with self.open() as table, table.update_schema() as update:
+            with self.open_table() as table, table.update_schema() as update:
                 update.rename_column(old_name, new_name)
 
     def promote(self) -> None:
-        with self.open() as table, table.update_schema() as update:
+        with self.open_table() as table, table.update_schema() as update:
             name, kind = self._draw_column(table.schema())
             match kind:
                 case IntegerType():
@@ -164,15 +164,15 @@ class EvolvingTable:
 
     def add_again(self) -> None:
         """Replace a column by a new column with the same name."""
-        with self.open() as table:
+        with self.open_table() as table:
             name, kind = self._draw_column(table.schema())
             with table.update_schema() as update:
                 update.delete_column(name)
-        with self.open() as table, table.update_schema() as update:
+        with self.open_table() as table, table.update_schema() as update:
             update.add_column(name, self._rng.choice((kind, LongType(), StringType())))
 
     def change_partitions(self) -> None:
-        with self.open() as table, table.update_spec() as update:
+        with self.open_table() as table, table.update_spec() as update:
             if table.spec().fields and self._rng.random() < 0.6:
                 update.remove_field(self._rng.choice(table.spec().fields).name)
                 return
@@ -186,7 +186,7 @@ class EvolvingTable:
     def add_version(self) -> None:
         """Create a tag, or a branch."""
         name = f"v{len(self._versions)}"
-        with self.open() as table:
+        with self.open_table() as table:
             snapshot = table.current_snapshot()
             assert snapshot is not None
             snapshots = table.manage_snapshots()
@@ -197,7 +197,7 @@ class EvolvingTable:
         self._versions.append(name)
 
     def delete(self) -> None:
-        with self.open() as table, SqlSession(self._server.url) as session:
+        with self.open_table() as table, SqlSession(self._server.url) as session:
             names = [field.name for field in table.schema().fields if isinstance(field.field_type, LongType)]
             if not names:
                 return
@@ -214,7 +214,7 @@ class EvolvingTable:
         definition = self._client.index(self.name, f"cube{rng.randrange(self.cubes)}").json
         keys = [_write_dimension(text) for text in definition["columns"]]
         values = [_write_measure(text) for text in definition["measures"]]
-        with self.open() as table:
+        with self.open_table() as table:
             if rng.random() < 0.3:
                 source += version_form.format(rng.choice(table.snapshots()).snapshot_id)
             elif self._versions and "FOR" in version_form and rng.random() < 0.3:

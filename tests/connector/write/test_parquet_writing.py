@@ -626,7 +626,7 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
 def test_values_of_a_large_column_without_repeats_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To count all values takes several times as long as to write them, and a sample decides such a column."""
+    """Counting all values takes several times as long as writing them, and a sample is enough for such a column."""
     counted_rows: list[int] = []
 
     def count(column: pa.ChunkedArray) -> pa.Scalar:
