@@ -143,8 +143,13 @@ def list_conjuncts(
 
 def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
     """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with a flag that is True if it is negated."""
+    # Nearly all filters are comparisons or a conjunction of them, and each plan lists them. Patterns are slow.
     if isinstance(expression, Bound):
         return [(expression, False)]
+    if isinstance(expression, And):
+        first_children = expression.children[:CONJUNCTS_MAX]
+        if set(map(type, first_children)) == {Bound}:
+            return [(child, False) for child in first_children]
     conjuncts: list[tuple[Expression, bool]] = []
     pending_parts: list[tuple[Expression, bool]] = [(expression, False)]
     while pending_parts and len(conjuncts) < CONJUNCTS_MAX:
