@@ -1,9 +1,8 @@
 """The spread of tests over the processes of pytest-xdist (`pytest -n 3`).
 
 A file stays in one process, because its fixtures are started once for all its tests. All files that use Iceberg's
-planner in Java are one unit: a second JVM costs more than it saves. Files that use Spark are two units with a session
-each, because one unit would take longer than all other tests. Files that use Trino are in the second unit, because some
-of them use Spark too.
+planner in Java are one unit: a second JVM costs more than it saves. So are all files that use Spark or Trino, because
+some of them use both. Starting a second Spark session takes 35 seconds of CPU time.
 
 The units begin first, each in its own process; then the longest files by the stored durations. So no process is left
 with long work at the end. Tests often wait for JVMs, servers and disks, so there are more processes than cores. Without
@@ -20,8 +19,8 @@ from xdist.scheduler import LoadFileScheduling
 from tests.tiers.durations import read_durations
 
 UNITS = {
-    "Spark": ("tests/engines/spark/",),
-    "Spark and Trino beside other engines": (
+    "Spark and Trino": (
+        "tests/engines/spark/",
         "tests/engines/test_",
         "tests/docs/test_spark_pages.py",
         "tests/deploy/test_services.py",
