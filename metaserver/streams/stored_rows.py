@@ -104,7 +104,7 @@ class StoredRows:
             raise TooLarge(f"The rows may be in {len(scan.entry_ids):,} files; the limit is {files_max:,}")
         writer = ScanTaskWriter(scan, form=TaskForm(residuals=False))
         tasks = b"".join(writer.write_tasks(scan.entry_ids))
-        deletes = b"".join(writer.delete_files())
+        deletes = b"".join(writer.write_delete_files())
         return b'{"file-scan-tasks":[' + tasks + b'],"delete-files":[' + deletes + b"]}"
 
     def lookup(self, keys: pa.Table, index: str) -> FoundRows:
