@@ -197,7 +197,7 @@ class FoundFiles:
         return _lookup.read_doubles(bound_column.layout, self._table, self._picks)
 
     def _read_strings(self, bound_columns: tuple[BoundColumn, ...]) -> Strings:
-        """Return the strings of a stored column, or missing values if none of its forms (`bound_columns`) is strings."""
+        """Return the strings of a stored column, or missing values if none of `bound_columns` has strings."""
         bound_column = _find_column_of_form(bound_columns, Form.STRINGS)
         if bound_column is None:
             files = self.file_count
@@ -400,7 +400,7 @@ class _Layouts:
         self.whole: Longs = np.zeros((len(view.blocks), 4), dtype=np.int64)
         """int64[blocks, 4]: for each block, the segment of all of its rows."""
         self.whole[:, 0] = np.arange(len(view.blocks))
-        self.whole[:, 2] = view.extents[:, 4]
+        self.whole[:, 2] = view.row_counts
         self.whole[:, 3] = -1
         self._bound_columns: dict[tuple[str, int], tuple[BoundColumn, ...]] = {}
 

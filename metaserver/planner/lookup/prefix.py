@@ -53,7 +53,7 @@ from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import FileSelection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import SOME_FILES, TableView
 
 TEXT_MAX = 10_000
 """The maximum number of characters of a prefix."""
@@ -94,7 +94,7 @@ class Prefix:
         is needed.
         """
         if self.by_spec is None:
-            return np.flatnonzero(view.extents[:, 4])
+            return np.flatnonzero(view.row_counts)
         matching_blocks: list[Longs] = []
         for spec_id, expression in self.by_spec.items():
             if expression == FALSE:
@@ -147,7 +147,7 @@ class _BlockValues:
         self.complete = bool(column.known[numbers_of_spec].all()) and all(
             side.form is not Form.FLOATS for side in column.sides
         )
-        self.some_null = any(column.nulls[number] == 2 for number in numbers_of_spec)
+        self.has_mixed_nulls = any(column.nulls[number] == SOME_FILES for number in numbers_of_spec)
         by_key: dict[_Key, list[int]] = {}
         mixed_blocks: list[int] = []
         for number in numbers_of_spec:
@@ -179,7 +179,7 @@ class _BlockValues:
         if not self.complete:
             return None
         if predicate.op is Op.IS_NULL:
-            return None if self.some_null else self._by_key.get(None, _NO_BLOCKS)
+            return None if self.has_mixed_nulls else self._by_key.get(None, _NO_BLOCKS)
         if predicate.op is not Op.EQ:
             return None
         for form, low, high in self._mixed_blocks:

@@ -30,7 +30,16 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.metaserver.index.blocks.block import COUNTS
 from seamark.metaserver.planner.view.selection import Expired, FileSelection, narrow_to_any, never_expires
-from seamark.metaserver.planner.view.view import BoundColumn, ColumnStatistics, Flags, PartitionValues, TableView
+from seamark.metaserver.planner.view.view import (
+    ALL_FILES,
+    NO_FILES,
+    SOME_FILES,
+    BoundColumn,
+    ColumnStatistics,
+    Flags,
+    PartitionValues,
+    TableView,
+)
 
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
@@ -262,8 +271,8 @@ def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: boo
         if nulls:
             selection.clear()
         return
-    selection.state[column.nulls == (0 if nulls else 1)] = 0
-    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
+    selection.state[column.nulls == (NO_FILES if nulls else ALL_FILES)] = NO_FILES
+    for number in np.flatnonzero((column.nulls == SOME_FILES) & (selection.state != NO_FILES)).tolist():
         packed_values = column.packed[number]
         assert packed_values is not None
         is_present = selection.view.blocks[number].read_column(packed_values).present()
@@ -409,13 +418,13 @@ def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 def _drop_files(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
-    `flags`, uint8[blocks], is 0 if the test is true for no file of a block, 1 if it is true for all files, and 2 if it
-    is true for some files. None means 0 for all blocks.
+    `flags`, uint8[blocks], is `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether the test is true for no file of a block,
+    for all files, or for some files. None means `NO_FILES` for all blocks.
     """
     if flags is None:
         return
-    selection.state[flags == 1] = 0
-    for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
+    selection.state[flags == ALL_FILES] = NO_FILES
+    for number in np.flatnonzero((flags == SOME_FILES) & (selection.state != NO_FILES)).tolist():
         selection.keep(number, ~_test_block(selection.view, column, number, test))
 
 
@@ -527,7 +536,7 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
         if not (is_float and value == 0):
             narrow_to_any(part, _make_exclusion_conditions(column, bound, value))
     view = selection.view
-    for number in np.flatnonzero(is_candidate & (part.state != 1)).tolist():
+    for number in np.flatnonzero(is_candidate & (part.state != ALL_FILES)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
         is_kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
         is_kept |= ~_test_block(view, column, number, _find_no_nulls)
